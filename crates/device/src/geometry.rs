@@ -1,0 +1,32 @@
+//! The fixed facts of a device that a front door shows to its user.
+
+/// Which optional operations a device carries out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operations {
+    /// Discard: the range reads as zeroes afterwards, or keeps its bytes; the device says which by doing it.
+    pub discard: bool,
+    /// Write-zeroes without a payload.
+    pub write_zeroes: bool,
+    /// Allocation queries.
+    pub allocation: bool,
+}
+
+/// Size, granularity, limits and abilities of a device. All lengths are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The size of the device.
+    pub size_bytes: u64,
+    /// The logical block a front door with sectors shows: 512 or 4096. Requests need not be aligned to it.
+    pub block_bytes: u32,
+    /// The request size the device likes best.
+    pub preferred_bytes: u32,
+    /// The longest read or write in one request; discard and write-zeroes may be as long as the device.
+    pub request_bytes_max: u32,
+    /// No write, discard or write-zeroes is accepted.
+    pub read_only: bool,
+    /// A write completed through one door, and a flush through another, act on the same device
+    /// (what NBD calls multi-conn).
+    pub shared_cache: bool,
+    /// The optional operations.
+    pub operations: Operations,
+}

@@ -1,0 +1,24 @@
+//! The waist: what a block device is. Every front door, driver, layer and volume meets here.
+//!
+//! Rooms: [`contract`](BlockDevice) (the trait and its numbered clauses), [`geometry`](Geometry),
+//! [`request`](Request), [`error`](Error), `layer/` (devices around devices), `memory` and `null`
+//! (devices without a disk), `blocking` (comfort for callers that want to wait), `conformance`
+//! (the contract as public tests, run on every device and every layer).
+//!
+//! Not here: I/O, threads of its own, an async runtime, anything about stores or networks.
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod contract;
+mod error;
+mod geometry;
+mod request;
+
+pub use blocking::BlockDeviceExt;
+pub use contract::BlockDevice;
+pub use error::{Error, ErrorKind};
+pub use geometry::{Geometry, Operations};
+pub use request::{Allocation, Exchange, Flags, Operation, Outcome, Reply, Request};
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

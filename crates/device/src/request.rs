@@ -1,0 +1,196 @@
+//! A request: what is asked, where the bytes come from or go to, and who hears the outcome.
+//!
+//! Invariant: every request is answered exactly once. A request that is dropped unanswered answers itself
+//! with an error, so no layer can lose one.
+
+use crate::{Error, ErrorKind, Geometry, Result};
+
+/// What is asked of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Fill the exchange's buffer with the bytes of the range.
+    Read,
+    /// Store the exchange's bytes at the range.
+    Write,
+    /// Make all completed writes durable. Address and length are zero.
+    Flush,
+    /// The range is no longer needed.
+    Discard,
+    /// The range shall read as zeroes.
+    WriteZeroes,
+    /// Bring the range near (a hint).
+    Prefetch,
+    /// Say which parts of the range hold data.
+    Allocation,
+}
+
+/// Modifiers of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Complete only when this very write is durable (force unit access).
+    pub fua: bool,
+    /// Write-zeroes shall keep the space allocated, where that means something.
+    pub no_unmap: bool,
+}
+
+/// One run of an allocation answer, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Length of the run.
+    pub length: u64,
+    /// Whether the run holds data; a run without data reads as zeroes.
+    pub data: bool,
+}
+
+/// What a request is answered with when it succeeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Done; for a read, the exchange's buffer is filled.
+    Done,
+    /// The allocation of the range, in address order, covering it exactly.
+    Allocation(Vec<Allocation>),
+}
+
+/// How a request ended.
+pub type Outcome = Result<Reply>;
+
+/// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and listener.
+///
+/// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload moves once.
+/// None of the methods may block: the bytes of a write are at hand before the request is made.
+pub trait Exchange: Send {
+    /// Copies the payload bytes `[offset, offset + into.len())` of a write into `into`.
+    /// May be called several times, for any part.
+    fn fill(&mut self, offset: u64, into: &mut [u8]);
+
+    /// The place for a read's bytes: exactly the length of the request. Not called for other operations.
+    fn buffer(&mut self) -> &mut [u8];
+
+    /// Hears the outcome, exactly once.
+    fn complete(self: Box<Self>, outcome: Outcome);
+}
+
+/// A request on its way. Address and length are bytes.
+pub struct Request {
+    /// What is asked.
+    pub operation: Operation,
+    /// First byte of the range.
+    pub address: u64,
+    /// Bytes in the range.
+    pub length: u64,
+    /// Modifiers.
+    pub flags: Flags,
+    exchange: Option<Box<dyn Exchange>>,
+}
+
+impl Request {
+    /// A request for `[address, address + length)`.
+    #[must_use]
+    pub fn new(
+        operation: Operation,
+        address: u64,
+        length: u64,
+        flags: Flags,
+        exchange: Box<dyn Exchange>,
+    ) -> Self {
+        Request { operation, address, length, flags, exchange: Some(exchange) }
+    }
+
+    /// The end of the range, or `None` when it overflows.
+    #[must_use]
+    pub fn end(&self) -> Option<u64> {
+        self.address.checked_add(self.length)
+    }
+
+    /// Copies payload bytes of a write, see [`Exchange::fill`].
+    pub fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.fill(offset, into);
+        }
+    }
+
+    /// The place for a read's bytes, see [`Exchange::buffer`].
+    pub fn buffer(&mut self) -> &mut [u8] {
+        match &mut self.exchange {
+            Some(exchange) => exchange.buffer(),
+            None => &mut [],
+        }
+    }
+
+    /// Answers the request.
+    pub fn complete(mut self, outcome: Outcome) {
+        if let Some(exchange) = self.exchange.take() {
+            exchange.complete(outcome);
+        }
+    }
+
+    /// Answers the request with [`Reply::Done`].
+    pub fn done(self) {
+        self.complete(Ok(Reply::Done));
+    }
+
+    /// Answers the request with an error.
+    pub fn fail(self, error: Error) {
+        self.complete(Err(error));
+    }
+
+    /// The same request with another exchange around the old one: how a layer hears the outcome.
+    #[must_use]
+    pub fn wrap(mut self, with: impl FnOnce(Box<dyn Exchange>) -> Box<dyn Exchange>) -> Self {
+        self.exchange = self.exchange.take().map(with);
+        self
+    }
+
+    /// Checks the request against a geometry (D6, D7). Every device calls this first.
+    pub fn check(&self, geometry: &Geometry) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        let supported = match self.operation {
+            Operation::Read | Operation::Write | Operation::Flush | Operation::Prefetch => true,
+            Operation::Discard => geometry.operations.discard,
+            Operation::WriteZeroes => geometry.operations.write_zeroes,
+            Operation::Allocation => geometry.operations.allocation,
+        };
+        if !supported {
+            return invalid(format!("{:?} is not supported by this device", self.operation));
+        }
+        if self.operation == Operation::Flush {
+            return Ok(());
+        }
+        if self.length == 0 {
+            return invalid(format!("{:?} of length zero", self.operation));
+        }
+        if self.end().is_none_or(|end| end > geometry.size_bytes) {
+            return invalid(format!(
+                "{:?} of {} bytes at {} reaches past the end of the device at {}",
+                self.operation, self.length, self.address, geometry.size_bytes
+            ));
+        }
+        let moves_payload = matches!(self.operation, Operation::Read | Operation::Write);
+        if moves_payload && self.length > u64::from(geometry.request_bytes_max) {
+            return invalid(format!(
+                "{:?} of {} bytes is longer than the limit of {}",
+                self.operation, self.length, geometry.request_bytes_max
+            ));
+        }
+        let changes =
+            matches!(self.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
+        if changes && geometry.read_only {
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                format!("{:?} refused: the device is read-only", self.operation),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.exchange.take() {
+            exchange.complete(Err(Error::new(
+                ErrorKind::Internal,
+                format!("{:?} at {} was dropped unanswered", self.operation, self.address),
+            )));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The contract of an object store, numbered, and the blocking comfort around it.
+//!
+//! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
+//! `[A-Za-z0-9._/-]`.
+
+use std::ops::Range;
+use std::sync::mpsc::sync_channel;
+
+use bytes::Bytes;
+
+use crate::{Result, StoreError, StoreErrorKind};
+
+/// Who waits for a call: user reads go before uploads, uploads before background work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A reader of the disk waits for it.
+    Read,
+    /// Stored data waits for it: segments, checkpoints, fences.
+    Upload,
+    /// Nobody waits for it: prefetch, deletes, scrubbing.
+    Background,
+}
+
+/// Fetch an object or a part of it.
+#[derive(Clone, Debug)]
+pub struct Get {
+    /// Which object.
+    pub key: String,
+    /// Which bytes, or all. A range that reaches past the end is cut there; one that starts at or past the
+    /// end is `Invalid`.
+    pub range: Option<Range<u64>>,
+    /// Who waits.
+    pub class: Class,
+}
+
+/// Create an object.
+#[derive(Clone, Debug)]
+pub struct Put {
+    /// Which object.
+    pub key: String,
+    /// Its bytes. The first 4 KiB must be unique to this put (they hold a random put-id), so that a lost
+    /// answer can be told from somebody else's object.
+    pub body: Bytes,
+    /// Who waits.
+    pub class: Class,
+}
+
+/// How a create-only put ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The object is there and is ours (also when an earlier try of this call had succeeded unheard).
+    Created,
+    /// The key is taken by an object with other bytes.
+    Taken,
+}
+
+/// List the objects below a prefix.
+#[derive(Clone, Debug)]
+pub struct List {
+    /// Key prefix; ends with `/` or names a whole part.
+    pub prefix: String,
+    /// Who waits.
+    pub class: Class,
+}
+
+/// One listed object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Its key.
+    pub key: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// Hears the outcome of a call, once, on a store thread or on the caller's. Must not block.
+pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
+
+/// An object store.
+///
+/// # The contract
+///
+/// - **S1** No method blocks. Every call is answered exactly once.
+/// - **S2** `put` is create-only: of any number of racing puts of one key exactly one is answered `Created`.
+///   Nothing is ever overwritten.
+/// - **S3** An object is visible whole or not at all, and after `Created` to every later `get`.
+/// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never `NotFound`.
+/// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error.
+/// - **S6** `list` returns keys in no particular order. It may lag behind puts and deletes.
+/// - **S7** `delete` of an absent key succeeds.
+/// - **S8** A call that fails with `Unavailable` may still take effect later.
+pub trait ObjectStore: Send + Sync {
+    /// Fetches an object or a part of it.
+    fn get(&self, get: Get, done: Done<Bytes>);
+    /// Creates an object.
+    fn put(&self, put: Put, done: Done<PutOutcome>);
+    /// Lists objects.
+    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>);
+    /// Deletes objects.
+    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>);
+}
+
+/// Blocking calls on a store, for recovery and commands. Never call them on a store's own thread.
+pub struct Blocking<'a>(pub &'a dyn ObjectStore);
+
+impl Blocking<'_> {
+    fn wait<T: Send + 'static>(start: impl FnOnce(Done<T>)) -> Result<T> {
+        let (tell, hear) = sync_channel(1);
+        start(Box::new(move |outcome| {
+            // The waiter can be gone only if its thread died.
+            let _ = tell.send(outcome);
+        }));
+        hear.recv().unwrap_or_else(|_| {
+            Err(StoreError::new(StoreErrorKind::Unavailable, "the store dropped a call without an answer"))
+        })
+    }
+
+    /// Fetches an object or a part of it.
+    pub fn get(&self, key: &str, range: Option<Range<u64>>, class: Class) -> Result<Bytes> {
+        Self::wait(|done| self.0.get(Get { key: key.to_owned(), range, class }, done))
+    }
+
+    /// Creates an object.
+    pub fn put(&self, key: &str, body: Bytes, class: Class) -> Result<PutOutcome> {
+        Self::wait(|done| self.0.put(Put { key: key.to_owned(), body, class }, done))
+    }
+
+    /// Lists objects.
+    pub fn list(&self, prefix: &str, class: Class) -> Result<Vec<ObjectInfo>> {
+        Self::wait(|done| self.0.list(List { prefix: prefix.to_owned(), class }, done))
+    }
+
+    /// Deletes objects.
+    pub fn delete(&self, keys: Vec<String>, class: Class) -> Result<()> {
+        Self::wait(|done| self.0.delete(keys, class, done))
+    }
+}

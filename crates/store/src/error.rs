@@ -1,0 +1,47 @@
+//! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means "not there".
+
+use std::fmt;
+
+/// What kind of failure this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreErrorKind {
+    /// The store said, definitely, that the object is not there.
+    NotFound,
+    /// The store refused us: credentials, permissions, a bucket that is missing or a store that is read-only.
+    Denied,
+    /// The store could not be asked, or did not answer in time, or answered with a passing error.
+    /// Nothing is known about the object.
+    Unavailable,
+    /// The store answered with something that cannot be right (a short body, say), more than once.
+    Broken,
+    /// The call or the URL is wrong.
+    Invalid,
+}
+
+/// A failure: its kind and one line that says what happened, to which object, and what to do.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: String,
+}
+
+impl StoreError {
+    /// An error of `kind` with its one-line text.
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        StoreError { kind, message: message.into() }
+    }
+
+    /// What may be concluded.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for StoreError {}

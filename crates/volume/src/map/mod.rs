@@ -1,0 +1,2 @@
+pub mod object;
+pub mod journal;
