@@ -1,1 +1,54 @@
-//! Shared parts of the black-box tests.
+//! The harness of the black-box tests: it starts the real binary, drives it as its users do, and judges
+//! what is left after a crash.
+//!
+//! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
+//! folder or a MinIO of our own), `place` (one pretended machine: its store, its state, its commands),
+//! `server` (a running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote
+//! them, and the judge of crash images), `load` (a stamped load that can be cut at any moment), `bridge`
+//! (a file system on a volume), `dice` (seeded chance).
+//!
+//! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product:
+//! what these tests know, a user of the binary knows.
+#![forbid(unsafe_code)]
+
+pub mod bridge;
+pub mod dice;
+pub mod load;
+pub mod machine;
+pub mod nbd;
+pub mod place;
+pub mod server;
+pub mod stamp;
+pub mod store;
+
+/// Makes one test per store of each named function, which takes a [`store::StoreUnderTest`].
+///
+/// `on_each_store!(a, b)` gives `folder::a`, `folder::b`, `minio::a` and `minio::b`.
+#[macro_export]
+macro_rules! on_each_store {
+    ($($name:ident),+ $(,)?) => {
+        mod folder {
+            $(#[test]
+            fn $name() {
+                super::$name(&$crate::store::folder());
+            })+
+        }
+        mod minio {
+            $(#[test]
+            fn $name() {
+                super::$name(&$crate::store::minio());
+            })+
+        }
+    };
+}
+
+/// Leaves a test, counted as skipped, when this machine cannot run it.
+#[macro_export]
+macro_rules! requires {
+    ($ability:expr) => {
+        if let Err(why) = $ability {
+            $crate::machine::skip(&why);
+            return;
+        }
+    };
+}

@@ -2,7 +2,9 @@
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use crate::{Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request, Result};
+use crate::{
+    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request, Result,
+};
 
 /// An exchange around an owned buffer that sends its outcome to a waiting thread.
 struct Waiting {

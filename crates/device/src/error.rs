@@ -14,10 +14,18 @@ pub enum ErrorKind {
     ReadOnly,
     /// Something named does not exist.
     NotFound,
+    /// Something of that name exists already.
+    Exists,
+    /// The safe answer is to stop; the text names the override that goes on regardless.
+    Refused,
     /// Another writer has taken the volume over: stop using this attachment.
     Fenced,
     /// The store or a disk cannot be asked at present: try again later.
     Unavailable,
+    /// The store refuses us: credentials, permissions, a missing bucket, a read-only store.
+    Denied,
+    /// Another process of this machine holds it.
+    InUse,
     /// No space is left: free some.
     Full,
     /// Bytes failed their checksum or identity: restore them from elsewhere.
@@ -33,15 +41,19 @@ impl ErrorKind {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            ErrorKind::Invalid => 22,     // EINVAL
-            ErrorKind::ReadOnly => 1,     // EPERM: what NBD prescribes for writes to a read-only export
-            ErrorKind::NotFound => 2,     // ENOENT
-            ErrorKind::Fenced => 108,     // ESHUTDOWN
-            ErrorKind::Unavailable => 5,  // EIO
-            ErrorKind::Full => 28,        // ENOSPC
-            ErrorKind::Corrupt => 5,      // EIO
-            ErrorKind::Closed => 108,     // ESHUTDOWN
-            ErrorKind::Internal => 5,     // EIO
+            ErrorKind::Invalid => 22,    // EINVAL
+            ErrorKind::ReadOnly => 1,    // EPERM: what NBD prescribes for writes to a read-only export
+            ErrorKind::NotFound => 2,    // ENOENT
+            ErrorKind::Exists => 17,     // EEXIST
+            ErrorKind::Refused => 5,     // EIO
+            ErrorKind::Fenced => 108,    // ESHUTDOWN
+            ErrorKind::Unavailable => 5, // EIO
+            ErrorKind::Denied => 13,      // EACCES
+            ErrorKind::InUse => 16,       // EBUSY
+            ErrorKind::Full => 28,       // ENOSPC
+            ErrorKind::Corrupt => 5,     // EIO
+            ErrorKind::Closed => 108,    // ESHUTDOWN
+            ErrorKind::Internal => 5,    // EIO
         }
     }
 }

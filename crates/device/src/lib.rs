@@ -9,15 +9,21 @@
 #![forbid(unsafe_code)]
 
 mod blocking;
+pub mod conformance;
 mod contract;
 mod error;
 mod geometry;
+pub mod layer;
+mod memory;
+mod null;
 mod request;
 
 pub use blocking::BlockDeviceExt;
 pub use contract::BlockDevice;
 pub use error::{Error, ErrorKind};
 pub use geometry::{Geometry, Operations};
+pub use memory::MemoryDevice;
+pub use null::NullDevice;
 pub use request::{Allocation, Exchange, Flags, Operation, Outcome, Reply, Request};
 
 /// The result type of this crate.

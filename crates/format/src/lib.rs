@@ -1,1 +1,32 @@
-//! (being written)
+//! Every byte of Sawmill that outlives a process: pure encoders and decoders, one module per structure.
+//!
+//! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`volume_record`],
+//! [`segment`], [`checkpoint`], [`map_part`] are objects in a store; [`journal`], [`staging`],
+//! [`cache_index`] are files on the local SSD. `docs/format/` has one page per structure, and a test compares
+//! the two.
+//!
+//! Invariants: a decoder never panics and never allocates more than its input justifies. It checks, in order,
+//! length available, magic, kind, version, length, checksum, reserved bytes, identity, and then each field,
+//! and says which of them failed ([`FormatError`]). What an encoder wrote decodes to the same value, and each
+//! value has exactly one encoding.
+//!
+//! Not here: I/O, clocks, randomness, policy.
+#![forbid(unsafe_code)]
+
+pub mod cache_index;
+pub mod checkpoint;
+pub mod crc;
+mod error;
+pub mod ids;
+pub mod journal;
+pub mod layout;
+pub mod map_part;
+pub mod preamble;
+pub mod segment;
+pub mod staging;
+pub mod volume_record;
+
+pub use error::{FormatError, IdentityValue};
+
+/// The result type of this crate.
+pub type Result<T, E = FormatError> = std::result::Result<T, E>;

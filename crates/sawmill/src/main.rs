@@ -1,1 +1,25 @@
-fn main() {}
+//! The `sawmill` binary. See [`command`] for what it can do; everything else serves the commands.
+//!
+//! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes and
+//! doors put together), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
+//! `control` (the other end of it),
+//! `output`, `units` and `exit` (how people are spoken to).
+//!
+//! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod command;
+mod config;
+mod control;
+mod exit;
+#[cfg(test)]
+mod guide;
+mod machine;
+mod output;
+mod units;
+mod wiring;
+
+fn main() -> std::process::ExitCode {
+    command::run()
+}

@@ -1,7 +1,8 @@
 //! The contract of an object store, numbered, and the blocking comfort around it.
 //!
 //! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
-//! `[A-Za-z0-9._/-]`.
+//! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a key has at most
+//! 768. No key may be the beginning of another up to a `/`: a folder of files could not hold both.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -26,8 +27,8 @@ pub enum Class {
 pub struct Get {
     /// Which object.
     pub key: String,
-    /// Which bytes, or all. A range that reaches past the end is cut there; one that starts at or past the
-    /// end is `Invalid`.
+    /// Which bytes, or all. A range that reaches past the end is cut there; one that is empty, or that starts
+    /// at or past the end, is `Invalid`.
     pub range: Option<Range<u64>>,
     /// Who waits.
     pub class: Class,
@@ -57,7 +58,8 @@ pub enum PutOutcome {
 /// List the objects below a prefix.
 #[derive(Clone, Debug)]
 pub struct List {
-    /// Key prefix; ends with `/` or names a whole part.
+    /// Key prefix; ends with `/` or names a whole part. Objects strictly below it are listed: `a/b` and
+    /// `a/b/` both list `a/b/c`, and neither lists `a/b` or `a/bc`. Empty lists the whole store.
     pub prefix: String,
     /// Who waits.
     pub class: Class,

@@ -1,4 +1,5 @@
-//! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means "not there".
+//! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means "not
+//! there".
 
 use std::fmt;
 

@@ -1,15 +1,44 @@
 //! Object stores behind one contract. See [`ObjectStore`] for the numbered clauses.
 //!
-//! Async lives in this crate alone: callers hand in a closure and hear the outcome on one of the store's threads.
+//! Async lives in this crate alone: callers hand in a closure and hear the outcome on one of the store's
+//! threads.
+//!
+//! ```text
+//! open (a URL) -> Client: retry, limits, meter -> one backend: memory | directory | cloud (S3, GCS, Azure)
+//! ```
+//!
+//! A backend makes one attempt and says what came of it; the client alone retries, times out, reads back a
+//! doubtful put, orders by priority and counts. Adding a store is one file and one line in `open`.
 //!
 //! Not here: what objects mean. This crate never looks inside one.
 #![forbid(unsafe_code)]
 
+mod backend;
+mod client;
+mod cloud;
+pub mod conformance;
 mod contract;
+mod directory;
 mod error;
+mod fault;
+mod key;
+mod limit;
+mod location;
+mod memory;
+mod meter;
+mod open;
+mod probe;
+mod profile;
+mod runtime;
 
+pub use client::{Client, StoreOptions};
 pub use contract::{Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome};
 pub use error::{StoreError, StoreErrorKind};
+pub use fault::{Call, Decide, Fault, FaultStore};
+pub use location::split_volume_url;
+pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
+pub use open::open;
+pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
 
 /// The result type of this crate.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;

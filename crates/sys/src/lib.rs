@@ -1,1 +1,33 @@
-//! (being written)
+//! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions only.
+//!
+//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device read through
+//! the page cache and written around it), [`staging`] (memory that outlives the process, and the ring in it).
+//!
+//! Not here: what the bytes mean; any policy.
+
+mod aligned;
+mod direct_file;
+mod mapping;
+pub mod staging;
+
+pub use aligned::AlignedBytes;
+pub use direct_file::{DirectFile, FileLock, OpenMode};
+pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
+
+/// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// The kernel's id of this boot: memory that outlives a process does not outlive a change of this.
+pub fn boot_id() -> std::io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: Vec<u8> =
+        text.bytes().filter_map(|b| (b as char).to_digit(16)).map(|digit| digit as u8).collect();
+    let mut id = [0u8; 16];
+    if digits.len() != 32 {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "boot_id is not 32 hex digits"));
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(id)
+}

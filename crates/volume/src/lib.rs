@@ -1,6 +1,61 @@
-//! The log-structured virtual disk (being written).
+//! The log-structured virtual disk: writes cost a local append, the store holds them as immutable segments.
+//!
+//! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a flush),
+//! [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after anything). The places:
+//! [`journal`] (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location),
+//! [`cache`] (frames on the local disk), [`fetch`] (frames from the store). What people look at: [`status`],
+//! [`inspect`], [`check`]. What they may choose: [`options`], within [`limits`].
+//!
+//! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss of the
+//! machine). Not here: doors, async, the environment, printing.
 #![forbid(unsafe_code)]
-#![allow(missing_docs)]
-mod disk;
-pub mod map;
+
+mod ask;
 pub mod cache;
+pub mod check;
+mod disk;
+mod driver;
+mod fetch;
+mod flush;
+pub mod inspect;
+mod journal;
+mod keeper;
+mod later;
+pub mod limits;
+pub mod map;
+mod names;
+mod open;
+pub mod options;
+mod pool;
+mod read;
+mod readers;
+mod record;
+mod recovery;
+mod segment;
+mod shared;
+mod state;
+pub mod status;
+mod volume;
+mod wake;
+mod world;
+mod write;
+
+pub use cache::ReadCache;
+pub use disk::{Disk, open_cache};
+pub use names::{Deleted, Listed, create, delete, find, list};
+pub use options::{CreateOptions, FlushMode, OpenOptions};
+pub use recovery::{RecoveryReport, RecoveryStep};
+pub use sawmill_device::{Error, ErrorKind};
+pub use status::{Counters, Health, Positions, Safety, Status};
+pub use volume::Volume;
+pub use world::{RealWorld, World};
+
+impl From<map::MapExtent> for sawmill_format::map_part::MapExtent {
+    fn from(extent: map::MapExtent) -> Self {
+        let map::MapExtent { address, length, sequence, data_offset } = extent;
+        Self { address, length, sequence: u64::from(sequence), data_offset }
+    }
+}
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

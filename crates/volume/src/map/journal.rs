@@ -1,0 +1,384 @@
+//! The journal map: the addresses whose newest bytes are in the journal and not yet in the object map.
+//!
+//! At each byte it keeps the entry with the greatest position, in whatever order the entries come. Entries
+//! are cut at areas of 1 MiB and kept in 64 shards by area. Long ones (discards and zeroes, up to
+//! terabytes) go to a second layer of the same structure with areas of 16 GiB and one lock, so that they
+//! cost their count and not their length. An insert looks at one layer only; a lookup takes the greater
+//! position of both.
+//!
+//! Invariants:
+//! 1. A change of an area is made under one lock: readers see it whole or not at all.
+//! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So where at every moment
+//!    one of the layers had an entry, it finds one. Writers hold one lock at a time.
+//! 3. `slots` and `wide_slots` are never less than what is there, and both are exact when nobody writes.
+//!
+//! Not here: the records, what a position means, waiting.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+use super::spans;
+
+const AREA_BYTES: u64 = 1 << 20;
+const WIDE_AREA_BYTES: u64 = 1 << 34;
+/// Entries longer than this go to the wide layer.
+const NARROW_MAX_BYTES: u64 = 16 << 20;
+const SHARDS: usize = 64;
+
+/// A stretch of a lookup in the journal map.
+#[derive(Debug)]
+pub struct JournalPiece<'a, V> {
+    /// First byte in the volume.
+    pub address: u64,
+    /// Bytes, never 0.
+    pub length: u64,
+    /// Position and value of the newest entry here; `None` when the journal map has none.
+    pub entry: Option<(u64, &'a V)>,
+}
+
+/// Part of an entry, inside one area.
+#[derive(Clone)]
+struct Slot<V> {
+    start: u64,
+    end: u64,
+    position: u64,
+    value: V,
+}
+
+impl<V: Clone> Slot<V> {
+    fn part(&self, start: u64, end: u64) -> Slot<V> {
+        Slot { start, end, position: self.position, value: self.value.clone() }
+    }
+}
+
+/// What a change put out. To be dropped after the lock is released: values may be costly to drop.
+struct Displaced<V> {
+    _one: Option<V>,
+    _many: Vec<Slot<V>>,
+}
+
+impl<V> Displaced<V> {
+    const NOTHING: Displaced<V> = Displaced { _one: None, _many: Vec::new() };
+
+    fn one(value: V) -> Displaced<V> {
+        Displaced { _one: Some(value), _many: Vec::new() }
+    }
+}
+
+/// The slots of one area: sorted, never overlapping, never empty.
+struct Lane<V> {
+    slots: Vec<Slot<V>>,
+}
+
+impl<V> Default for Lane<V> {
+    fn default() -> Lane<V> {
+        Lane { slots: Vec::new() }
+    }
+}
+
+impl<V: Clone> Lane<V> {
+    fn first_ending_after(&self, at: u64) -> usize {
+        self.slots.partition_point(|slot| slot.end <= at)
+    }
+
+    /// The slots from the first that ends after `at`.
+    fn from(&self, at: u64) -> &[Slot<V>] {
+        &self.slots[self.first_ending_after(at)..]
+    }
+
+    /// Indices of the slots that overlap `start..end`.
+    fn overlap(&self, start: u64, end: u64) -> (usize, usize) {
+        let first = self.first_ending_after(start);
+        let count = self.slots[first..].iter().take_while(|slot| slot.start < end).count();
+        (first, first + count)
+    }
+
+    /// Puts the entry at every byte of `start..end` where nothing newer is.
+    fn place(&mut self, start: u64, end: u64, position: u64, value: V) -> Displaced<V> {
+        let (first, last) = self.overlap(start, end);
+        if first == last {
+            if self.slots.is_empty() {
+                // Scattered writes leave most areas with one slot.
+                self.slots.reserve_exact(1);
+            }
+            self.slots.insert(first, Slot { start, end, position, value });
+            return Displaced::NOTHING;
+        }
+        let slot = &mut self.slots[first];
+        if slot.start == start && slot.end == end {
+            if slot.position >= position {
+                return Displaced::one(value);
+            }
+            slot.position = position;
+            return Displaced::one(std::mem::replace(&mut slot.value, value));
+        }
+        let entry = Slot { start, end, position, value };
+        let mut fresh = Vec::with_capacity(last - first + 2);
+        // Where the part of the entry that is not yet cut off by something newer begins.
+        let mut at = start;
+        let mut rest = None;
+        for old in &self.slots[first..last] {
+            if old.position >= position {
+                if at < old.start {
+                    fresh.push(entry.part(at, old.start));
+                }
+                fresh.push(old.clone());
+                at = old.end;
+                continue;
+            }
+            if old.start < start {
+                fresh.push(old.part(old.start, start));
+            }
+            if old.end > end {
+                rest = Some(old.part(end, old.end));
+            }
+        }
+        if at < end {
+            fresh.push(entry.part(at, end));
+        }
+        fresh.extend(rest);
+        Displaced { _one: Some(entry.value), _many: self.slots.splice(first..last, fresh).collect() }
+    }
+
+    /// Takes the entry with this position out of `start..end`.
+    fn take(&mut self, start: u64, end: u64, position: u64) -> Displaced<V> {
+        let (first, last) = self.overlap(start, end);
+        let overlapping = &self.slots[first..last];
+        if overlapping.iter().all(|slot| slot.position != position) {
+            return Displaced::NOTHING;
+        }
+        if let [slot] = overlapping
+            && start <= slot.start
+            && slot.end <= end
+        {
+            return Displaced::one(self.slots.remove(first).value);
+        }
+        let mut fresh = Vec::with_capacity(overlapping.len() + 1);
+        for old in overlapping {
+            if old.position != position {
+                fresh.push(old.clone());
+                continue;
+            }
+            if old.start < start {
+                fresh.push(old.part(old.start, start));
+            }
+            if old.end > end {
+                fresh.push(old.part(end, old.end));
+            }
+        }
+        Displaced { _one: None, _many: self.slots.splice(first..last, fresh).collect() }
+    }
+}
+
+/// Mixes an area's number by one multiplication. Areas are not chosen by an enemy who gains from slow
+/// lookups of his own volume.
+#[derive(Default)]
+struct AreaHasher(u64);
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for AreaHasher {
+    fn finish(&self) -> u64 {
+        // The shard took the top bits of the product: here they come from its middle.
+        self.0.rotate_left(32)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(GOLDEN);
+    }
+}
+
+/// The lanes under one lock, by number of their area.
+type Lanes<V> = RwLock<HashMap<u64, Lane<V>, BuildHasherDefault<AreaHasher>>>;
+
+// Alone in its cache lines, so that shards do not slow one another down.
+#[repr(align(128))]
+struct Shard<V>(Lanes<V>);
+
+/// Address -> newest journal entry. `V` is cheap to clone, such as an `Arc`.
+pub struct JournalMap<V> {
+    shards: Box<[Shard<V>]>,
+    wide: Lanes<V>,
+    wide_slots: AtomicUsize,
+    slots: AtomicUsize,
+}
+
+impl<V: Clone> Default for JournalMap<V> {
+    fn default() -> JournalMap<V> {
+        JournalMap::new()
+    }
+}
+
+impl<V: Clone> JournalMap<V> {
+    /// An empty map.
+    pub fn new() -> JournalMap<V> {
+        JournalMap {
+            shards: (0..SHARDS).map(|_| Shard(Lanes::default())).collect(),
+            wide: Lanes::default(),
+            wide_slots: AtomicUsize::new(0),
+            slots: AtomicUsize::new(0),
+        }
+    }
+
+    /// Puts the entry at every byte of the range where no entry has an equal or greater position.
+    pub fn insert(&self, address: u64, length: u64, position: u64, value: V) {
+        let end = address.saturating_add(length);
+        let span_bytes = if length > NARROW_MAX_BYTES { WIDE_AREA_BYTES } else { AREA_BYTES };
+        for (area, start, stop) in spans(address, end, span_bytes) {
+            if stop == end {
+                self.change(span_bytes, area, |lane| lane.place(start, stop, position, value));
+                return;
+            }
+            self.change(span_bytes, area, |lane| lane.place(start, stop, position, value.clone()));
+        }
+    }
+
+    /// Removes the entry with this position from the range, where it still is. The range is the one it was
+    /// inserted with, or a part of it.
+    ///
+    /// Of entries that overlap the older must go first, as happens when the log is stored in its order: an
+    /// older entry may still lie under a newer one in the other layer, and would show again.
+    pub fn remove(&self, address: u64, length: u64, position: u64) {
+        let end = address.saturating_add(length);
+        if length <= NARROW_MAX_BYTES {
+            for (area, start, stop) in spans(address, end, AREA_BYTES) {
+                self.change(AREA_BYTES, area, |lane| lane.take(start, stop, position));
+            }
+        }
+        if self.wide_slots.load(Ordering::Acquire) > 0 {
+            for (area, start, stop) in spans(address, end, WIDE_AREA_BYTES) {
+                self.change(WIDE_AREA_BYTES, area, |lane| lane.take(start, stop, position));
+            }
+        }
+    }
+
+    /// Visits the whole range in address order. Neighbouring holes come as one; an entry comes as one piece
+    /// per area at least.
+    pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(JournalPiece<'_, V>)) {
+        let end = address.saturating_add(length);
+        let mut pieces = Pieces { at: address, visit };
+        if self.is_empty() {
+            return pieces.skip_to(end);
+        }
+        for (area, start, stop) in spans(address, end, AREA_BYTES) {
+            let lanes = self.shard(area).read();
+            let narrow = lanes.get(&area).map_or(&[][..], |lane| lane.from(start));
+            if self.wide_slots.load(Ordering::Acquire) == 0 {
+                for slot in narrow.iter().take_while(|slot| slot.start < stop) {
+                    pieces.entry(slot.start.max(start), slot.end.min(stop), slot);
+                }
+            } else {
+                let lanes = self.wide.read();
+                let wide = lanes.get(&(start / WIDE_AREA_BYTES)).map_or(&[][..], |lane| lane.from(start));
+                pieces.newer_of(narrow, wide, start, stop);
+            }
+        }
+        pieces.skip_to(end);
+    }
+
+    /// Whether the map has no entry at all.
+    pub fn is_empty(&self) -> bool {
+        self.slots.load(Ordering::Acquire) == 0
+    }
+
+    /// Parts of entries held: entries count once per area, and once more for each hole that newer ones cut.
+    pub fn entries(&self) -> usize {
+        self.slots.load(Ordering::Relaxed)
+    }
+
+    fn shard(&self, area: u64) -> &Lanes<V> {
+        &self.shards[(area.wrapping_mul(GOLDEN) >> (u64::BITS - SHARDS.ilog2())) as usize].0
+    }
+
+    /// Runs `act` on the lane of an area under its lock, keeps the counts, drops what was displaced
+    /// afterwards.
+    fn change(&self, span_bytes: u64, area: u64, act: impl FnOnce(&mut Lane<V>) -> Displaced<V>) {
+        let is_wide = span_bytes == WIDE_AREA_BYTES;
+        let mut lanes = if is_wide { self.wide.write() } else { self.shard(area).write() };
+        let lane = lanes.entry(area).or_default();
+        let before = lane.slots.len();
+        let displaced = act(lane);
+        let after = lane.slots.len();
+        if after == 0 {
+            lanes.remove(&area);
+        } else if lane.slots.capacity() > 4 * after + 4 {
+            lane.slots.shrink_to(2 * after);
+        }
+        // Before the lock is released: nobody sees a slot that is not counted.
+        if before != after {
+            let more = after.wrapping_sub(before);
+            self.slots.fetch_add(more, Ordering::AcqRel);
+            if is_wide {
+                self.wide_slots.fetch_add(more, Ordering::AcqRel);
+            }
+        }
+        drop(lanes);
+        drop(displaced);
+    }
+}
+
+/// Fills the holes between the entries of a lookup.
+struct Pieces<'a, V> {
+    /// Everything before this has been visited.
+    at: u64,
+    visit: &'a mut dyn FnMut(JournalPiece<'_, V>),
+}
+
+impl<V> Pieces<'_, V> {
+    fn skip_to(&mut self, end: u64) {
+        if self.at < end {
+            (self.visit)(JournalPiece { address: self.at, length: end - self.at, entry: None });
+            self.at = end;
+        }
+    }
+
+    fn entry(&mut self, start: u64, end: u64, slot: &Slot<V>) {
+        self.skip_to(start);
+        let entry = Some((slot.position, &slot.value));
+        (self.visit)(JournalPiece { address: start, length: end - start, entry });
+        self.at = end;
+    }
+
+    /// Both lists begin with the first slot that ends after `start`; each byte gets the newer of the two.
+    fn newer_of(&mut self, mut narrow: &[Slot<V>], mut wide: &[Slot<V>], start: u64, stop: u64) {
+        let mut at = start;
+        while at < stop {
+            // Where each would be taken up; of two at the same byte the newer wins.
+            let taken_up = |slots: &[Slot<V>]| {
+                slots
+                    .first()
+                    .map(|slot| (slot.start.max(at), Reverse(slot.position)))
+                    .filter(|key| key.0 < stop)
+            };
+            let (winners, others) = match (taken_up(narrow), taken_up(wide)) {
+                (None, None) => return,
+                (Some(a), Some(b)) if b < a => (wide, narrow),
+                (None, Some(_)) => (wide, narrow),
+                _ => (narrow, wide),
+            };
+            let winner = &winners[0];
+            let from = winner.start.max(at);
+            // It holds until it ends or something newer begins.
+            let end = winner.end.min(stop);
+            let newer = others
+                .iter()
+                .take_while(|slot| slot.start < end)
+                .find(|slot| slot.position > winner.position);
+            let until = newer.map_or(end, |slot| slot.start);
+            self.entry(from, until, winner);
+            at = until;
+            narrow = &narrow[narrow.iter().take_while(|slot| slot.end <= at).count()..];
+            wide = &wide[wide.iter().take_while(|slot| slot.end <= at).count()..];
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! The object map: byte address -> place in a stored segment.
+//!
+//! Groups (16 GiB) are made when first written and stay; areas (16 MiB) lie inside them, each with its own
+//! lock, so readers never wait for one another and wait for the writer only while it changes the one area
+//! they read. A group keeps a bit per non-empty area, so that holes of any size are passed at 64 areas a
+//! step.
+//!
+//! Invariants:
+//! 1. A bit of `occupied` is changed only under the write lock of its area, and is set while the area maps
+//!    anything.
+//! 2. `changes` of a group grows after the change it counts. So an export that did not see a change never
+//!    makes the group clean of it.
+//!
+//! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers count what
+//! `insert` and `remove` say was replaced).
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+
+use super::area::Area;
+use super::runs::{Run, Tally};
+use super::{AREA_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans};
+
+const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
+/// Segments end at 4 GiB of data space, as data offsets have 32 bits.
+const DATA_SPACE_BYTES: u64 = 1 << 32;
+
+struct Group {
+    areas: [RwLock<Area>; AREAS],
+    occupied: [AtomicU64; AREAS / 64],
+    changes: AtomicU64,
+    changes_exported: AtomicU64,
+    changes_clean: AtomicU64,
+}
+
+impl Group {
+    fn new() -> Box<Group> {
+        Box::new(Group {
+            areas: std::array::from_fn(|_| RwLock::default()),
+            occupied: Default::default(),
+            changes: AtomicU64::new(0),
+            changes_exported: AtomicU64::new(0),
+            changes_clean: AtomicU64::new(0),
+        })
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.changes.load(Ordering::Acquire) != self.changes_clean.load(Ordering::Acquire)
+    }
+
+    /// After the change: see the second invariant.
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The first non-empty area at or after `index`.
+    fn next_occupied(&self, index: usize) -> Option<usize> {
+        let mut word = index / 64;
+        let mut bits = self.occupied.get(word)?.load(Ordering::Acquire) & (!0 << (index % 64));
+        while bits == 0 {
+            word += 1;
+            bits = self.occupied.get(word)?.load(Ordering::Acquire);
+        }
+        Some(word * 64 + bits.trailing_zeros() as usize)
+    }
+
+    /// Under the write lock of the area.
+    fn note_occupied(&self, index: usize, is_occupied: bool) {
+        let (word, bit) = (&self.occupied[index / 64], 1 << (index % 64));
+        if (word.load(Ordering::Relaxed) & bit != 0) != is_occupied {
+            word.fetch_xor(bit, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Byte address -> place in a stored segment. Shared by any number of readers and writers; made for one
+/// writer.
+pub struct ObjectMap {
+    groups: Box<[OnceLock<Box<Group>>]>,
+    size_bytes: u64,
+    extents: AtomicU64,
+    mapped_bytes: AtomicU64,
+    heap_bytes: AtomicU64,
+}
+
+impl ObjectMap {
+    /// An empty map of a volume of `size_bytes`.
+    pub fn new(size_bytes: u64) -> ObjectMap {
+        let count = size_bytes.div_ceil(GROUP_BYTES) as usize;
+        ObjectMap {
+            groups: std::iter::repeat_with(OnceLock::new).take(count).collect(),
+            size_bytes,
+            extents: AtomicU64::new(0),
+            mapped_bytes: AtomicU64::new(0),
+            heap_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Maps `length` bytes at `address` to `data_offset` and following of segment `sequence`. `replaced`
+    /// learns how many bytes of which segments are mapped no longer; bytes past the volume's end are
+    /// replaced at once.
+    ///
+    /// # Panics
+    /// If the extent reaches past 4 GiB of data space.
+    pub fn insert(
+        &self,
+        address: u64,
+        length: u64,
+        sequence: u32,
+        data_offset: u32,
+        replaced: &mut dyn FnMut(u32, u64),
+    ) {
+        assert!(u64::from(data_offset) + length <= DATA_SPACE_BYTES, "a segment ends at 4 GiB of data space");
+        let end = self.clamped_end(address, length);
+        let kept_bytes = end.saturating_sub(address);
+        if kept_bytes < length {
+            replaced(sequence, length - kept_bytes);
+        }
+        for (area, start, stop) in spans(address, end, AREA_BYTES) {
+            let location = Location { sequence, data_offset: data_offset + (start - address) as u32 };
+            let (group, index) = self.group_of(area);
+            let (from, to) = within(area, start, stop);
+            let bytes = self.reshape(group, index, &mut |slot| {
+                let mut tally = Tally::new(replaced);
+                slot.replace(from, to, Some(location), &mut tally);
+                tally.finish()
+            });
+            group.note_change();
+            self.mapped_bytes.fetch_add((stop - start).wrapping_sub(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Maps `length` bytes at `address` to nothing. `replaced` as in [`insert`](Self::insert).
+    pub fn remove(&self, address: u64, length: u64, replaced: &mut dyn FnMut(u32, u64)) {
+        self.each_occupied(address, self.clamped_end(address, length), |group, index, _, from, to| {
+            let bytes = self.reshape(group, index, &mut |slot| {
+                let mut tally = Tally::new(replaced);
+                slot.replace(from, to, None, &mut tally);
+                tally.finish()
+            });
+            if bytes > 0 {
+                group.note_change();
+            }
+            self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        });
+    }
+
+    /// Moves those bytes of the range that still lie where `from` says (the first at `from`, the others
+    /// behind it) to the same distance from `to`; leaves all others alone. Returns how many bytes moved.
+    ///
+    /// # Panics
+    /// If either place reaches past 4 GiB of data space.
+    pub fn move_if(&self, address: u64, length: u64, from: Location, to: Location) -> u64 {
+        let reach = u64::from(from.data_offset.max(to.data_offset)) + length;
+        assert!(reach <= DATA_SPACE_BYTES, "a segment ends at 4 GiB of data space");
+        let mut moved_bytes = 0;
+        self.each_occupied(address, self.clamped_end(address, length), |group, index, base, start, stop| {
+            let bytes = self.reshape(group, index, &mut |slot| {
+                let mut matching = Vec::new();
+                slot.lookup(start, stop, &mut |run| {
+                    let distance = (base + u64::from(run.start) - address) as u32;
+                    if run.location == from.advanced(distance) {
+                        matching.push(Run { location: to.advanced(distance), ..run });
+                    }
+                });
+                let mut ignored = |_, _| {};
+                let mut tally = Tally::new(&mut ignored);
+                for run in matching {
+                    slot.replace(run.start, run.end(), Some(run.location), &mut tally);
+                }
+                tally.finish()
+            });
+            if bytes > 0 {
+                group.note_change();
+            }
+            moved_bytes += bytes;
+        });
+        moved_bytes
+    }
+
+    /// Visits the whole range in address order, holes included, joined where pieces continue one another.
+    /// Bytes past the volume's end are a hole.
+    pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(Piece)) {
+        let end = address.saturating_add(length);
+        let mut pieces = Pieces { at: address, pending: None, visit };
+        self.each_occupied(address, self.clamped_end(address, length), |group, index, base, from, to| {
+            group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
+        });
+        pieces.finish(end);
+    }
+
+    /// Entries kept. A dense area counts each page, so an export may have fewer.
+    pub fn extents(&self) -> u64 {
+        self.extents.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the volume that lie in a stored segment.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Memory held, as asked of the allocator.
+    pub fn memory_bytes(&self) -> u64 {
+        let groups = self.present().count() * size_of::<Group>();
+        let table = size_of_val(&*self.groups);
+        (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Groups that hold or held anything, in order.
+    pub fn groups(&self) -> Vec<u64> {
+        self.present().map(|(number, _)| number).collect()
+    }
+
+    /// Groups changed since they were last marked clean, in order.
+    pub fn dirty_groups(&self) -> Vec<u64> {
+        self.present().filter(|(_, group)| group.is_dirty()).map(|(number, _)| number).collect()
+    }
+
+    /// Everything the group maps, sorted by address, joined where extents continue one another. Areas that
+    /// lost most of their entries give memory back on the way. Changes made meanwhile are in it or not:
+    /// whoever wants one cut keeps the writer still.
+    pub fn export_group(&self, number: u64) -> Vec<MapExtent> {
+        let mut list = Vec::new();
+        let Some(group) = self.group(number) else { return list };
+        group.changes_exported.store(group.changes.load(Ordering::Acquire), Ordering::Release);
+        let first = number * GROUP_BYTES;
+        let mut collect = |piece: Piece| {
+            if let Some(Location { sequence, data_offset }) = piece.location {
+                list.push(MapExtent { address: piece.address, length: piece.length, sequence, data_offset });
+            }
+        };
+        let mut pieces = Pieces { at: first, pending: None, visit: &mut collect };
+        let mut next = 0;
+        while let Some(index) = group.next_occupied(next) {
+            next = index + 1;
+            let base = first + index as u64 * AREA_BYTES;
+            let slot = group.areas[index].read();
+            let (mut runs, mut last) = (0, None::<Run>);
+            slot.lookup(0, AREA_BYTES as u32, &mut |run| {
+                runs += usize::from(!last.is_some_and(|last| last.continues_in(&run)));
+                last = Some(run);
+                pieces.mapped(base, run);
+            });
+            let settle = slot.should_turn_sparse(runs);
+            drop(slot);
+            if settle {
+                self.reshape(group, index, &mut |slot| {
+                    let sorted = slot.sorted();
+                    if slot.should_turn_sparse(sorted.len()) {
+                        *slot = Area::from_sorted(&sorted);
+                    }
+                    0
+                });
+            }
+        }
+        pieces.finish(first);
+        list
+    }
+
+    /// The last export of the group is durable. Changes since that export keep the group dirty.
+    pub fn mark_clean(&self, number: u64) {
+        if let Some(group) = self.group(number) {
+            group.changes_clean.store(group.changes_exported.load(Ordering::Acquire), Ordering::Release);
+        }
+    }
+
+    /// Makes every group that is present dirty, so that the next checkpoint writes all of them.
+    pub fn mark_all_dirty(&self) {
+        for (_, group) in self.present() {
+            group.note_change();
+        }
+    }
+
+    /// Loads what an export gave, sorted by address, on top of what is mapped. Groups that were clean stay
+    /// clean: the extents come from a durable checkpoint. All is checked before anything is loaded.
+    pub fn import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {
+        self.check_import(extents)?;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut current = 0;
+        for extent in extents {
+            for (area, start, stop) in spans(extent.address, extent.address + extent.length, AREA_BYTES) {
+                if area != current {
+                    self.load_area(current, &runs);
+                    runs.clear();
+                    current = area;
+                }
+                let location = Location { sequence: extent.sequence, data_offset: extent.data_offset };
+                let (from, to) = within(area, start, stop);
+                let run = Run::new(from, to, location.advanced((start - extent.address) as u32));
+                match runs.last_mut() {
+                    Some(last) if last.continues_in(&run) => last.length += run.length,
+                    _ => runs.push(run),
+                }
+            }
+        }
+        self.load_area(current, &runs);
+        Ok(())
+    }
+
+    fn check_import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {
+        let mut previous_end = 0;
+        for (index, extent) in extents.iter().enumerate() {
+            let &MapExtent { address, length, data_offset, .. } = extent;
+            let end = address.saturating_add(length);
+            let why = if length == 0 {
+                "is empty"
+            } else if address < previous_end {
+                "begins before the one in front of it ends"
+            } else if end > self.size_bytes {
+                "ends past the end of the volume"
+            } else if length > DATA_SPACE_BYTES - u64::from(data_offset) {
+                "ends past 4 GiB of its segment's data space"
+            } else {
+                previous_end = end;
+                continue;
+            };
+            return Err(ImportError { index, address, length, why });
+        }
+        Ok(())
+    }
+
+    /// `runs` keeps the invariants of an area's list.
+    fn load_area(&self, area: u64, runs: &[Run]) {
+        if runs.is_empty() {
+            return;
+        }
+        let (group, index) = self.group_of(area);
+        let bytes = self.reshape(group, index, &mut |slot| {
+            let mut ignored = |_, _| {};
+            let mut tally = Tally::new(&mut ignored);
+            if slot.is_empty() {
+                *slot = Area::from_sorted(runs);
+            } else {
+                for run in runs {
+                    slot.replace(run.start, run.end(), Some(run.location), &mut tally);
+                }
+            }
+            tally.finish()
+        });
+        let loaded: u64 = runs.iter().map(|run| u64::from(run.length)).sum();
+        self.mapped_bytes.fetch_add(loaded.wrapping_sub(bytes), Ordering::Relaxed);
+    }
+
+    /// Runs `act` on an area and keeps the counters, not whether the group is dirty. Returns what `act`
+    /// returns.
+    fn reshape(&self, group: &Group, index: usize, act: &mut dyn FnMut(&mut Area) -> u64) -> u64 {
+        let mut slot = group.areas[index].write();
+        let (len, heap_bytes) = (slot.len() as u64, slot.heap_bytes() as u64);
+        let result = act(&mut slot);
+        let (len_now, heap_bytes_now) = (slot.len() as u64, slot.heap_bytes() as u64);
+        if len_now != len {
+            self.extents.fetch_add(len_now.wrapping_sub(len), Ordering::Relaxed);
+            group.note_occupied(index, len_now > 0);
+        }
+        if heap_bytes_now != heap_bytes {
+            self.heap_bytes.fetch_add(heap_bytes_now.wrapping_sub(heap_bytes), Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Calls `act(group, index of the area, first byte of the area, from, to)` for each non-empty area of
+    /// the range.
+    fn each_occupied(&self, address: u64, end: u64, mut act: impl FnMut(&Group, usize, u64, u32, u32)) {
+        for (number, start, stop) in spans(address, end, GROUP_BYTES) {
+            let Some(group) = self.group(number) else { continue };
+            let first = number * GROUP_BYTES;
+            let mut next = ((start - first) / AREA_BYTES) as usize;
+            while let Some(index) = group.next_occupied(next) {
+                let base = first + index as u64 * AREA_BYTES;
+                if base >= stop {
+                    break;
+                }
+                let (from, to) = (start.max(base) - base, stop.min(base + AREA_BYTES) - base);
+                act(group, index, base, from as u32, to as u32);
+                next = index + 1;
+            }
+        }
+    }
+
+    fn group(&self, number: u64) -> Option<&Group> {
+        Some(self.groups.get(usize::try_from(number).ok()?)?.get()?)
+    }
+
+    fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
+        self.groups.iter().zip(0..).filter_map(|(slot, number)| Some((number, &**slot.get()?)))
+    }
+
+    /// The group of an area of the volume, made if need be, and the area's index in it.
+    fn group_of(&self, area: u64) -> (&Group, usize) {
+        let (number, index) = (area as usize / AREAS, area as usize % AREAS);
+        (self.groups[number].get_or_init(Group::new), index)
+    }
+
+    fn clamped_end(&self, address: u64, length: u64) -> u64 {
+        address.saturating_add(length).min(self.size_bytes)
+    }
+
+    #[cfg(test)]
+    pub(super) fn each_area(&self, mut act: impl FnMut(&mut Area)) {
+        for (_, group) in self.present() {
+            for index in 0..AREAS {
+                self.reshape(group, index, &mut |slot| {
+                    act(slot);
+                    0
+                });
+            }
+        }
+    }
+}
+
+/// `start..end` of the volume as bytes of the area that holds it.
+fn within(area: u64, start: u64, end: u64) -> (u32, u32) {
+    ((start - area * AREA_BYTES) as u32, (end - area * AREA_BYTES) as u32)
+}
+
+/// Turns mapped runs in order into pieces: fills the holes and joins what continues.
+struct Pieces<'a> {
+    /// Everything before this has been visited or is pending.
+    at: u64,
+    pending: Option<(u64, u64, Location)>,
+    visit: &'a mut dyn FnMut(Piece),
+}
+
+impl Pieces<'_> {
+    fn mapped(&mut self, base: u64, run: Run) {
+        let address = base + u64::from(run.start);
+        let length = u64::from(run.length);
+        match &mut self.pending {
+            Some((start, bytes, location))
+                if *start + *bytes == address
+                    && location.sequence == run.location.sequence
+                    && u64::from(location.data_offset) + *bytes == u64::from(run.location.data_offset) =>
+            {
+                *bytes += length;
+            }
+            _ => {
+                self.flush(address);
+                self.pending = Some((address, length, run.location));
+            }
+        }
+        self.at = address + length;
+    }
+
+    /// Visits what is pending and the hole up to `until`.
+    fn flush(&mut self, until: u64) {
+        if let Some((address, length, location)) = self.pending.take() {
+            (self.visit)(Piece { address, length, location: Some(location) });
+        }
+        if self.at < until {
+            (self.visit)(Piece { address: self.at, length: until - self.at, location: None });
+        }
+    }
+
+    fn finish(mut self, end: u64) {
+        self.flush(end);
+    }
+}

@@ -1,0 +1,8 @@
+# The few commands a person types. Each is one line; the work is in what it calls.
+.PHONY: demo test lint bench fmt
+
+demo: ; @demo/demo.sh
+test: ; @.ci/run
+lint: ; @tests/setup/lint.sh
+bench: ; @tests/setup/prepare.sh bench && bench/run.sh
+fmt: ; @cargo fmt --all

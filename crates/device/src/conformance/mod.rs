@@ -1,0 +1,500 @@
+//! The contract as tests, one function per clause (D1 to D10), for any device: `all` runs every one.
+//!
+//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero. It panics with the
+//! clause's number when the clause is broken. A read-only device keeps the clauses of [`read_only`].
+//!
+//! Not here: what a device survives (the durable half of D4, D8 after a restart). Who has something to lose
+//! tests that where it can be lost.
+
+mod probe;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::thread;
+
+use self::probe::{Probe, Random, answer, probe, submit_chain};
+use crate::layer::ReadOnly;
+use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result};
+
+/// The smallest device that these tests can use.
+pub const SIZE_BYTES_MIN: u64 = 16 << 20;
+
+type Device = Arc<dyn BlockDevice>;
+
+/// Runs every clause, each on a fresh device from `make`.
+pub fn all(make: &dyn Fn() -> Device) {
+    let clauses = [
+        d1_every_request_is_answered_exactly_once,
+        d2_no_request_is_lost,
+        d3_reads_return_the_newest_completed_write,
+        d3_random_requests_agree_with_a_byte_vector,
+        d4_flush_and_fua_complete,
+        d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes,
+        d5_neighbours_may_write_at_the_same_time,
+        d6_bad_requests_are_invalid_and_change_nothing,
+        d7_a_read_only_device_refuses_changes,
+        d8_overlapping_writes_end_in_one_state,
+        d9_zeroed_ranges_read_as_zeroes,
+        d10_geometry_is_sound_and_constant,
+        allocation_covers_the_range_and_holes_read_as_zeroes,
+    ];
+    for clause in clauses {
+        clause(make());
+    }
+}
+
+/// Runs the clauses that a read-only device of zeroes can show.
+pub fn read_only(make: &dyn Fn() -> Device) {
+    assert!(make().geometry().read_only, "a device made for `read_only` is read-only");
+    let clauses = [
+        d1_every_request_is_answered_exactly_once,
+        d2_no_request_is_lost,
+        d6_bad_requests_are_invalid_and_change_nothing,
+        d7_a_read_only_device_refuses_changes,
+        d10_geometry_is_sound_and_constant,
+        allocation_covers_the_range_and_holes_read_as_zeroes,
+    ];
+    for clause in clauses {
+        clause(make());
+    }
+}
+
+/// D1: every kind of request is answered once, also one submitted from within an answer.
+pub fn d1_every_request_is_answered_exactly_once(device: Device) {
+    let (tell, hear) = channel();
+    let operations = [
+        Operation::Read,
+        Operation::Write,
+        Operation::Flush,
+        Operation::Discard,
+        Operation::WriteZeroes,
+        Operation::Prefetch,
+        Operation::Allocation,
+    ];
+    let mut submitted = 0;
+    for round in 0..50 {
+        for operation in operations {
+            let (address, length) = if operation == Operation::Flush { (0, 0) } else { (round * 1000, 4096) };
+            device.submit(probe(operation, address, length, 4096, &tell));
+            submitted += 1;
+        }
+    }
+    for _ in 0..submitted {
+        let _ = answer(&hear, "D1");
+    }
+    drop(tell);
+    assert!(hear.try_recv().is_err(), "D1: more answers than requests");
+
+    let (tell, hear) = channel();
+    let holders = Arc::strong_count(&device);
+    submit_chain(Arc::clone(&device), 64, tell);
+    let outcome = answer(&hear, "D1, submitted from within an answer");
+    // The chain lets go of the device on the device's own threads; the last to let go shall be the test.
+    while Arc::strong_count(&device) > holders {
+        thread::yield_now();
+    }
+    assert!(outcome.is_ok(), "D1: a read in a chain failed: {outcome:?}");
+}
+
+/// D2: a dropped request answers itself, and a device that goes away answers what it was given.
+pub fn d2_no_request_is_lost(device: Device) {
+    let (tell, hear) = channel();
+    drop(probe(Operation::Write, 0, 512, 512, &tell));
+    let kind = answer(&hear, "D2").err().map(|error| error.kind());
+    assert_eq!(kind, Some(ErrorKind::Internal), "D2: a dropped request answers with Internal");
+
+    for number in 0..64 {
+        device.submit(probe(Operation::Write, number * 5000, 5000, 5000, &tell));
+        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &tell));
+    }
+    device.submit(probe(Operation::Flush, 0, 0, 0, &tell));
+    drop(device);
+    for _ in 0..129 {
+        let _ = answer(&hear, "D2, the device was dropped with requests under way");
+    }
+}
+
+/// D3: unwritten bytes are zero; a read beside writes sees no byte older than the last completed write, and
+/// none newer than the last submitted one.
+pub fn d3_reads_return_the_newest_completed_write(device: Device) {
+    const ROUNDS: u8 = 200;
+    const READERS: usize = 3;
+    let (address, length) = (3_000_001, 40_007_usize);
+    let last = device.geometry().size_bytes - 5000;
+    for place in [0, address, last] {
+        assert!(zero(&read(&device, place, 5000)), "D3: a byte never written reads as zero, at {place}");
+    }
+    let (submitted, completed) = (AtomicU8::new(0), AtomicU8::new(0));
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                let mut newest = 0;
+                while newest < ROUNDS {
+                    newest = completed.load(SeqCst);
+                    let bytes = read(&device, address, length);
+                    let bound = submitted.load(SeqCst);
+                    let wrong = bytes.iter().position(|byte| *byte < newest || *byte > bound);
+                    assert_eq!(wrong, None, "D3: this byte is not from writes {newest} to {bound}");
+                }
+            });
+        }
+        for round in 1..=ROUNDS {
+            submitted.store(round, SeqCst);
+            write(&device, address, &vec![round; length]);
+            completed.store(round, SeqCst);
+        }
+    });
+    assert!(read(&device, address, length).iter().all(|byte| *byte == ROUNDS), "D3: the last write stays");
+}
+
+/// D3, D5, D9 together: a long row of random requests has the same effect as on a vector of bytes.
+pub fn d3_random_requests_agree_with_a_byte_vector(device: Device) {
+    random_requests_agree_with_a_byte_vector(device, 1, 1500);
+}
+
+/// The model test with a seed and a number of steps to choose.
+pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps: u32) {
+    let geometry = *device.geometry();
+    let mut model = vec![0_u8; geometry.size_bytes.min(SIZE_BYTES_MIN) as usize];
+    let mut random = Random(seed);
+    for step in 0..steps {
+        let longest = if random.below(8) == 0 { 300_000 } else { 9_000 };
+        let length = 1 + random.below(longest.min(u64::from(geometry.request_bytes_max)));
+        // Half of the steps meet in one corner, so that old and new ranges overlap in every way.
+        let room = if random.below(2) == 0 { 1 << 20 } else { model.len() as u64 };
+        let address = random.below(room - length + 1);
+        let range = address as usize..(address + length) as usize;
+        let context = || format!("step {step} of seed {seed}, {length} bytes at {address}");
+        match random.below(12) {
+            0..5 => {
+                let mut bytes = vec![0; length as usize];
+                random.fill(&mut bytes);
+                write(&device, address, &bytes);
+                model[range].copy_from_slice(&bytes);
+            }
+            5..9 => {
+                let same = read(&device, address, length as usize) == model[range];
+                assert!(same, "D3: a read differs from the model, {}", context());
+            }
+            9 if geometry.operations.write_zeroes => {
+                expect(device.write_zeroes(address, length), "D9: write-zeroes");
+                model[range].fill(0);
+            }
+            10 if geometry.operations.discard => {
+                expect(device.discard(address, length), "D9: discard");
+                let now = read(&device, address, length as usize);
+                let kept = now.iter().zip(&model[range.clone()]).all(|(now, old)| *now == 0 || now == old);
+                assert!(kept, "D9: discarded bytes are neither zero nor as before, {}", context());
+                model[range].copy_from_slice(&now);
+            }
+            _ => expect(device.flush(), "D4: flush"),
+        }
+    }
+    for (number, chunk) in model.chunks(250_000).enumerate() {
+        let same = read(&device, number as u64 * 250_000, chunk.len()) == chunk;
+        assert!(same, "D3: the end state differs from the model in chunk {number} of seed {seed}");
+    }
+}
+
+/// D4: a flush completes, alone, after writes and beside them; a write with FUA completes and is readable.
+pub fn d4_flush_and_fua_complete(device: Device) {
+    expect(device.flush(), "D4: a flush of a device never written");
+    thread::scope(|scope| {
+        for writer in 0..3_u64 {
+            let device = &device;
+            scope.spawn(move || {
+                for round in 0..20_u8 {
+                    write(device, writer << 20, &[round + 1; 6000]);
+                    expect(device.flush(), "D4: a flush beside writes");
+                }
+            });
+        }
+    });
+    for writer in 0..3_u64 {
+        assert_eq!(read(&device, writer << 20, 6000), [20; 6000], "D4: flushed bytes are readable");
+    }
+    let fua = Flags { fua: true, ..Flags::default() };
+    expect(device.call(Operation::Write, 777, 5, fua, b"fua!!".to_vec()), "D4: a write with FUA");
+    assert_eq!(read(&device, 776, 7), b"\x14fua!!\x14", "D4: bytes written with FUA are readable");
+}
+
+/// D5: ranges around every kind of boundary, the longest request, the last byte.
+pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Device) {
+    let geometry = *device.geometry();
+    let mut value = 0_u8;
+    for boundary in [512_u64, 4096, 16 << 10, 64 << 10, 1 << 20] {
+        for before in [0_u64, 1, 511, 513] {
+            for length in [1_usize, 2, 511, 512, 513, 4095, 4096, 4097, 8193] {
+                let address = boundary * 3 - before;
+                let around = (address - 600, length + 1200);
+                let mut wanted = read(&device, around.0, around.1);
+                value = value.wrapping_add(1).max(1);
+                write(&device, address, &vec![value; length]);
+                wanted[600..600 + length].fill(value);
+                let same = read(&device, around.0, around.1) == wanted;
+                assert!(same, "D5: a write of {length} bytes at {address} did just that");
+            }
+        }
+    }
+    let longest = geometry.request_bytes_max.min((SIZE_BYTES_MIN - 3) as u32) as usize;
+    let mut bytes = vec![0; longest];
+    Random(5).fill(&mut bytes);
+    write(&device, 1, &bytes);
+    assert!(read(&device, 1, longest) == bytes, "D5: a request of {longest} bytes at 1 is accepted");
+    write(&device, geometry.size_bytes - 1, b"!");
+    assert_eq!(read(&device, geometry.size_bytes - 1, 1), b"!", "D5: the last byte can be written");
+}
+
+/// D5 beside other writers: four threads own interleaved unaligned stripes; nobody spoils a neighbour.
+pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
+    const OWNERS: u64 = 4;
+    const STRIPE: u64 = 333;
+    const STRIPES: u64 = 400;
+    thread::scope(|scope| {
+        for owner in 0..OWNERS {
+            let device = &device;
+            scope.spawn(move || {
+                let mut random = Random(owner + 10);
+                let mut model = vec![0_u8; (STRIPE * STRIPES) as usize];
+                for _ in 0..600 {
+                    let (stripe, start) = (random.below(STRIPES), random.below(STRIPE));
+                    let length = 1 + random.below(STRIPE - start);
+                    let address = (stripe * OWNERS + owner) * STRIPE + start;
+                    let mine =
+                        (stripe * STRIPE + start) as usize..(stripe * STRIPE + start + length) as usize;
+                    if random.below(3) > 0 {
+                        random.fill(&mut model[mine.clone()]);
+                        write(device, address, &model[mine.clone()]);
+                    }
+                    let same = read(device, address, length as usize) == model[mine];
+                    assert!(same, "D5: a neighbour's write changed {length} bytes at {address}");
+                }
+            });
+        }
+    });
+}
+
+/// D6: out of range, empty, too long, unsupported: `Invalid`, and not a byte changes.
+pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
+    let geometry = *device.geometry();
+    let size = geometry.size_bytes;
+    let changes = [Operation::Write, Operation::Discard, Operation::WriteZeroes];
+    let supported = |operation| match operation {
+        Operation::Discard => geometry.operations.discard,
+        Operation::WriteZeroes => geometry.operations.write_zeroes,
+        Operation::Allocation => geometry.operations.allocation,
+        _ => true,
+    };
+    let refused = |operation, address, length: u64| {
+        let bytes = vec![0xAA; length.min(1 << 20) as usize];
+        let kind = device.call(operation, address, length, Flags::default(), bytes).map_err(|e| e.kind());
+        // A read-only device may name either reason for a change that is also out of range.
+        let read_only = geometry.read_only && changes.contains(&operation);
+        match kind {
+            Err(ErrorKind::Invalid) => (),
+            Err(ErrorKind::ReadOnly) if read_only => (),
+            other => panic!("D6: {operation:?} of {length} bytes at {address} was answered with {other:?}"),
+        }
+    };
+    let others = [Operation::Read, Operation::Prefetch, Operation::Allocation];
+    for operation in changes.into_iter().chain(others) {
+        refused(operation, 4096, 0);
+        refused(operation, size, 1);
+        refused(operation, size - 1, 2);
+        refused(operation, size - 4096, 8192);
+        refused(operation, u64::MAX, 1);
+        refused(operation, u64::MAX - 10, 4096);
+        refused(operation, 4096, u64::MAX - 4096);
+        refused(operation, 4096, u64::MAX);
+        if !supported(operation) {
+            refused(operation, 0, 4096);
+        }
+    }
+    let longest = u64::from(geometry.request_bytes_max);
+    if longest < size {
+        refused(Operation::Read, 0, longest + 1);
+        refused(Operation::Write, 0, longest + 1);
+    }
+    assert!(zero(&read(&device, 0, 8192)), "D6: a refused request changed bytes");
+    assert!(zero(&read(&device, size - 8192, 8192)), "D6: a refused request changed the last bytes");
+}
+
+/// D7: a read-only device, or this one behind [`ReadOnly`], refuses every change and still reads.
+pub fn d7_a_read_only_device_refuses_changes(device: Device) {
+    let mut wanted = vec![0; 4096];
+    if !device.geometry().read_only {
+        wanted.fill(7);
+        write(&device, 0, &wanted);
+    }
+    let closed: Device = if device.geometry().read_only {
+        Arc::clone(&device)
+    } else {
+        Arc::new(ReadOnly::new(Arc::clone(&device)))
+    };
+    let geometry = *closed.geometry();
+    assert!(geometry.read_only, "D7: the geometry says so");
+    let kind = |result: Result<()>| result.map_err(|error| error.kind());
+    assert_eq!(kind(closed.write_at(100, b"x")), Err(ErrorKind::ReadOnly), "D7: a write");
+    if geometry.operations.discard {
+        assert_eq!(kind(closed.discard(0, 4096)), Err(ErrorKind::ReadOnly), "D7: a discard");
+    }
+    if geometry.operations.write_zeroes {
+        assert_eq!(kind(closed.write_zeroes(0, 4096)), Err(ErrorKind::ReadOnly), "D7: write-zeroes");
+    }
+    expect(closed.flush(), "D7: a flush of a read-only device");
+    assert_eq!(read(&closed, 0, 4096), wanted, "D7: a refused write changes nothing");
+    assert_eq!(read(&device, 0, 4096), wanted, "D7: a refused write changes nothing");
+}
+
+/// D8: writers over one range at once; all later readers see the same bytes, each from one of the writers.
+pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
+    let base = 1_000_003_u64;
+    let mut random = Random(8);
+    for round in 0..20 {
+        let (tell, hear) = channel();
+        let ranges: Vec<_> = (0..8).map(|_| (random.below(30_000), 1 + random.below(40_000))).collect();
+        let before = read(&device, base, 70_000);
+        thread::scope(|scope| {
+            for (writer, (start, length)) in ranges.iter().enumerate() {
+                let (device, tell, fill) = (&device, tell.clone(), value(round, writer));
+                scope.spawn(move || {
+                    let exchange = Probe { bytes: vec![fill; *length as usize], tell: Some(tell) };
+                    let (operation, flags) = (Operation::Write, Flags::default());
+                    device.submit(Request::new(operation, base + start, *length, flags, Box::new(exchange)));
+                });
+            }
+        });
+        ranges.iter().for_each(|_| drop(expect(answer(&hear, "D8"), "D8: an overlapping write")));
+        let whole = read(&device, base, 70_000);
+        for (offset, byte) in whole.iter().enumerate() {
+            let mut written = false;
+            let mut from_a_writer = false;
+            for (writer, (start, length)) in ranges.iter().enumerate() {
+                let covers = (*start..start + length).contains(&(offset as u64));
+                written |= covers;
+                from_a_writer |= covers && *byte == value(round, writer);
+            }
+            let right = if written { from_a_writer } else { *byte == before[offset] };
+            assert!(right, "D8: byte {offset} of round {round} is from no writer");
+        }
+        if round % 4 == 0 {
+            expect(device.flush(), "D4: flush");
+        }
+        let pieces = (0..70).flat_map(|piece| read(&device, base + piece * 1000, 1000));
+        assert!(pieces.eq(whole.iter().copied()), "D8: later readers disagree, round {round}");
+    }
+}
+
+/// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbours stay; long ranges work.
+pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
+    let geometry = *device.geometry();
+    let no_unmap = Flags { no_unmap: true, ..Flags::default() };
+    let ranges = [(4096, 4096), (4097, 1), (1000, 100_000), (65_535, 65_538), (511, 2), (0, 200_000)];
+    for (address, length) in ranges {
+        if geometry.operations.write_zeroes {
+            for flags in [Flags::default(), no_unmap, Flags { fua: true, ..no_unmap }] {
+                write(&device, 0, &vec![9; 300_000]);
+                expect(
+                    device.call(Operation::WriteZeroes, address, length, flags, Vec::new()),
+                    "D9: write-zeroes",
+                );
+                check_cleared(&device, address, length, |byte| byte == 0);
+            }
+        }
+        if geometry.operations.discard {
+            write(&device, 0, &vec![9; 300_000]);
+            expect(device.discard(address, length), "D9: discard");
+            check_cleared(&device, address, length, |byte| byte == 0 || byte == 9);
+        }
+    }
+    write(&device, geometry.size_bytes - 10, &[9; 10]);
+    if geometry.operations.discard {
+        expect(device.discard(0, geometry.size_bytes), "D9: a discard of the whole device");
+    }
+    if geometry.operations.write_zeroes {
+        expect(device.write_zeroes(0, geometry.size_bytes), "D9: write-zeroes of the whole device");
+        assert!(zero(&read(&device, 0, 300_000)), "D9: the whole device is zero");
+        assert!(zero(&read(&device, geometry.size_bytes - 10, 10)), "D9: the whole device is zero");
+    }
+}
+
+/// D10: the facts fit together and do not change under use.
+pub fn d10_geometry_is_sound_and_constant(device: Device) {
+    let geometry = *device.geometry();
+    assert!(geometry.size_bytes >= SIZE_BYTES_MIN, "the conformance tests need {SIZE_BYTES_MIN} bytes");
+    assert!([512, 4096].contains(&geometry.block_bytes), "D10: block_bytes is 512 or 4096");
+    assert!(geometry.request_bytes_max >= geometry.block_bytes, "D10: a block fits into a request");
+    assert!(geometry.preferred_bytes > 0, "D10: the preferred size is a size");
+    assert!(geometry.preferred_bytes <= geometry.request_bytes_max, "D10: the preferred size is accepted");
+    // Only that the requests are answered matters here: a read-only device refuses the first.
+    let _ = device.write_at(0, &[1; 512]);
+    let _ = device.read_at(0, 512);
+    let _ = device.flush();
+    assert_eq!(geometry, *device.geometry(), "D10: the geometry is constant");
+}
+
+/// An allocation answer covers its range exactly, in runs that are not empty, and a hole reads as zeroes.
+pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
+    let geometry = *device.geometry();
+    if !geometry.operations.allocation {
+        let kind = device.allocation(0, 4096).map_err(|error| error.kind());
+        return assert_eq!(kind, Err(ErrorKind::Invalid), "D6: an unsupported query is Invalid");
+    }
+    if !geometry.read_only {
+        for address in [10_000, 500_000, 501_000, 3_000_000] {
+            write(&device, address, &[3; 5000]);
+        }
+    }
+    let ranges = [(0, 4_000_000), (500_001, 1), (10_500, 100), (499_999, 7001), (0, geometry.size_bytes)];
+    for (address, length) in ranges {
+        let runs = expect(device.allocation(address, length), "an allocation query");
+        check_runs(&device, address, length, &runs);
+    }
+}
+
+fn check_runs(device: &Device, address: u64, length: u64, runs: &[Allocation]) {
+    assert!(runs.iter().all(|run| run.length > 0), "allocation: no run is empty");
+    let total: u64 = runs.iter().map(|run| run.length).sum();
+    assert_eq!(total, length, "allocation: the runs cover the range at {address} exactly");
+    let mut at = address;
+    for run in runs {
+        if !run.data {
+            for place in [at, at + run.length.saturating_sub(100_000)] {
+                let bytes = read(device, place, run.length.min(100_000) as usize);
+                assert!(zero(&bytes), "allocation: a hole of {} bytes at {at} reads as zeroes", run.length);
+            }
+        }
+        at += run.length;
+    }
+}
+
+fn check_cleared(device: &Device, address: u64, length: u64, allowed: impl Fn(u8) -> bool) {
+    let bytes = read(device, 0, 300_000);
+    let range = address as usize..(address + length) as usize;
+    let inside = bytes[range.clone()].iter().all(|byte| allowed(*byte));
+    assert!(inside, "D9: the range of {length} bytes at {address} reads as it must");
+    let outside = bytes[..range.start].iter().chain(&bytes[range.end..]).all(|byte| *byte == 9);
+    assert!(outside, "D9: the bytes around {length} at {address} keep their values");
+}
+
+/// What a writer of D8 writes: different in each round, so that an old byte is not taken for a new one.
+fn value(round: usize, writer: usize) -> u8 {
+    (1 + (round % 2) * 100 + writer) as u8
+}
+
+fn expect<T>(result: Result<T>, what: &str) -> T {
+    result.unwrap_or_else(|error| panic!("{what} failed: {error}"))
+}
+
+fn read(device: &Device, address: u64, length: usize) -> Vec<u8> {
+    expect(device.read_at(address, length), "a read in range")
+}
+
+fn write(device: &Device, address: u64, bytes: &[u8]) {
+    expect(device.write_at(address, bytes), "a write in range");
+}
+
+fn zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}

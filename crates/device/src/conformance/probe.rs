@@ -1,0 +1,115 @@
+//! What the clauses are tested with: an exchange that reports what becomes of it, and a generator of numbers.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use super::Device;
+use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
+
+/// After this long without an answer a request counts as lost. Only a broken device ever waits so long.
+const LOST_AFTER: Duration = Duration::from_secs(120);
+
+/// An exchange that reports its outcome, or its disappearance, once.
+pub(super) struct Probe {
+    pub(super) bytes: Vec<u8>,
+    pub(super) tell: Option<Sender<Outcome>>,
+}
+
+impl Probe {
+    fn report(&mut self, outcome: Outcome) {
+        if let Some(tell) = self.tell.take() {
+            // Nobody listens any more when the test has failed already.
+            let _ = tell.send(outcome);
+        }
+    }
+}
+
+impl Exchange for Probe {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[offset as usize..offset as usize + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(mut self: Box<Self>, outcome: Outcome) {
+        self.report(outcome);
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.report(Err(Error::new(ErrorKind::Closed, "an exchange was dropped without an outcome")));
+    }
+}
+
+pub(super) fn probe(
+    operation: Operation,
+    address: u64,
+    length: u64,
+    buffer: usize,
+    tell: &Sender<Outcome>,
+) -> Request {
+    let exchange = Probe { bytes: vec![1; buffer], tell: Some(tell.clone()) };
+    Request::new(operation, address, length, Flags::default(), Box::new(exchange))
+}
+
+/// Waits for one answer of a [`Probe`].
+pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
+    match hear.recv_timeout(LOST_AFTER) {
+        Ok(Err(error)) if error.kind() == ErrorKind::Closed => panic!("{clause}: {error}"),
+        Ok(outcome) => outcome,
+        Err(_) => panic!("{clause}: a request was not answered"),
+    }
+}
+
+/// A read whose answer submits the next one, `left` times; the last outcome is told.
+pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
+    struct Link {
+        bytes: Vec<u8>,
+        device: Device,
+        left: u32,
+        tell: Sender<Outcome>,
+    }
+    impl Exchange for Link {
+        fn fill(&mut self, _: u64, into: &mut [u8]) {
+            into.fill(0);
+        }
+        fn buffer(&mut self) -> &mut [u8] {
+            &mut self.bytes
+        }
+        fn complete(self: Box<Self>, outcome: Outcome) {
+            if outcome.is_ok() && self.left > 0 {
+                submit_chain(self.device, self.left - 1, self.tell);
+            } else {
+                let _ = self.tell.send(outcome);
+            }
+        }
+    }
+    let link = Link { bytes: vec![0; 3000], device: Arc::clone(&device), left, tell };
+    device.submit(Request::new(Operation::Read, 1000, 3000, Flags::default(), Box::new(link)));
+}
+
+/// A small generator with a seed: a failure can be run again.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(super) fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+        }
+    }
+}

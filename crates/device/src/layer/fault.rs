@@ -1,0 +1,117 @@
+//! Faults on demand: a closure decides for each request whether it passes, fails, waits or gets lost.
+//!
+//! For tests of what stands above a device. Requests that still wait when the layer is dropped answer
+//! themselves (D2).
+
+use parking_lot::Mutex;
+
+use crate::{BlockDevice, Error, Geometry, Request};
+
+/// What happens to one request.
+#[derive(Clone, Debug)]
+pub enum Decision {
+    /// It goes to the device.
+    Pass,
+    /// It is answered with this error and never reaches the device.
+    Fail(Error),
+    /// It waits, unseen by the device, until [`Fault::release`] or [`Fault::take_held`].
+    Hold,
+    /// It is dropped unanswered, and so answers itself.
+    Drop,
+}
+
+/// The device `D` with faults where `decide` wants them.
+pub struct Fault<D, F> {
+    inner: D,
+    decide: F,
+    held: Mutex<Vec<Request>>,
+}
+
+impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
+    /// Asks `decide` about every request. It may be called by several threads at once.
+    #[must_use]
+    pub fn new(inner: D, decide: F) -> Self {
+        Fault { inner, decide, held: Mutex::default() }
+    }
+
+    /// How many requests wait.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    /// Sends everything that waits to the device, oldest first, without asking again. Says how many.
+    pub fn release(&self) -> usize {
+        let held = self.take_held();
+        let count = held.len();
+        held.into_iter().for_each(|request| self.inner.submit(request));
+        count
+    }
+
+    /// Hands over everything that waits, oldest first, for a test that wants another order or another end.
+    #[must_use = "a request that is dropped answers itself with an error"]
+    pub fn take_held(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.held.lock())
+    }
+
+    /// The device inside.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+}
+
+impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> BlockDevice for Fault<D, F> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        match (self.decide)(&request) {
+            Decision::Pass => self.inner.submit(request),
+            Decision::Fail(error) => request.fail(error),
+            Decision::Hold => self.held.lock().push(request),
+            Decision::Drop => drop(request),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+    use crate::{BlockDeviceExt, ErrorKind, MemoryDevice, Operation};
+
+    #[test]
+    fn a_failed_and_a_dropped_request_are_answered_and_change_nothing() {
+        let device = Fault::new(MemoryDevice::new(1 << 20), |request: &Request| match request.address {
+            1 => Decision::Fail(Error::new(ErrorKind::Full, "no space")),
+            2 => Decision::Drop,
+            _ => Decision::Pass,
+        });
+        let kind = |address| device.write_at(address, b"x").map_err(|error| error.kind());
+        assert_eq!(kind(0), Ok(()));
+        assert_eq!(kind(1), Err(ErrorKind::Full));
+        assert_eq!(kind(2), Err(ErrorKind::Internal));
+        assert_eq!(device.read_at(0, 4).expect("passes"), b"x\0\0\0");
+    }
+
+    #[test]
+    fn a_held_request_reaches_the_device_when_released_and_not_before() {
+        let device = Arc::new(Fault::new(MemoryDevice::new(1 << 20), |request: &Request| {
+            if request.operation == Operation::Write { Decision::Hold } else { Decision::Pass }
+        }));
+        let writer = thread::spawn({
+            let device = Arc::clone(&device);
+            move || device.write_at(7, b"late")
+        });
+        while device.held() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(device.read_at(7, 4).expect("passes"), [0; 4]);
+        assert_eq!(device.release(), 1);
+        writer.join().expect("no panic").expect("released");
+        assert_eq!(device.read_at(7, 4).expect("passes"), b"late");
+    }
+}

@@ -1,0 +1,53 @@
+//! The two random names of the store: of a volume, and of a put. Making random ones is the caller's work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::FormatError;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub [u8; 16]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:032x}", u128::from_be_bytes(self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+
+        /// Takes exactly 32 lower-case hexadecimal digits, so that an id has one text.
+        impl FromStr for $name {
+            type Err = FormatError;
+
+            fn from_str(text: &str) -> Result<Self, FormatError> {
+                parse(text).map(Self).ok_or(FormatError::Field {
+                    what: $what,
+                    field: "text",
+                    why: "it needs 32 lower-case hexadecimal digits",
+                })
+            }
+        }
+    };
+}
+
+id! {
+    /// A volume, for ever. Shown as 32 lower-case hexadecimal digits, in the order of the bytes.
+    VolumeId, "volume id"
+}
+id! {
+    /// One put of one object, so that an object can be told from another writer's object at the same key.
+    PutId, "put id"
+}
+
+fn parse(text: &str) -> Option<[u8; 16]> {
+    let digits = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    digits.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes))?
+}

@@ -1,0 +1,160 @@
+//! The journal superblock: whose journal it is, and the marks that recovery starts from.
+
+use crate::error::{check_field, check_identity};
+use crate::ids::{PutId, VolumeId};
+use crate::layout::layout;
+use crate::preamble::{self, Kind};
+use crate::{FormatError, Result, crc};
+
+layout! {
+    /// Bytes of one copy.
+    superblock_at, "Journal superblock", 4096;
+    PREAMBLE: 0, 16, "preamble";
+    VOLUME_ID: 16, 16, "volume_id";
+    JOURNAL_TAG: 32, 8, "journal_tag";
+    GENERATION: 40, 8, "generation";
+    EPOCH: 48, 8, "epoch";
+    INTENT_EPOCH: 56, 8, "intent_epoch";
+    INTENT_PUT_ID: 64, 16, "intent_put_id";
+    CAPACITY_BYTES: 80, 8, "capacity_bytes";
+    TRIM: 88, 8, "trim";
+    LOGGED: 96, 8, "logged";
+    STORED_SEQUENCE: 104, 8, "stored_sequence";
+    STORED_POSITION: 112, 8, "stored_position";
+    FLAGS: 120, 4, "flags";
+    RESERVED: 124, 3968, "reserved";
+    CRC: 4092, 4, "crc";
+}
+use superblock_at as at;
+
+const KIND: Kind = Kind::JournalSuperblock;
+const WHAT: &str = KIND.name();
+const FLAG_CLEAN: u32 = 1;
+
+/// Bytes of one superblock copy; copy 0 is at byte 0 of the journal, copy 1 right after it.
+pub const SUPERBLOCK_BYTES: usize = at::SIZE;
+
+/// Whose journal it is, and the marks that recovery starts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The volume whose writes it holds.
+    pub volume_id: VolumeId,
+    /// Random, new at each format; every record repeats it.
+    pub journal_tag: u64,
+    /// Counts the superblocks written; copy `generation % 2` holds it.
+    pub generation: u64,
+    /// The attachment whose records it holds.
+    pub epoch: u64,
+    /// An epoch that an attachment is about to take; 0 = none.
+    pub intent_epoch: u64,
+    /// The put of the fence for `intent_epoch`.
+    pub intent_put_id: PutId,
+    /// Bytes of the ring; a multiple of 4096, not 0.
+    pub capacity_bytes: u64,
+    /// Recovery may start at this position.
+    pub trim: u64,
+    /// Flushed through this position.
+    pub logged: u64,
+    /// The last segment known stored with all before it; 0 = none.
+    pub stored_sequence: u64,
+    /// All writes below this position are stored.
+    pub stored_position: u64,
+    /// The attachment ended with everything stored.
+    pub clean: bool,
+}
+
+impl Superblock {
+    /// Which copy holds this generation: 0 or 1.
+    pub const fn copy(&self) -> usize {
+        (self.generation % 2) as usize
+    }
+
+    /// Where this generation goes in the journal file.
+    pub const fn offset_bytes(&self) -> u64 {
+        (self.copy() * SUPERBLOCK_BYTES) as u64
+    }
+
+    /// The block's bytes.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        debug_assert_eq!(self.check(), Ok(()));
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        preamble::put(&mut bytes, KIND, SUPERBLOCK_BYTES);
+        at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
+        at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
+        at::GENERATION.put(&mut bytes, self.generation.to_le_bytes());
+        at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
+        at::INTENT_EPOCH.put(&mut bytes, self.intent_epoch.to_le_bytes());
+        at::INTENT_PUT_ID.put(&mut bytes, self.intent_put_id.0);
+        at::CAPACITY_BYTES.put(&mut bytes, self.capacity_bytes.to_le_bytes());
+        at::TRIM.put(&mut bytes, self.trim.to_le_bytes());
+        at::LOGGED.put(&mut bytes, self.logged.to_le_bytes());
+        at::STORED_SEQUENCE.put(&mut bytes, self.stored_sequence.to_le_bytes());
+        at::STORED_POSITION.put(&mut bytes, self.stored_position.to_le_bytes());
+        at::FLAGS.put(&mut bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
+        crc::seal_in_place(&mut bytes);
+        bytes
+    }
+
+    /// Reads one copy; `block` has [`SUPERBLOCK_BYTES`]. A journal of another volume is refused.
+    pub fn decode(block: &[u8], volume_id: VolumeId) -> Result<Superblock> {
+        let superblock = Self::decode_any(block)?;
+        check_identity(WHAT, "volume_id", volume_id, superblock.volume_id)?;
+        superblock.check()?;
+        Ok(superblock)
+    }
+
+    /// Whose journal this copy says it is, for tools and for a clear error.
+    pub fn owner(block: &[u8]) -> Result<VolumeId> {
+        Self::decode_any(block).map(|superblock| superblock.volume_id)
+    }
+
+    fn decode_any(bytes: &[u8]) -> Result<Superblock> {
+        preamble::open_whole(bytes, KIND, SUPERBLOCK_BYTES)?;
+        check_field(WHAT, "length", "it is not 4096", bytes.len() == SUPERBLOCK_BYTES)?;
+        preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
+        let flags = at::FLAGS.u32(bytes);
+        if flags & !FLAG_CLEAN != 0 {
+            return Err(FormatError::Reserved { what: WHAT });
+        }
+        Ok(Superblock {
+            volume_id: VolumeId(at::VOLUME_ID.array(bytes)),
+            journal_tag: at::JOURNAL_TAG.u64(bytes),
+            generation: at::GENERATION.u64(bytes),
+            epoch: at::EPOCH.u64(bytes),
+            intent_epoch: at::INTENT_EPOCH.u64(bytes),
+            intent_put_id: PutId(at::INTENT_PUT_ID.array(bytes)),
+            capacity_bytes: at::CAPACITY_BYTES.u64(bytes),
+            trim: at::TRIM.u64(bytes),
+            logged: at::LOGGED.u64(bytes),
+            stored_sequence: at::STORED_SEQUENCE.u64(bytes),
+            stored_position: at::STORED_POSITION.u64(bytes),
+            clean: flags & FLAG_CLEAN != 0,
+        })
+    }
+
+    /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
+    pub fn check(&self) -> Result<()> {
+        let blocks = self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
+        check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)
+    }
+}
+
+/// The newest valid of the two copies. A copy of a newer format version, if intact, is an error and not
+/// skipped: the other copy would be older than what a newer Sawmill has done since. When both copies are bad,
+/// the error is that of a copy that belongs to another volume, if there is one, or of copy 0.
+pub fn choose_superblock(copy_0: &[u8], copy_1: &[u8], volume_id: VolumeId) -> Result<Superblock> {
+    let read = |copy: usize, block: &[u8]| match Superblock::decode(block, volume_id) {
+        Ok(superblock) if superblock.copy() != copy => {
+            Err(FormatError::Field { what: WHAT, field: "generation", why: "it belongs in the other copy" })
+        }
+        read => read,
+    };
+    match (read(0, copy_0), read(1, copy_1)) {
+        (Err(error @ FormatError::Version { .. }), _) if crc::is_sealed(copy_0) => Err(error),
+        (_, Err(error @ FormatError::Version { .. })) if crc::is_sealed(copy_1) => Err(error),
+        (Ok(one), Ok(other)) => Ok(if one.generation > other.generation { one } else { other }),
+        (Ok(only), Err(_)) | (Err(_), Ok(only)) => Ok(only),
+        (Err(_), Err(error @ FormatError::Identity { .. })) => Err(error),
+        (Err(error), Err(_)) => Err(error),
+    }
+}

@@ -1,0 +1,173 @@
+//! The 16 bytes that open every object and structure, except journal records and frame heads: magic, kind,
+//! version, length. Magic, kind and version keep their place in every version to come.
+
+use crate::crc;
+use crate::layout::{Field, layout};
+use crate::{FormatError, Result};
+
+layout! {
+    /// The preamble's bytes.
+    at, "Preamble", 16;
+    MAGIC: 0, 4, "magic";
+    KIND: 4, 2, "kind";
+    VERSION: 6, 2, "version";
+    LENGTH: 8, 8, "length";
+}
+
+/// The first four bytes.
+pub const MAGIC: [u8; 4] = *b"SAWM";
+/// Bytes of the preamble.
+pub const PREAMBLE_BYTES: usize = at::SIZE;
+/// The version this build writes, and the newest it reads.
+pub const VERSION: u16 = 1;
+/// Bytes of the CRC at the end of a structure.
+pub(crate) const CRC_BYTES: usize = 4;
+
+/// Which structure follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Kind {
+    /// [`crate::volume_record`]
+    VolumeRecord = 1,
+    /// [`crate::segment`]
+    Segment = 2,
+    /// [`crate::checkpoint`]
+    Checkpoint = 3,
+    /// [`crate::map_part`]
+    MapPart = 4,
+    /// [`crate::journal`]
+    JournalSuperblock = 5,
+    /// [`crate::staging`]
+    Staging = 6,
+    /// [`crate::cache_index`]
+    CacheIndex = 7,
+}
+
+impl Kind {
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [Kind; 7] = [
+        Kind::VolumeRecord,
+        Kind::Segment,
+        Kind::Checkpoint,
+        Kind::MapPart,
+        Kind::JournalSuperblock,
+        Kind::Staging,
+        Kind::CacheIndex,
+    ];
+
+    /// Its name in errors and pages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::VolumeRecord => "volume record",
+            Kind::Segment => "segment",
+            Kind::Checkpoint => "checkpoint",
+            Kind::MapPart => "map part",
+            Kind::JournalSuperblock => "journal superblock",
+            Kind::Staging => "staging header",
+            Kind::CacheIndex => "cache index",
+        }
+    }
+
+    /// The kind with this number.
+    pub fn from_number(number: u16) -> Option<Kind> {
+        Self::ALL.into_iter().find(|kind| *kind as u16 == number)
+    }
+}
+
+/// What the first 16 bytes say, for tools that meet bytes of an unknown kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preamble {
+    /// The number of the kind; see [`Kind::from_number`].
+    pub kind: u16,
+    /// The version.
+    pub version: u16,
+    /// Bytes of the structure's header (segment), or of the whole structure (all others).
+    pub length: u64,
+}
+
+impl Preamble {
+    /// Reads any preamble. Nothing but the magic is checked.
+    pub fn decode(bytes: &[u8]) -> Result<Preamble> {
+        let what = "preamble";
+        check_available(what, bytes, PREAMBLE_BYTES)?;
+        if at::MAGIC.array(bytes) != MAGIC {
+            return Err(FormatError::Magic { what });
+        }
+        Ok(Preamble {
+            kind: at::KIND.u16(bytes),
+            version: at::VERSION.u16(bytes),
+            length: at::LENGTH.u64(bytes),
+        })
+    }
+}
+
+/// Writes the preamble to the first 16 bytes.
+pub(crate) fn put(bytes: &mut [u8], kind: Kind, length: usize) {
+    at::MAGIC.put(bytes, MAGIC);
+    at::KIND.put(bytes, (kind as u16).to_le_bytes());
+    at::VERSION.put(bytes, VERSION.to_le_bytes());
+    at::LENGTH.put(bytes, (length as u64).to_le_bytes());
+}
+
+pub(crate) fn check_available(what: &'static str, bytes: &[u8], need: usize) -> Result<()> {
+    if bytes.len() < need {
+        return Err(FormatError::Truncated { what, need: need as u64, have: bytes.len() as u64 });
+    }
+    Ok(())
+}
+
+/// Checks magic, kind and version, and returns the length.
+pub(crate) fn open(bytes: &[u8], kind: Kind) -> Result<u64> {
+    let what = kind.name();
+    check_available(what, bytes, PREAMBLE_BYTES)?;
+    if at::MAGIC.array(bytes) != MAGIC {
+        return Err(FormatError::Magic { what });
+    }
+    let found = at::KIND.u16(bytes);
+    if found != kind as u16 {
+        return Err(FormatError::Kind { what, expected: kind as u16, found });
+    }
+    let found = at::VERSION.u16(bytes);
+    if found != VERSION {
+        return Err(FormatError::Version { what, found, supported: VERSION });
+    }
+    Ok(at::LENGTH.u64(bytes))
+}
+
+/// Checks the preamble, the length (at least `least`, no more than is there) and the CRC at the end, and
+/// returns exactly the structure's bytes.
+pub(crate) fn open_sealed(bytes: &[u8], kind: Kind, least: usize) -> Result<&[u8]> {
+    let what = kind.name();
+    let length = open(bytes, kind)?;
+    if length < least as u64 {
+        return Err(FormatError::Field {
+            what,
+            field: "length",
+            why: "it is less than the fixed fields take",
+        });
+    }
+    let sealed = usize::try_from(length).ok().and_then(|length| bytes.get(..length));
+    let sealed = sealed.ok_or(FormatError::Truncated { what, need: length, have: bytes.len() as u64 })?;
+    if !crc::is_sealed(sealed) {
+        return Err(FormatError::Checksum { what });
+    }
+    Ok(sealed)
+}
+
+/// As [`open_sealed`], for a structure that is its whole object, file or block: nothing may follow it.
+pub(crate) fn open_whole(bytes: &[u8], kind: Kind, least: usize) -> Result<()> {
+    let what = kind.name();
+    let length = open(bytes, kind)?;
+    if length >= least as u64 && length < bytes.len() as u64 {
+        return Err(FormatError::Field { what, field: "length", why: "bytes follow after the end" });
+    }
+    open_sealed(bytes, kind, least).map(|_| ())
+}
+
+/// Refuses reserved fields that are set.
+pub(crate) fn check_reserved(kind: Kind, bytes: &[u8], fields: &[Field]) -> Result<()> {
+    if fields.iter().all(|field| field.is_zero(bytes)) {
+        return Ok(());
+    }
+    Err(FormatError::Reserved { what: kind.name() })
+}

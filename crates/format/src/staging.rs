@@ -1,0 +1,90 @@
+//! The staging file: journal bytes that survive the process before they are on the SSD. Its first page says
+//! whose they are; the second begins with `written`, which the engine keeps up to date.
+//!
+//! Not here: `written` itself. It changes with every write and has no checksum; the records' own checksums
+//! decide.
+
+use crate::error::{check_field, check_identity};
+use crate::ids::VolumeId;
+use crate::layout::layout;
+use crate::preamble::{self, Kind};
+use crate::{Result, crc};
+
+layout! {
+    /// Bytes of the first page.
+    at, "Staging header", 4096;
+    PREAMBLE: 0, 16, "preamble";
+    VOLUME_ID: 16, 16, "volume_id";
+    JOURNAL_TAG: 32, 8, "journal_tag";
+    CAPACITY_BYTES: 40, 8, "capacity_bytes";
+    BOOT_ID: 48, 16, "boot_id";
+    RESERVED: 64, 4028, "reserved";
+    CRC: 4092, 4, "crc";
+}
+
+const KIND: Kind = Kind::Staging;
+const WHAT: &str = KIND.name();
+
+/// Bytes of the header's page.
+pub const STAGING_HEADER_BYTES: usize = at::SIZE;
+/// Where `written` is: a u64, little-endian, the position through which the journal has the bytes.
+pub const WRITTEN_OFFSET_BYTES: u64 = at::SIZE as u64;
+
+/// Which journal's staging file is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StagingIdentity {
+    /// The volume.
+    pub volume_id: VolumeId,
+    /// The journal's tag.
+    pub journal_tag: u64,
+}
+
+/// Whose bytes the staging file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagingHeader {
+    /// The volume.
+    pub volume_id: VolumeId,
+    /// The journal's tag.
+    pub journal_tag: u64,
+    /// Bytes of the ring; not 0.
+    pub capacity_bytes: u64,
+    /// The kernel's boot that wrote it; after another boot the content means nothing.
+    pub boot_id: [u8; 16],
+}
+
+impl StagingHeader {
+    /// The page's bytes.
+    pub fn encode(&self) -> [u8; STAGING_HEADER_BYTES] {
+        debug_assert_eq!(self.check(), Ok(()));
+        let mut bytes = [0; STAGING_HEADER_BYTES];
+        preamble::put(&mut bytes, KIND, STAGING_HEADER_BYTES);
+        at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
+        at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
+        at::CAPACITY_BYTES.put(&mut bytes, self.capacity_bytes.to_le_bytes());
+        at::BOOT_ID.put(&mut bytes, self.boot_id);
+        crc::seal_in_place(&mut bytes);
+        bytes
+    }
+
+    /// Reads the first page of a staging file; `bytes` may go on.
+    pub fn decode(bytes: &[u8], expected: &StagingIdentity) -> Result<StagingHeader> {
+        let bytes = preamble::open_sealed(bytes, KIND, STAGING_HEADER_BYTES)?;
+        check_field(WHAT, "length", "it is not 4096", bytes.len() == STAGING_HEADER_BYTES)?;
+        preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
+        check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
+        check_identity(WHAT, "journal_tag", expected.journal_tag, at::JOURNAL_TAG.u64(bytes))?;
+        let header = StagingHeader {
+            volume_id: expected.volume_id,
+            journal_tag: expected.journal_tag,
+            capacity_bytes: at::CAPACITY_BYTES.u64(bytes),
+            boot_id: at::BOOT_ID.array(bytes),
+        };
+        header.check()?;
+        Ok(header)
+    }
+
+    /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
+    pub fn check(&self) -> Result<()> {
+        check_field(WHAT, "capacity_bytes", "it is zero", self.capacity_bytes > 0)
+    }
+}

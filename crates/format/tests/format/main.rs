@@ -1,0 +1,15 @@
+//! Tests of the formats as a reader of `docs/format/` would put them: pages, golden vectors, rules,
+//! properties, and a second reader in another language.
+
+#[cfg(test)]
+mod pages;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod reader;
+#[cfg(test)]
+mod rules;
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod vectors;

@@ -1,0 +1,414 @@
+//! The values behind the golden vectors: one case per file in `vectors/`, with fixed ids and readable
+//! numbers.
+
+use sawmill_format::cache_index::{self, CacheEntry, CacheIndex};
+use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
+use sawmill_format::crc::crc32c;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::layout::Table;
+use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
+use sawmill_format::segment::{self, *};
+use sawmill_format::staging::{self, StagingHeader, StagingIdentity};
+use sawmill_format::volume_record::{self, FlushMode, VolumeRecord};
+use sawmill_format::{FormatError, Result};
+
+pub(crate) const VOLUME: VolumeId =
+    VolumeId(*b"\x5a\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f");
+pub(crate) const PUT: PutId = PutId(*b"\xc0\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff");
+pub(crate) const TAG: u64 = 0x7a67_6174_5f6c_6e6a;
+/// 2026-11-21, 10:00:00.123 UTC.
+pub(crate) const WALL_UNIX_MS: u64 = 1_795_255_200_123;
+
+/// Decodes the vector, and tells whether it is the case's value.
+type Decode = Box<dyn Fn(&[u8]) -> Result<bool>>;
+
+/// One golden vector.
+pub(crate) struct Case {
+    /// `<structure>/v1-<case>`.
+    pub(crate) name: &'static str,
+    /// What the encoder makes of the value.
+    pub(crate) bytes: Vec<u8>,
+    /// The value, for readers.
+    pub(crate) value: String,
+    /// The table of its first bytes.
+    pub(crate) table: Table,
+    pub(crate) decode: Decode,
+}
+
+pub(crate) fn all() -> Vec<Case> {
+    let mut cases = vec![volume_record(), data_segment(), fence_segment(), superblock(), staging_header()];
+    cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache()]);
+    cases.extend(records());
+    cases
+}
+
+pub(crate) fn volume_record_value() -> VolumeRecord {
+    VolumeRecord {
+        volume_id: VOLUME,
+        put_id: PUT,
+        size_bytes: 10 << 30,
+        block_bytes: 4096,
+        segment_bytes: 8 << 20,
+        frame_bytes: 64 << 10,
+        flush_mode: FlushMode::Stored,
+        created_unix_ms: WALL_UNIX_MS,
+        name: "disk1".to_owned(),
+    }
+}
+
+fn volume_record() -> Case {
+    let value = volume_record_value();
+    Case {
+        name: "volume_record/v1-disk1",
+        bytes: value.encode().unwrap(),
+        value: format!("{value:#?}"),
+        table: volume_record::at::TABLE,
+        decode: Box::new(move |bytes| Ok(VolumeRecord::decode(bytes, "disk1")? == value)),
+    }
+}
+
+pub(crate) const SEGMENT: SegmentIdentity = SegmentIdentity { volume_id: VOLUME, sequence: 259 };
+
+/// 250 bytes of data in frames of 100, as two data extents, one zero extent and one discard.
+pub(crate) fn segment_value() -> SegmentHeader {
+    let extent = |address, length, data_offset, kind| SegmentExtent { address, length, data_offset, kind };
+    SegmentHeader {
+        volume_id: VOLUME,
+        put_id: PUT,
+        sequence: SEGMENT.sequence,
+        epoch: 3,
+        previous_sequence: 258,
+        stored_through: 257,
+        checkpoint_number: 12,
+        position_start: 1_000_000,
+        position_end: 1_000_650,
+        wall_unix_ms: WALL_UNIX_MS,
+        next_sequence: SEGMENT.sequence + 1,
+        role: SegmentRole::Data,
+        frame_bytes: 100,
+        data_bytes: 250,
+        extents: vec![
+            extent(4096, 150, 100, ExtentKind::Data),
+            extent(4246, 8192, 0, ExtentKind::Zero),
+            extent(1 << 20, 100, 0, ExtentKind::Data),
+            extent(1 << 30, 1 << 20, 0, ExtentKind::Discard),
+        ],
+        frames: raw_frames(250, 100).unwrap(),
+    }
+}
+
+pub(crate) fn segment_data() -> Vec<u8> {
+    (0..250).collect()
+}
+
+/// The whole object of a header and its uncompressed data.
+pub(crate) fn segment_object(header: &SegmentHeader, data: &[u8]) -> Vec<u8> {
+    let mut object = header.encode();
+    for (frame, data) in data.chunks(header.frame_bytes as usize).enumerate() {
+        let mut head = [0; FRAME_HEAD_BYTES];
+        frame_seal(&frame_identity(header, frame as u32), data, &mut head);
+        object.extend_from_slice(&head);
+        object.extend_from_slice(data);
+    }
+    object
+}
+
+fn frame_identity(header: &SegmentHeader, frame: u32) -> FrameIdentity {
+    FrameIdentity { volume_id: header.volume_id, sequence: header.sequence, epoch: header.epoch, frame }
+}
+
+/// Header and data of a whole object.
+pub(crate) fn open_segment(object: &[u8], expected: &SegmentIdentity) -> Result<(SegmentHeader, Vec<u8>)> {
+    let header = SegmentHeader::decode(object, expected)?;
+    let mut data = Vec::new();
+    let mut rest = &object[header.header_bytes() as usize..];
+    for (index, frame) in header.frames.iter().enumerate() {
+        let need = u64::from(frame.stored_bytes);
+        let have = rest.len() as u64;
+        let (bytes, after) = rest.split_at_checked(need as usize).ok_or(FormatError::Truncated {
+            what: "body",
+            need,
+            have,
+        })?;
+        data.extend_from_slice(frame_open(&frame_identity(&header, index as u32), bytes)?);
+        rest = after;
+    }
+    Ok((header, data))
+}
+
+fn segment_case(name: &'static str, value: SegmentHeader, data: Vec<u8>) -> Case {
+    let identity = SegmentIdentity { volume_id: value.volume_id, sequence: value.sequence };
+    Case {
+        name,
+        bytes: segment_object(&value, &data),
+        value: format!("{value:#?}"),
+        table: segment::at::TABLE,
+        decode: Box::new(move |bytes| {
+            let (header, found) = open_segment(bytes, &identity)?;
+            Ok(header == value && found == data)
+        }),
+    }
+}
+
+fn data_segment() -> Case {
+    segment_case("segment/v1-data", segment_value(), segment_data())
+}
+
+fn fence_segment() -> Case {
+    let fence = SegmentHeader {
+        sequence: 260,
+        previous_sequence: 259,
+        epoch: 4,
+        next_sequence: 260 + FENCE_WINDOW,
+        position_start: 1_000_650,
+        role: SegmentRole::Fence,
+        frame_bytes: 64 << 10,
+        data_bytes: 0,
+        extents: Vec::new(),
+        frames: Vec::new(),
+        ..segment_value()
+    };
+    segment_case("segment/v1-fence", fence, Vec::new())
+}
+
+pub(crate) const CHECKPOINT: CheckpointIdentity = CheckpointIdentity { volume_id: VOLUME, number: 13 };
+
+pub(crate) fn checkpoint_value() -> Checkpoint {
+    let segment = |sequence, live_bytes, dead| SegmentEntry {
+        sequence,
+        epoch: 3,
+        data_bytes: 8 << 20,
+        live_bytes,
+        wall_unix_ms: WALL_UNIX_MS + sequence,
+        header_bytes: 4468,
+        object_bytes: (8 << 20) + 128 * 16 + 4468,
+        dead,
+    };
+    let part = |group, number| PartEntry {
+        group,
+        number,
+        put_id: PUT,
+        bytes: 100,
+        extents: 3,
+        crc: part_crc(&part_bytes()),
+    };
+    Checkpoint {
+        volume_id: VOLUME,
+        put_id: PUT,
+        number: CHECKPOINT.number,
+        epoch: 3,
+        through_sequence: 259,
+        next_sequence: 260,
+        position: 1_000_650,
+        wall_unix_ms: WALL_UNIX_MS,
+        size_bytes: 10 << 30,
+        clean: true,
+        extent_total: 6,
+        live_bytes: 5 << 20,
+        segments: vec![segment(257, 0, true), segment(258, 1 << 20, false), segment(259, 4 << 20, false)],
+        parts: vec![part(0, 12), part(7, 13)],
+    }
+}
+
+fn checkpoint_case(name: &'static str, value: Checkpoint) -> Case {
+    let identity = CheckpointIdentity { volume_id: value.volume_id, number: value.number };
+    Case {
+        name,
+        bytes: value.encode(),
+        value: format!("{value:#?}"),
+        table: checkpoint::at::TABLE,
+        decode: Box::new(move |bytes| Ok(Checkpoint::decode(bytes, &identity)? == value)),
+    }
+}
+
+fn checkpoint_with_parts() -> Case {
+    checkpoint_case("checkpoint/v1-parts", checkpoint_value())
+}
+
+fn first_checkpoint() -> Case {
+    let empty = Checkpoint {
+        number: 1,
+        epoch: 1,
+        through_sequence: 0,
+        next_sequence: 1,
+        position: 0,
+        clean: false,
+        extent_total: 0,
+        live_bytes: 0,
+        segments: Vec::new(),
+        parts: Vec::new(),
+        ..checkpoint_value()
+    };
+    checkpoint_case("checkpoint/v1-empty", empty)
+}
+
+pub(crate) const PART: PartIdentity = PartIdentity { volume_id: VOLUME, group: 7, number: 13, put_id: PUT };
+pub(crate) const PART_FIRST_ADDRESS: u64 = 7 << 30;
+
+pub(crate) fn part_extents() -> Vec<MapExtent> {
+    let first = PART_FIRST_ADDRESS;
+    vec![
+        MapExtent { address: first, length: 4096, sequence: 259, data_offset: 0 },
+        MapExtent { address: first + 4096, length: 4096, sequence: 259, data_offset: 4096 },
+        MapExtent { address: first + 65536, length: 100, sequence: 258, data_offset: u32::MAX },
+        MapExtent { address: first + 70000, length: 1, sequence: u64::MAX, data_offset: 1 },
+    ]
+}
+
+pub(crate) fn part_bytes() -> Vec<u8> {
+    encode_part(&PART, PART_FIRST_ADDRESS, &part_extents()).unwrap()
+}
+
+fn part() -> Case {
+    Case {
+        name: "map_part/v1-four-extents",
+        bytes: part_bytes(),
+        value: format!("{:#?}", (PART, part_extents())),
+        table: map_part::at::TABLE,
+        decode: Box::new(|bytes| Ok(decode_part(bytes, &PART)? == part_extents())),
+    }
+}
+
+pub(crate) fn superblock_value() -> Superblock {
+    Superblock {
+        volume_id: VOLUME,
+        journal_tag: TAG,
+        generation: 5,
+        epoch: 3,
+        intent_epoch: 4,
+        intent_put_id: PUT,
+        capacity_bytes: 1 << 30,
+        trim: 900_000,
+        logged: 1_000_650,
+        stored_sequence: 257,
+        stored_position: 950_000,
+        clean: false,
+    }
+}
+
+fn superblock() -> Case {
+    let value = superblock_value();
+    Case {
+        name: "journal/v1-superblock",
+        bytes: value.encode().to_vec(),
+        value: format!("{value:#?}"),
+        table: journal::superblock_at::TABLE,
+        decode: Box::new(move |bytes| Ok(Superblock::decode(bytes, VOLUME)? == value)),
+    }
+}
+
+pub(crate) const PAYLOAD: &[u8] = b"a write of 26 bytes, whole";
+
+pub(crate) fn write_record() -> RecordHeader {
+    RecordHeader {
+        slot_bytes: (RECORD_HEADER_BYTES + PAYLOAD.len()) as u32,
+        position: 1_000_544,
+        tag: TAG,
+        operation: RecordOperation::Write,
+        epoch: 3,
+        logged: 999_000,
+        address: 1 << 20,
+        length: PAYLOAD.len() as u64,
+        payload_crc: crc32c(PAYLOAD),
+    }
+}
+
+/// Header and payload of a record, the payload verified.
+fn open_record(bytes: &[u8], position: u64) -> Result<(RecordHeader, &[u8])> {
+    let header = RecordHeader::decode(bytes, TAG, position)?;
+    let payload = match header.operation {
+        RecordOperation::Write => bytes.get(RECORD_HEADER_BYTES..header.slot_bytes as usize),
+        _ => Some(&[][..]),
+    };
+    match payload {
+        None => Err(FormatError::Truncated { what: "payload", need: 0, have: 0 }),
+        Some(payload) if crc32c(payload) != header.payload_crc => {
+            Err(FormatError::Checksum { what: "payload" })
+        }
+        Some(payload) => Ok((header, payload)),
+    }
+}
+
+pub(crate) fn encoded(record: &RecordHeader) -> [u8; RECORD_HEADER_BYTES] {
+    let mut bytes = [0; RECORD_HEADER_BYTES];
+    record.encode(&mut bytes);
+    bytes
+}
+
+fn records() -> impl Iterator<Item = Case> {
+    let write = write_record();
+    let empty = RecordHeader { slot_bytes: 80, payload_crc: 0, ..write };
+    let discard = RecordHeader { operation: RecordOperation::Discard, length: 1 << 20, ..empty };
+    let zero = RecordHeader { operation: RecordOperation::Zero, length: 100, ..empty };
+    let pad =
+        RecordHeader { operation: RecordOperation::Pad, slot_bytes: 4096, address: 0, length: 0, ..empty };
+    let void = RecordHeader { operation: RecordOperation::Void, slot_bytes: 4176, length: 0, ..empty };
+    let cases = [
+        ("journal/v1-write", write, PAYLOAD),
+        ("journal/v1-discard", discard, b""),
+        ("journal/v1-zero", zero, b""),
+        ("journal/v1-pad", pad, b""),
+        ("journal/v1-void", void, b""),
+    ];
+    cases.into_iter().map(|(name, value, payload)| Case {
+        name,
+        bytes: [&encoded(&value), payload].concat(),
+        value: format!("{value:#?}"),
+        table: journal::record_at::TABLE,
+        decode: Box::new(move |bytes| Ok(open_record(bytes, value.position)? == (value, payload))),
+    })
+}
+
+pub(crate) const STAGING: StagingIdentity = StagingIdentity { volume_id: VOLUME, journal_tag: TAG };
+
+pub(crate) fn staging_value() -> StagingHeader {
+    StagingHeader {
+        volume_id: VOLUME,
+        journal_tag: TAG,
+        capacity_bytes: 64 << 20,
+        boot_id: *b"boot id of linux",
+    }
+}
+
+fn staging_header() -> Case {
+    let value = staging_value();
+    Case {
+        name: "staging/v1-header",
+        bytes: value.encode().to_vec(),
+        value: format!("{value:#?}"),
+        table: staging::at::TABLE,
+        decode: Box::new(move |bytes| Ok(StagingHeader::decode(bytes, &STAGING)? == value)),
+    }
+}
+
+pub(crate) fn cache_value() -> CacheIndex {
+    let entry = |owner, slot, data_bytes| CacheEntry {
+        owner,
+        sequence: 259,
+        epoch: 3,
+        frame: 2,
+        slot,
+        data_bytes,
+        tier: 1,
+        crcs: std::array::from_fn(|piece| 0x1000 * slot + piece as u32),
+    };
+    CacheIndex {
+        frame_bytes: 64 << 10,
+        slot_count: 16,
+        cache_tag: TAG,
+        owners: vec![VOLUME, VolumeId([0xee; 16])],
+        entries: vec![entry(0, 15, 64 << 10), entry(1, 3, 100)],
+    }
+}
+
+fn cache() -> Case {
+    let value = cache_value();
+    Case {
+        name: "cache_index/v1-two-entries",
+        bytes: value.encode(),
+        value: format!("{value:#?}"),
+        table: cache_index::at::TABLE,
+        decode: Box::new(move |bytes| Ok(CacheIndex::decode(bytes, TAG)? == value)),
+    }
+}

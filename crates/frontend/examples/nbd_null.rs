@@ -1,0 +1,27 @@
+//! Serves a null and a memory device over NBD on a Unix socket: what the door itself costs.
+//!
+//! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the exports `null`
+//! (also under the empty name) and `memory`, 1 GiB each, until its standard input ends.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use sawmill_device::{MemoryDevice, NullDevice};
+use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+
+const SIZE_BYTES: u64 = 1 << 30;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = std::env::args_os().nth(1).ok_or("usage: nbd_null SOCKET_PATH")?;
+    let server = NbdServer::start(NbdOptions::new(Listen::Unix(path.into())))?;
+    let description = String::new();
+    let null = Arc::new(NullDevice::new(SIZE_BYTES));
+    server.add_export(Export { name: "null".into(), description: description.clone(), device: null })?;
+    let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+    server.add_export(Export { name: "memory".into(), description, device: memory })?;
+    println!("{}\n{}", server.uri("null"), server.uri("memory"));
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    server.stop();
+    println!("{:#?}", server.metrics());
+    Ok(())
+}

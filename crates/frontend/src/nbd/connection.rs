@@ -1,0 +1,477 @@
+//! The loop of one client after the handshake: receive many requests, submit them, send their replies.
+//!
+//! Invariants: a write reaches the device only when its payload is here whole; every request the device got
+//! is answered or the connection is gone; no more is taken from the socket than the limits allow.
+//! Not here: the handshake, and how replies are sent.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno as OsError;
+use rustix::net::{RecvFlags, recv};
+use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
+
+use super::intake::{Intake, Payload};
+use super::options::{
+    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES,
+};
+use super::outbox::{Link, Standing};
+use super::protocol::{Answered, Command, Errno, RequestHeader, Style, Violation, command_flag};
+use super::ticket::{Body, Ticket};
+
+/// What the handshake agreed on.
+pub(super) struct Session {
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// As shown to the client.
+    pub(super) geometry: Geometry,
+    pub(super) style: Style,
+    /// The client chose the context `base:allocation`.
+    pub(super) block_status: bool,
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client said so.
+    Disconnect,
+    /// The client closed its side between two requests.
+    Closed,
+    /// The client closed its side inside a request.
+    Died,
+    /// The server stops, or the export is removed.
+    Stopping,
+    /// The socket failed.
+    Broken(OsError),
+    /// The client broke the protocol.
+    Violation(Violation),
+}
+
+/// Why parsing stopped.
+enum Pause {
+    /// More bytes are needed: this many in the receive buffer, to make progress.
+    Hungry(usize),
+    /// A limit is reached.
+    Full,
+    Disconnect,
+}
+
+/// What one receive brought.
+enum Received {
+    Bytes,
+    Nothing,
+    End(End),
+}
+
+/// The refusal of a request: what the client is told.
+struct Refusal(Errno, String);
+
+/// A refused request whose payload is being dropped.
+struct Drain {
+    left: u64,
+    header: RequestHeader,
+    refusal: Refusal,
+}
+
+/// The longest read or write this geometry allows through this door.
+pub(super) fn payload_bytes_max(geometry: &Geometry) -> u32 {
+    geometry.request_bytes_max.min(PAYLOAD_BYTES_MAX)
+}
+
+/// Clients send a write's header and payload with two system calls, a microsecond apart. Looking this often
+/// before going to sleep between the two saves most of those sleeps; it ends after a few microseconds.
+const PAYLOAD_TRIES: u32 = 12;
+
+/// A reply to a block status query is not longer than this.
+const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
+
+pub(super) struct Connection {
+    link: Arc<Link>,
+    session: Session,
+    linger_time_max: Duration,
+    intake: Intake,
+    /// The write whose payload the intake fills apart.
+    filling: Option<RequestHeader>,
+    draining: Option<Drain>,
+    spare_reads: Vec<Vec<u8>>,
+    submitted: u64,
+    submitted_bytes: u64,
+    /// How many more requests, and how many more bytes, may be submitted before the next look.
+    allowance: (u64, u64),
+}
+
+impl Connection {
+    pub(super) fn new(link: Arc<Link>, session: Session, linger_time_max: Duration) -> Self {
+        Connection {
+            link,
+            session,
+            linger_time_max,
+            intake: Intake::new(),
+            filling: None,
+            draining: None,
+            spare_reads: Vec::new(),
+            submitted: 0,
+            submitted_bytes: 0,
+            allowance: (IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),
+        }
+    }
+
+    /// Serves the client until the end, then sees the last replies off.
+    pub(super) fn run(mut self) -> End {
+        let end = self.serve();
+        if !matches!(end, End::Violation(_) | End::Broken(_)) {
+            self.finish();
+        }
+        end
+    }
+
+    fn serve(&mut self) -> End {
+        let mut room = false;
+        loop {
+            self.link.begin_batch();
+            let pause = match self.parse() {
+                Ok(pause) => pause,
+                Err(violation) => {
+                    self.settle(room, false);
+                    return End::Violation(violation);
+                }
+            };
+            let full = matches!(pause, Pause::Full);
+            let standing = self.settle(std::mem::take(&mut room), full);
+            if standing.closed {
+                return if self.link.is_stopping() { End::Stopping } else { End::Broken(OsError::PIPE) };
+            }
+            let wanted = match pause {
+                Pause::Disconnect => return End::Disconnect,
+                Pause::Full if self.link.is_stopping() => return End::Stopping,
+                Pause::Full if self.may_submit() => continue,
+                Pause::Full => {
+                    room = self.wait(false, standing.socket_full, None).1;
+                    continue;
+                }
+                Pause::Hungry(wanted) => wanted,
+            };
+            if self.link.is_stopping() {
+                return End::Stopping;
+            }
+            if standing.socket_full {
+                let (readable, writable) = self.wait(true, true, None);
+                room = writable;
+                if !readable {
+                    continue;
+                }
+            }
+            match self.receive(wanted, standing.idle) {
+                Received::Bytes => (),
+                Received::Nothing if standing.idle => (),
+                Received::Nothing => room = self.wait(true, standing.socket_full, None).1,
+                Received::End(end) => return end,
+            }
+        }
+    }
+
+    /// Answers what is in flight and sends what is queued, as long as the client takes it.
+    fn finish(&mut self) {
+        let mut room = false;
+        let mut last = (u64::MAX, Instant::now());
+        loop {
+            let standing = self.settle(room, true);
+            if standing.closed || standing.idle {
+                return;
+            }
+            let mut patience = None;
+            if standing.in_flight == 0 {
+                if standing.queued_bytes != last.0 {
+                    last = (standing.queued_bytes, Instant::now());
+                }
+                let left = self.linger_time_max.saturating_sub(last.1.elapsed());
+                if left.is_zero() {
+                    tracing::warn!(
+                        bytes = standing.queued_bytes,
+                        "nbd: the client does not take its last replies"
+                    );
+                    return;
+                }
+                patience = Some(left);
+            }
+            room = self.wait(false, standing.socket_full, patience).1;
+        }
+    }
+
+    fn settle(&mut self, room: bool, alert: bool) -> Standing {
+        let standing = self.link.settle(self.submitted, self.submitted_bytes, room, alert);
+        self.allowance = (
+            IN_FLIGHT_MAX.saturating_sub(standing.in_flight),
+            IN_FLIGHT_BYTES_MAX.saturating_sub(standing.held_bytes),
+        );
+        standing
+    }
+
+    fn may_submit(&self) -> bool {
+        self.allowance.0 > 0 && self.allowance.1 > 0
+    }
+
+    /// Sleeps until the client sent something (if `read`), the socket takes more (if `write`), or another
+    /// thread wakes this one. Returns whether the socket is readable and whether it is writable.
+    fn wait(&self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, read);
+        interest.set(PollFlags::OUT, write);
+        let mut fds = [PollFd::new(&self.link.wake, PollFlags::IN), PollFd::new(&self.link.socket, interest)];
+        // A socket nobody asks about would still report a hang-up, again and again.
+        let asked = if interest.is_empty() { 1 } else { 2 };
+        let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
+        if poll(&mut fds[..asked], timeout.as_ref()).is_err() {
+            return (false, false);
+        }
+        let (woken, ready) = (fds[0].revents(), fds[1].revents());
+        if woken.contains(PollFlags::IN) {
+            // It carries no news beyond having been written to.
+            let _ = rustix::io::read(&self.link.wake, &mut [0; 8]);
+        }
+        let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
+        (read && (gone || ready.contains(PollFlags::IN)), write && (gone || ready.contains(PollFlags::OUT)))
+    }
+
+    /// Receives once; waits for bytes only if `patient`.
+    fn receive(&mut self, wanted: usize, patient: bool) -> Received {
+        let inside_request = wanted > self.session.style.request_bytes();
+        let tries = if patient && inside_request { PAYLOAD_TRIES } else { 0 };
+        let socket = &self.link.socket;
+        let space = self.intake.space(wanted);
+        let mut received = Err(OsError::AGAIN);
+        for _ in 0..tries {
+            received = recv(socket, &mut *space, RecvFlags::DONTWAIT);
+            if received.is_ok() {
+                break;
+            }
+            (0..16).for_each(|_| std::hint::spin_loop());
+        }
+        if received.is_err() {
+            let flags = if patient { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+            received = recv(socket, space, flags);
+        }
+        match received {
+            Ok((_, 0)) if self.link.is_stopping() => Received::End(End::Stopping),
+            Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => Received::End(End::Died),
+            Ok((_, 0)) => Received::End(End::Closed),
+            Ok((_, length)) => {
+                self.link.counters.bytes_in.fetch_add(length as u64, Relaxed);
+                self.intake.received(length);
+                Received::Bytes
+            }
+            Err(OsError::AGAIN | OsError::INTR) => Received::Nothing,
+            Err(_) if self.link.is_stopping() => Received::End(End::Stopping),
+            Err(error) => Received::End(End::Broken(error)),
+        }
+    }
+
+    /// Submits every request that is here whole, as far as the limits allow.
+    fn parse(&mut self) -> Result<Pause, Violation> {
+        let style = self.session.style;
+        loop {
+            if self.filling.is_some() {
+                let Some(payload) = self.intake.take_filled() else { return Ok(Pause::Hungry(0)) };
+                if let Some(header) = self.filling.take() {
+                    self.submit(Operation::Write, &header, Some(payload));
+                }
+            }
+            if self.draining.is_some() && !self.drain() {
+                return Ok(Pause::Hungry(0));
+            }
+            let head_bytes = style.request_bytes();
+            let Some(header) = RequestHeader::parse(style, self.intake.bytes())? else {
+                return Ok(Pause::Hungry(head_bytes));
+            };
+            if !self.may_submit() {
+                return Ok(Pause::Full);
+            }
+            let command = Command::from_number(header.command);
+            if command == Some(Command::Disconnect) {
+                return Ok(Pause::Disconnect);
+            }
+            let payload_bytes = header.payload_bytes(style);
+            match self.judge(&header) {
+                Err(_) if payload_bytes > DRAIN_BYTES_MAX => {
+                    let text = format!("a payload of {payload_bytes} bytes is beyond every limit");
+                    return Err(Violation(text.into()));
+                }
+                Err(refusal) => {
+                    self.link.counters.request(command);
+                    self.intake.consume(head_bytes);
+                    self.draining = Some(Drain { left: payload_bytes, header, refusal });
+                }
+                Ok(Operation::Write) => {
+                    let length = header.length as usize;
+                    if head_bytes + length > RECEIVE_BYTES {
+                        self.link.counters.request(command);
+                        self.intake.consume(head_bytes);
+                        self.intake.fill_apart(length);
+                        self.filling = Some(header);
+                    } else if self.intake.bytes().len() < head_bytes + length {
+                        return Ok(Pause::Hungry(head_bytes + length));
+                    } else {
+                        self.link.counters.request(command);
+                        self.intake.consume(head_bytes);
+                        let payload = self.intake.take_payload(length);
+                        self.submit(Operation::Write, &header, Some(payload));
+                    }
+                }
+                Ok(operation) => {
+                    self.link.counters.request(command);
+                    self.intake.consume(head_bytes);
+                    self.submit(operation, &header, None);
+                }
+            }
+        }
+    }
+
+    /// Drops payload of a refused request; true when it is gone and the refusal queued.
+    fn drain(&mut self) -> bool {
+        let Some(drain) = &mut self.draining else { return true };
+        let here = self.intake.bytes().len().min(usize::try_from(drain.left).unwrap_or(usize::MAX));
+        self.intake.consume(here);
+        drain.left -= here as u64;
+        if drain.left > 0 {
+            return false;
+        }
+        if let Some(Drain { header, refusal: Refusal(errno, text), .. }) = self.draining.take() {
+            self.link.counters.errors.fetch_add(1, Relaxed);
+            self.count(0);
+            let answered = self.answered(&header);
+            self.link.answer(0, |out| answered.push_error(out, errno, &text));
+        }
+        true
+    }
+
+    fn answered(&self, header: &RequestHeader) -> Answered {
+        Answered { style: self.session.style, cookie: header.cookie, offset: header.offset }
+    }
+
+    /// Whether the request may go to the device, and as what. The device checks again; here are the rules of
+    /// the protocol and its choice of error numbers.
+    fn judge(&self, header: &RequestHeader) -> Result<Operation, Refusal> {
+        let geometry = &self.session.geometry;
+        let refuse = |errno, text: String| Err(Refusal(errno, text));
+        let Some((command, operation)) = operation_of(header.command) else {
+            return refuse(Errno::Inval, format!("command {} is unknown", header.command));
+        };
+        let unfit = header.flags & !self.flags_of(command);
+        if unfit != 0 {
+            return refuse(Errno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
+        }
+        let extended = self.session.style == Style::Extended;
+        if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
+            return refuse(Errno::Inval, "a write without the flag for its payload".into());
+        }
+        if command == Command::Flush {
+            return Ok(operation);
+        }
+        if command == Command::BlockStatus && !self.session.block_status {
+            return refuse(Errno::Inval, "block status without a negotiated context".into());
+        }
+        let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        if changes && geometry.read_only {
+            return refuse(Errno::Perm, format!("{command:?} refused: the export is read-only"));
+        }
+        let (offset, length) = (header.offset, header.length);
+        if length == 0 {
+            return refuse(Errno::Inval, format!("{command:?} of length zero"));
+        }
+        let limit = payload_bytes_max(geometry);
+        if matches!(command, Command::Read | Command::Write) && length > limit.into() {
+            let errno = if command == Command::Read { Errno::Overflow } else { Errno::Inval };
+            return refuse(
+                errno,
+                format!("{command:?} of {length} bytes is longer than the limit of {limit}"),
+            );
+        }
+        if offset.checked_add(length).is_none_or(|end| end > geometry.size_bytes) {
+            let size = geometry.size_bytes;
+            let errno = match command {
+                Command::Write | Command::WriteZeroes => Errno::NoSpace,
+                _ => Errno::Inval,
+            };
+            let text = format!("{command:?} of {length} bytes at {offset} reaches past the end at {size}");
+            return refuse(errno, text);
+        }
+        Ok(operation)
+    }
+
+    /// The flags a command may carry. FUA is valid everywhere, and means nothing where nothing is written.
+    fn flags_of(&self, command: Command) -> u16 {
+        let own = match command {
+            Command::Read if self.session.style != Style::Simple => command_flag::DF,
+            Command::Write if self.session.style == Style::Extended => command_flag::PAYLOAD_LEN,
+            Command::WriteZeroes => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+            Command::BlockStatus => command_flag::REQ_ONE,
+            Command::Read | Command::Write | Command::Disconnect | Command::Flush => 0,
+            Command::Trim | Command::Cache => 0,
+        };
+        own | command_flag::FUA
+    }
+
+    fn submit(&mut self, operation: Operation, header: &RequestHeader, payload: Option<Payload>) {
+        let (charged_bytes, body) = match (operation, payload) {
+            (_, Some(payload)) => (header.length, Body::Write(payload)),
+            (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
+            (Operation::Allocation, None) => {
+                (STATUS_BYTES_MAX, Body::Status { one: header.flags & command_flag::REQ_ONE != 0 })
+            }
+            (_, None) => (0, Body::Empty),
+        };
+        self.count(charged_bytes);
+        let changes = matches!(operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
+        let flags = Flags {
+            fua: changes && header.flags & command_flag::FUA != 0,
+            no_unmap: header.flags & command_flag::NO_HOLE != 0,
+        };
+        let (address, length) =
+            if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
+        let link = self.link.clone();
+        let ticket = Box::new(Ticket { link, answered: self.answered(header), charged_bytes, body });
+        self.session.device.submit(Request::new(operation, address, length, flags, ticket));
+    }
+
+    /// Counts a request that will be answered.
+    fn count(&mut self, charged_bytes: u64) {
+        self.submitted += 1;
+        self.submitted_bytes += charged_bytes;
+        self.link.counters.submitted.store(self.submitted, Relaxed);
+        self.allowance.0 = self.allowance.0.saturating_sub(1);
+        self.allowance.1 = self.allowance.1.saturating_sub(charged_bytes);
+    }
+
+    /// A buffer for a read's reply, a used one if there is any.
+    fn read_body(&mut self, length: usize) -> Body {
+        if self.spare_reads.is_empty() {
+            self.link.take_spare_reads(&mut self.spare_reads);
+        }
+        let head_bytes = self.session.style.read_head_bytes();
+        let end = head_bytes + length;
+        let mut bytes = match self.spare_reads.pop() {
+            Some(spare) if spare.capacity() >= end => spare,
+            _ => vec![0; end],
+        };
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        Body::Read { bytes, head_bytes, end }
+    }
+}
+
+fn operation_of(number: u16) -> Option<(Command, Operation)> {
+    let command = Command::from_number(number)?;
+    let operation = match command {
+        Command::Read => Operation::Read,
+        Command::Write => Operation::Write,
+        Command::Flush => Operation::Flush,
+        Command::Trim => Operation::Discard,
+        Command::Cache => Operation::Prefetch,
+        Command::WriteZeroes => Operation::WriteZeroes,
+        Command::BlockStatus => Operation::Allocation,
+        Command::Disconnect => return None,
+    };
+    Some((command, operation))
+}

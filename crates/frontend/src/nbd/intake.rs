@@ -1,0 +1,165 @@
+//! Bytes that came from a client and were not parsed yet, in buffers that requests share.
+//!
+//! A write's payload stays where it was received: its request holds the buffer and a range. A buffer is
+//! written again only when no request holds it, which `Arc::get_mut` proves.
+//!
+//! Invariant: `start <= end <= current.len()`. Not here: sockets and meaning.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::options::{RECEIVE_BYTES, SPARE_BYTES_MAX};
+
+type Buffer = Arc<Box<[u8]>>;
+
+/// The payload of a write, where it was received.
+pub(super) struct Payload {
+    buffer: Buffer,
+    range: Range<usize>,
+}
+
+impl Payload {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
+    }
+}
+
+/// Buffers that may be free again: those no request holds any more.
+#[derive(Default)]
+struct Spares {
+    buffers: Vec<Buffer>,
+    bytes: usize,
+}
+
+impl Spares {
+    /// A buffer of at least `length` bytes that nobody else holds, a used one if possible.
+    fn take(&mut self, length: usize) -> Buffer {
+        let fits = |buffer: &mut Buffer| buffer.len() >= length && Arc::get_mut(buffer).is_some();
+        match self.buffers.iter_mut().position(fits) {
+            Some(found) => {
+                let buffer = self.buffers.remove(found);
+                self.bytes -= buffer.len();
+                buffer
+            }
+            None => Arc::new(vec![0; length.next_multiple_of(RECEIVE_BYTES)].into()),
+        }
+    }
+
+    fn put(&mut self, buffer: Buffer) {
+        if self.bytes + buffer.len() <= SPARE_BYTES_MAX {
+            self.bytes += buffer.len();
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+/// A payload too long for the receive buffer, on its way into one of its own.
+struct Filling {
+    buffer: Buffer,
+    filled: usize,
+    length: usize,
+}
+
+/// Received bytes.
+pub(super) struct Intake {
+    current: Buffer,
+    start: usize,
+    end: usize,
+    filling: Option<Filling>,
+    spares: Spares,
+}
+
+impl Intake {
+    pub(super) fn new() -> Self {
+        let mut spares = Spares::default();
+        Intake { current: spares.take(RECEIVE_BYTES), start: 0, end: 0, filling: None, spares }
+    }
+
+    /// What came and was not consumed; not the payload that is being filled.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.current[self.start..self.end]
+    }
+
+    /// Drops `length` bytes off the front.
+    pub(super) fn consume(&mut self, length: usize) {
+        self.start += length;
+        debug_assert!(self.start <= self.end);
+    }
+
+    /// Takes `length` bytes off the front as a payload; they must be there.
+    pub(super) fn take_payload(&mut self, length: usize) -> Payload {
+        let range = self.start..self.start + length;
+        self.consume(length);
+        Payload { buffer: self.current.clone(), range }
+    }
+
+    /// Gives the payload of `length` bytes that begins at the front a buffer of its own.
+    pub(super) fn fill_apart(&mut self, length: usize) {
+        let mut buffer = self.spares.take(length);
+        let here = (self.end - self.start).min(length);
+        if let Some(into) = Arc::get_mut(&mut buffer) {
+            into[..here].copy_from_slice(&self.current[self.start..self.start + here]);
+        }
+        self.consume(here);
+        self.filling = Some(Filling { buffer, filled: here, length });
+    }
+
+    /// The payload begun by `fill_apart`, once it is complete.
+    pub(super) fn take_filled(&mut self) -> Option<Payload> {
+        let Filling { buffer, length, .. } =
+            self.filling.take_if(|filling| filling.filled == filling.length)?;
+        // The list remembers the buffer while the request holds it, and finds it free later.
+        self.spares.put(buffer.clone());
+        Some(Payload { buffer, range: 0..length })
+    }
+
+    /// Whether a request or payload has arrived in part.
+    pub(super) fn is_partial(&self) -> bool {
+        self.start < self.end || self.filling.is_some()
+    }
+
+    /// Where to receive next: the payload being filled, or the receive buffer with room for a request whose
+    /// header and payload are `wanted` bytes (at most [`RECEIVE_BYTES`]). Never empty.
+    pub(super) fn space(&mut self, wanted: usize) -> &mut [u8] {
+        if self.filling.is_some() {
+            return self.filling_space();
+        }
+        if Arc::get_mut(&mut self.current).is_none() {
+            let mut fresh = self.spares.take(RECEIVE_BYTES);
+            let partial = self.start..self.end;
+            if let Some(into) = Arc::get_mut(&mut fresh) {
+                into[..partial.len()].copy_from_slice(&self.current[partial.clone()]);
+            }
+            (self.start, self.end) = (0, partial.len());
+            let held = std::mem::replace(&mut self.current, fresh);
+            self.spares.put(held);
+        }
+        let (start, end) = (self.start, self.end);
+        let Some(buffer) = Arc::get_mut(&mut self.current) else { return &mut [] };
+        if start == end {
+            (self.start, self.end) = (0, 0);
+        } else if end == buffer.len() || buffer.len() - start < wanted {
+            buffer.copy_within(start..end, 0);
+            (self.start, self.end) = (0, end - start);
+        }
+        &mut buffer[self.end..]
+    }
+
+    fn filling_space(&mut self) -> &mut [u8] {
+        match &mut self.filling {
+            Some(Filling { buffer, filled, length }) => match Arc::get_mut(buffer) {
+                Some(bytes) => &mut bytes[*filled..*length],
+                None => &mut [],
+            },
+            None => &mut [],
+        }
+    }
+
+    /// `length` bytes came into the last `space`.
+    pub(super) fn received(&mut self, length: usize) {
+        match &mut self.filling {
+            Some(filling) => filling.filled += length,
+            None => self.end += length,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What an NBD server counts.
+//!
+//! Each connection counts on its own [`Counters`], so that connections do not share a cache line; a snapshot
+//! adds them up. Not here: names and labels for a monitoring system.
+
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::protocol::Command;
+
+/// Requests received, by command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// Reads.
+    pub read: u64,
+    /// Writes.
+    pub write: u64,
+    /// Flushes.
+    pub flush: u64,
+    /// Trims (discards).
+    pub trim: u64,
+    /// Cache requests (prefetches).
+    pub cache: u64,
+    /// Write-zeroes.
+    pub write_zeroes: u64,
+    /// Block status queries.
+    pub block_status: u64,
+    /// Commands this server does not know.
+    pub unknown: u64,
+}
+
+/// A snapshot of what a server counted since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NbdMetrics {
+    /// Connections open now.
+    pub connections: u64,
+    /// Connections accepted.
+    pub connections_total: u64,
+    /// Connections closed at once because `connections_max` was reached.
+    pub connections_refused: u64,
+    /// Requests received, by command.
+    pub requests: RequestCounts,
+    /// Bytes received after the handshake.
+    pub bytes_in: u64,
+    /// Bytes sent after the handshake.
+    pub bytes_out: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Requests given to a device and not answered yet.
+    pub in_flight: u64,
+    /// Connections closed because the client broke the protocol.
+    pub protocol_violations: u64,
+}
+
+/// The counters of one connection.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) bytes_in: AtomicU64,
+    pub(super) bytes_out: AtomicU64,
+    pub(super) errors: AtomicU64,
+    /// Requests taken up, written by the connection's own thread.
+    pub(super) submitted: AtomicU64,
+    read: AtomicU64,
+    write: AtomicU64,
+    flush: AtomicU64,
+    trim: AtomicU64,
+    cache: AtomicU64,
+    write_zeroes: AtomicU64,
+    block_status: AtomicU64,
+    unknown: AtomicU64,
+}
+
+impl Counters {
+    /// Counts a request; only the connection's own thread does, so no atomic addition is needed.
+    pub(super) fn request(&self, command: Option<Command>) {
+        let counter = match command {
+            Some(Command::Read) => &self.read,
+            Some(Command::Write) => &self.write,
+            Some(Command::Flush) => &self.flush,
+            Some(Command::Trim) => &self.trim,
+            Some(Command::Cache) => &self.cache,
+            Some(Command::WriteZeroes) => &self.write_zeroes,
+            Some(Command::BlockStatus) => &self.block_status,
+            Some(Command::Disconnect) => return,
+            None => &self.unknown,
+        };
+        counter.store(counter.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Adds these counts to a snapshot.
+    pub(super) fn add_to(&self, metrics: &mut NbdMetrics) {
+        let requests = &mut metrics.requests;
+        for (sum, counter) in [
+            (&mut metrics.bytes_in, &self.bytes_in),
+            (&mut metrics.bytes_out, &self.bytes_out),
+            (&mut metrics.errors, &self.errors),
+            (&mut requests.read, &self.read),
+            (&mut requests.write, &self.write),
+            (&mut requests.flush, &self.flush),
+            (&mut requests.trim, &self.trim),
+            (&mut requests.cache, &self.cache),
+            (&mut requests.write_zeroes, &self.write_zeroes),
+            (&mut requests.block_status, &self.block_status),
+            (&mut requests.unknown, &self.unknown),
+        ] {
+            sum.add_assign(counter.load(Relaxed));
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! NBD, the network block device: works with every kernel, QEMU, libnbd, over TCP and Unix sockets.
+//!
+//! Fixed newstyle only. Rooms: [`options`](NbdOptions), `listener` (the socket), [`server`](NbdServer)
+//! (exports and connections), `handshake` (option haggling), `connection` (the loop of one client),
+//! `intake` (bytes that came), `ticket` (one request in flight), `outbox` (bytes that go), `protocol` (the
+//! codec, pure), [`metrics`](NbdMetrics).
+//!
+//! One thread per connection. It receives many requests with one system call, submits them all, and sends
+//! the replies of those that completed at once with one more. A request that completes later, on another
+//! thread, is answered from there without ever waiting for the client.
+//!
+//! Not here: TLS (refused for now), resize while connected, the oldstyle handshake.
+
+mod connection;
+mod handshake;
+mod intake;
+mod listener;
+mod metrics;
+mod options;
+mod outbox;
+mod protocol;
+mod server;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+pub use metrics::{NbdMetrics, RequestCounts};
+pub use options::{Listen, NbdOptions};
+pub use server::{Client, Export, NbdServer};

@@ -1,0 +1,80 @@
+//! What can be set for an NBD server, and the limits that cannot.
+//!
+//! Invariant: every number a peer could grow has its bound here.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A Unix socket at this path: created for its owner alone (mode 0600), removed at stop.
+    Unix(PathBuf),
+    /// A TCP address; port 0 takes a free one. Must be loopback unless `insecure_listen` is set.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Unix(path) => write!(f, "{}", path.display()),
+            Listen::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// The settings of one NBD server.
+#[derive(Clone, Debug)]
+pub struct NbdOptions {
+    /// Where to listen.
+    pub listen: Listen,
+    /// Allows a TCP address that other machines can reach, without encryption or authentication.
+    pub insecure_listen: bool,
+    /// Connections at the same time; one more is closed at once. At least 1.
+    pub connections_max: usize,
+    /// Time for a client to finish the handshake.
+    pub handshake_time_max: Duration,
+    /// At the end of a connection: how long a client may take no byte of its last replies.
+    pub linger_time_max: Duration,
+}
+
+impl NbdOptions {
+    /// The defaults for this address: 256 connections, 10 s for the handshake, 10 s to linger.
+    #[must_use]
+    pub fn new(listen: Listen) -> Self {
+        NbdOptions {
+            listen,
+            insecure_listen: false,
+            connections_max: 256,
+            handshake_time_max: Duration::from_secs(10),
+            linger_time_max: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Options one client may send before it chooses an export.
+pub(super) const HANDSHAKE_OPTIONS_MAX: u32 = 64;
+/// Bytes of option data one client may send before it chooses an export.
+pub(super) const HANDSHAKE_BYTES_MAX: u32 = 64 << 10;
+/// The longest name or description, from the protocol.
+pub(super) const STRING_BYTES_MAX: usize = 4096;
+/// The longest payload of one request, whatever the device says: what clients assume at least.
+pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+/// A refused payload up to this length is read and dropped; beyond it the connection is closed.
+pub(super) const DRAIN_BYTES_MAX: u64 = 64 << 20;
+const _: () = assert!(DRAIN_BYTES_MAX >= PAYLOAD_BYTES_MAX as u64);
+/// Requests in flight on one connection; beyond it nothing more is taken from the socket.
+pub(super) const IN_FLIGHT_MAX: u64 = 1024;
+/// Payload bytes in flight plus replies not yet taken by the client, on one connection.
+pub(super) const IN_FLIGHT_BYTES_MAX: u64 = 128 << 20;
+const _: () = assert!(IN_FLIGHT_BYTES_MAX >= 2 * PAYLOAD_BYTES_MAX as u64);
+/// What one receive takes at most: large enough for many small requests, small enough for the CPU's cache.
+pub(super) const RECEIVE_BYTES: usize = 256 << 10;
+/// Replies are sent in the middle of a batch when this much has gathered.
+pub(super) const SEND_BYTES: usize = 256 << 10;
+/// Idle buffers one connection keeps for later requests, of each kind.
+pub(super) const SPARE_BYTES_MAX: usize = 8 << 20;
+/// Runs in one answer to a block status query; a client asks again for the rest.
+pub(super) const EXTENTS_MAX: usize = 1 << 16;

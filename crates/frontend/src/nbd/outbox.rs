@@ -1,0 +1,346 @@
+//! Replies on their way to one client, from whichever thread completes a request.
+//!
+//! Replies gather in a queue under a small lock. One thread at a time holds the [`Sender`], the right to
+//! send; it sends without the lock and without waiting. While the connection's own thread works on a batch
+//! nobody else sends, so a batch is answered by one system call. When the socket is full the connection's
+//! thread is woken and waits for room; no completing thread ever does.
+//!
+//! Invariants: bytes leave in queue order; whatever is queued has somebody who will look at it again (the
+//! holder of the sender, the batch, or the connection's thread, woken or polling). Not here: what is said.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno as OsError;
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
+
+use super::metrics::Counters;
+use super::options::{SEND_BYTES, SPARE_BYTES_MAX};
+
+/// Bytes to send in one piece: many small replies, or one read's head and data.
+pub(super) struct Segment {
+    bytes: Vec<u8>,
+    /// What is sent is `bytes[..end]`; the rest is kept so that a buffer need not be zeroed again.
+    end: usize,
+    /// Small replies may be appended.
+    open: bool,
+}
+
+impl Segment {
+    /// The segment of one read: the first `end` bytes of its buffer.
+    pub(super) fn of_read(bytes: Vec<u8>, end: usize) -> Self {
+        Segment { bytes, end, open: false }
+    }
+}
+
+/// An open segment takes small replies up to this.
+const OPEN_BYTES_MAX: usize = 32 << 10;
+/// Pieces in one system call.
+const PIECES_MAX: usize = 64;
+/// How often a completing thread looks for more to send before it hands the work to the connection's thread.
+const ROUNDS_MAX: u32 = 4;
+
+/// The right to send, with what is being sent.
+#[derive(Default)]
+struct Sender {
+    queue: VecDeque<Segment>,
+    /// Bytes of the first segment that have gone.
+    gone: usize,
+    spent: Vec<Segment>,
+}
+
+enum Sent {
+    All,
+    SocketFull,
+    Broken,
+}
+
+impl Sender {
+    /// Sends until nothing is left or the socket takes no more; returns the bytes that went.
+    fn send(&mut self, socket: &OwnedFd) -> (u64, Sent) {
+        let mut total = 0;
+        while !self.queue.is_empty() {
+            match self.send_once(socket) {
+                Ok(length) => {
+                    total += length as u64;
+                    self.advance(length);
+                }
+                Err(OsError::INTR) => (),
+                Err(OsError::AGAIN) => return (total, Sent::SocketFull),
+                Err(_) => return (total, Sent::Broken),
+            }
+        }
+        (total, Sent::All)
+    }
+
+    fn send_once(&self, socket: &OwnedFd) -> Result<usize, OsError> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let mut count = 0;
+        let mut gone = self.gone;
+        for (piece, segment) in pieces.iter_mut().zip(&self.queue) {
+            *piece = IoSlice::new(&segment.bytes[gone..segment.end]);
+            gone = 0;
+            count += 1;
+        }
+        match &pieces[..count] {
+            [only] => send(socket, only, flags),
+            many => sendmsg(socket, many, &mut SendAncillaryBuffer::default(), flags),
+        }
+    }
+
+    fn advance(&mut self, length: usize) {
+        self.gone += length;
+        while let Some(first) = self.queue.front() {
+            if self.gone < first.end {
+                break;
+            }
+            self.gone -= first.end;
+            self.spent.extend(self.queue.pop_front());
+        }
+    }
+}
+
+#[derive(Default)]
+struct Outbox {
+    queue: VecDeque<Segment>,
+    /// Bytes queued here and at the sender.
+    queued_bytes: u64,
+    /// Absent while a thread is sending.
+    sender: Option<Sender>,
+    /// The connection's thread is in a batch and will send at its end.
+    in_batch: bool,
+    /// The socket took no more; the connection's thread waits for room.
+    socket_full: bool,
+    /// Nothing can be sent any more.
+    closed: bool,
+    /// The connection's thread wants to be woken by the next reply.
+    alert: bool,
+    completed: u64,
+    completed_bytes: u64,
+    spare_small: Vec<Vec<u8>>,
+    spare_reads: Vec<Vec<u8>>,
+    spare_read_bytes: usize,
+}
+
+impl Outbox {
+    fn append_small(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
+        match self.queue.back_mut() {
+            Some(last) if last.open && last.end < OPEN_BYTES_MAX => {
+                push(&mut last.bytes);
+                self.queued_bytes += (last.bytes.len() - last.end) as u64;
+                last.end = last.bytes.len();
+            }
+            _ => {
+                let mut bytes = self.spare_small.pop().unwrap_or_default();
+                push(&mut bytes);
+                let end = bytes.len();
+                self.queued_bytes += end as u64;
+                self.queue.push_back(Segment { bytes, end, open: true });
+            }
+        }
+    }
+
+    /// Keeps the buffers of what was sent for later replies.
+    fn recycle(&mut self, spent: &mut Vec<Segment>) {
+        for Segment { mut bytes, open, .. } in spent.drain(..) {
+            if !open {
+                self.keep_read_buffer(bytes);
+            } else if self.spare_small.len() < 4 && bytes.capacity() <= 4 * OPEN_BYTES_MAX {
+                bytes.clear();
+                self.spare_small.push(bytes);
+            }
+        }
+    }
+
+    fn keep_read_buffer(&mut self, bytes: Vec<u8>) {
+        if self.spare_read_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare_read_bytes += bytes.capacity();
+            self.spare_reads.push(bytes);
+        }
+    }
+}
+
+/// How things stand after the connection's thread has sent what it could.
+pub(super) struct Standing {
+    /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
+    pub(super) idle: bool,
+    pub(super) in_flight: u64,
+    /// Payload bytes in flight and bytes queued.
+    pub(super) held_bytes: u64,
+    pub(super) queued_bytes: u64,
+    /// Wait for the socket to take more.
+    pub(super) socket_full: bool,
+    pub(super) closed: bool,
+}
+
+/// One connection, as the threads that complete its requests and the server see it.
+pub(super) struct Link {
+    pub(super) socket: OwnedFd,
+    /// Readable when the connection's thread should look again.
+    pub(super) wake: OwnedFd,
+    pub(super) counters: Counters,
+    outbox: Mutex<Outbox>,
+    stopping: AtomicBool,
+}
+
+impl Link {
+    pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
+        let (counters, stopping) = (Counters::default(), AtomicBool::new(false));
+        Ok(Link { socket, wake, counters, outbox, stopping })
+    }
+
+    /// Queues a reply without read data and counts its request, of `charged_bytes`, as completed.
+    pub(super) fn answer(&self, charged_bytes: u64, push: impl FnOnce(&mut Vec<u8>)) {
+        let mut outbox = self.outbox.lock();
+        if !outbox.closed {
+            outbox.append_small(push);
+        }
+        self.completed(outbox, charged_bytes);
+    }
+
+    /// Queues the reply of a read and counts its request as completed.
+    pub(super) fn answer_read(&self, charged_bytes: u64, segment: Segment) {
+        let mut outbox = self.outbox.lock();
+        if !outbox.closed {
+            outbox.queued_bytes += segment.end as u64;
+            outbox.queue.push_back(segment);
+        }
+        self.completed(outbox, charged_bytes);
+    }
+
+    fn completed(&self, mut outbox: MutexGuard<'_, Outbox>, charged_bytes: u64) {
+        outbox.completed += 1;
+        outbox.completed_bytes += charged_bytes;
+        let alert = std::mem::take(&mut outbox.alert);
+        let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
+        let unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
+        drop(outbox);
+        if alert || unsent {
+            self.wake();
+        }
+    }
+
+    /// Sends what is queued if nobody else does. Returns whether the connection's thread has to go on.
+    fn send_some(&self, outbox: &mut MutexGuard<'_, Outbox>, rounds_max: u32) -> bool {
+        let Some(mut sender) = outbox.sender.take() else { return false };
+        let mut rounds = 0;
+        let mut unsent = false;
+        while !outbox.closed {
+            sender.queue.append(&mut outbox.queue);
+            if sender.queue.is_empty() {
+                break;
+            }
+            if rounds == rounds_max {
+                unsent = true;
+                break;
+            }
+            rounds += 1;
+            let (length, sent) = MutexGuard::unlocked(outbox, || sender.send(&self.socket));
+            self.counters.bytes_out.fetch_add(length, Relaxed);
+            outbox.queued_bytes -= length.min(outbox.queued_bytes);
+            outbox.recycle(&mut sender.spent);
+            match sent {
+                Sent::All if outbox.in_batch => break,
+                Sent::All => (),
+                Sent::SocketFull => {
+                    outbox.socket_full = true;
+                    unsent = true;
+                    break;
+                }
+                Sent::Broken => {
+                    self.abandon(outbox);
+                    unsent = true;
+                }
+            }
+        }
+        if outbox.closed {
+            sender.queue.clear();
+        }
+        outbox.sender = Some(sender);
+        unsent
+    }
+
+    fn abandon(&self, outbox: &mut Outbox) {
+        outbox.closed = true;
+        outbox.queue.clear();
+        outbox.queued_bytes = 0;
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// The connection's thread begins to submit requests.
+    pub(super) fn begin_batch(&self) {
+        self.outbox.lock().in_batch = true;
+    }
+
+    /// The connection's thread sends what is queued, and learns how things stand. `submitted` and
+    /// `submitted_bytes` are what it ever gave to the device. `room` says whether the socket has room again.
+    /// With `alert` it is woken by the next reply.
+    pub(super) fn settle(&self, submitted: u64, submitted_bytes: u64, room: bool, alert: bool) -> Standing {
+        let mut outbox = self.outbox.lock();
+        outbox.in_batch = false;
+        outbox.socket_full &= !room;
+        outbox.alert = alert;
+        if !outbox.socket_full {
+            self.send_some(&mut outbox, u32::MAX);
+        }
+        let in_flight = submitted - outbox.completed;
+        let idle = in_flight == 0 && outbox.queued_bytes == 0 && outbox.sender.is_some();
+        Standing {
+            idle,
+            in_flight,
+            held_bytes: submitted_bytes - outbox.completed_bytes + outbox.queued_bytes,
+            queued_bytes: outbox.queued_bytes,
+            socket_full: outbox.socket_full,
+            closed: outbox.closed,
+        }
+    }
+
+    /// Moves used read buffers to the connection's own list.
+    pub(super) fn take_spare_reads(&self, into: &mut Vec<Vec<u8>>) {
+        let mut outbox = self.outbox.lock();
+        outbox.spare_read_bytes = 0;
+        into.append(&mut outbox.spare_reads);
+    }
+
+    /// Gives back the buffer of a read that failed.
+    pub(super) fn keep_read_buffer(&self, bytes: Vec<u8>) {
+        self.outbox.lock().keep_read_buffer(bytes);
+    }
+
+    /// Requests submitted and not answered yet.
+    pub(super) fn in_flight(&self) -> u64 {
+        let completed = self.outbox.lock().completed;
+        self.counters.submitted.load(Relaxed).saturating_sub(completed)
+    }
+
+    /// Makes the connection's thread look again.
+    pub(super) fn wake(&self) {
+        // A full counter is a wake already on its way.
+        let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
+    }
+
+    /// Takes no more requests; those in flight are answered, then the connection ends.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Relaxed);
+        let _ = shutdown(&self.socket, Shutdown::Read);
+        self.wake();
+    }
+
+    /// Ends the connection at once; requests in flight go on in the device, unheard.
+    pub(super) fn close(&self) {
+        self.stopping.store(true, Relaxed);
+        self.abandon(&mut self.outbox.lock());
+        self.wake();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+}

@@ -1,0 +1,90 @@
+//! One request in flight: the exchange a device fills, empties and completes.
+//!
+//! Invariant: completing a ticket queues exactly one reply and never waits. Not here: when it is sent.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
+
+use super::intake::Payload;
+use super::outbox::{Link, Segment};
+use super::protocol::{Answered, Errno};
+
+/// The bytes of a request.
+pub(super) enum Body {
+    /// Neither payload nor data.
+    Empty,
+    /// What a write stores.
+    Write(Payload),
+    /// The place of a read's data: `bytes[head_bytes..end]`, with room for the reply's head in front.
+    Read { bytes: Vec<u8>, head_bytes: usize, end: usize },
+    /// A block status query; `one` asks for a single run.
+    Status { one: bool },
+}
+
+/// One request in flight.
+pub(super) struct Ticket {
+    pub(super) link: Arc<Link>,
+    pub(super) answered: Answered,
+    /// What the request counts against the connection's limit.
+    pub(super) charged_bytes: u64,
+    pub(super) body: Body,
+}
+
+impl Ticket {
+    fn answer_error(link: &Link, answered: Answered, charged_bytes: u64, error: &Error) {
+        link.counters.errors.fetch_add(1, Relaxed);
+        let text = error.to_string();
+        link.answer(charged_bytes, |out| answered.push_error(out, Errno::from(error.kind()), &text));
+    }
+}
+
+impl Exchange for Ticket {
+    #[inline]
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        match &self.body {
+            Body::Write(payload) => {
+                let start = offset as usize;
+                into.copy_from_slice(&payload.bytes()[start..start + into.len()]);
+            }
+            Body::Empty | Body::Read { .. } | Body::Status { .. } => (),
+        }
+    }
+
+    #[inline]
+    fn buffer(&mut self) -> &mut [u8] {
+        match &mut self.body {
+            Body::Read { bytes, head_bytes, end } => &mut bytes[*head_bytes..*end],
+            Body::Empty | Body::Write(_) | Body::Status { .. } => &mut [],
+        }
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Ticket { link, answered, charged_bytes, body } = *self;
+        match (outcome, body) {
+            (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
+                answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
+                link.answer_read(charged_bytes, Segment::of_read(bytes, end));
+            }
+            (Ok(Reply::Allocation(runs)), Body::Status { one }) if !runs.is_empty() => {
+                link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));
+            }
+            (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {
+                // The payload goes first: the receive buffer may be free before the reply is out.
+                drop(body);
+                link.answer(charged_bytes, |out| answered.push_done(out));
+            }
+            (Ok(_), _) => {
+                let text = "the device answered with another kind of reply than was asked for";
+                Self::answer_error(&link, answered, charged_bytes, &Error::new(ErrorKind::Internal, text));
+            }
+            (Err(error), body) => {
+                if let Body::Read { bytes, .. } = body {
+                    link.keep_read_buffer(bytes);
+                }
+                Self::answer_error(&link, answered, charged_bytes, &error);
+            }
+        }
+    }
+}

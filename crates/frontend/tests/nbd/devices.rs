@@ -1,0 +1,126 @@
+//! Devices that answer late, elsewhere, or with errors.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Request};
+
+/// Holds back every request until it is told to let go.
+pub(crate) struct Held {
+    inner: MemoryDevice,
+    /// The requests held, or `None` once all are let through.
+    held: Mutex<Option<Vec<Request>>>,
+}
+
+impl Held {
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        Held { inner: MemoryDevice::new(size_bytes), held: Mutex::new(Some(Vec::new())) }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.held.lock().expect("not poisoned").as_ref().map_or(0, Vec::len)
+    }
+
+    /// Lets go of the requests held now.
+    pub(crate) fn release(&self) {
+        let batch = self.held.lock().expect("not poisoned").as_mut().map(std::mem::take);
+        batch.into_iter().flatten().for_each(|request| self.inner.submit(request));
+    }
+
+    /// Lets go of the requests held now, and holds none from now on.
+    pub(crate) fn let_go(&self) {
+        let batch = self.held.lock().expect("not poisoned").take();
+        batch.into_iter().flatten().for_each(|request| self.inner.submit(request));
+    }
+
+    pub(crate) fn inner(&self) -> &MemoryDevice {
+        &self.inner
+    }
+}
+
+impl BlockDevice for Held {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        let mut held = self.held.lock().expect("not poisoned");
+        match &mut *held {
+            Some(requests) => requests.push(request),
+            None => {
+                drop(held);
+                self.inner.submit(request);
+            }
+        }
+    }
+}
+
+/// Carries requests out on threads of its own, several at a time and in any order.
+pub(crate) struct Elsewhere {
+    geometry: Geometry,
+    queue: Mutex<Option<Sender<Request>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Elsewhere {
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        let inner = std::sync::Arc::new(MemoryDevice::new(size_bytes));
+        let (send, receive) = channel::<Request>();
+        let receive = std::sync::Arc::new(Mutex::new(receive));
+        let geometry = *inner.geometry();
+        let threads = (0..3).map(|_| {
+            let (inner, receive) = (inner.clone(), receive.clone());
+            std::thread::spawn(move || {
+                loop {
+                    let next = receive.lock().expect("not poisoned").recv();
+                    let Ok(request) = next else { return };
+                    inner.submit(request);
+                }
+            })
+        });
+        Elsewhere { geometry, threads: threads.collect(), queue: Mutex::new(Some(send)) }
+    }
+}
+
+impl BlockDevice for Elsewhere {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        let queue = self.queue.lock().expect("not poisoned");
+        queue.as_ref().expect("open").send(request).expect("the threads run");
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.queue.lock().expect("not poisoned").take();
+        for thread in self.threads.drain(..) {
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+/// Answers every request with an error of one kind.
+pub(crate) struct Failing {
+    geometry: Geometry,
+    kind: ErrorKind,
+}
+
+impl Failing {
+    pub(crate) fn new(kind: ErrorKind) -> Self {
+        Failing { geometry: *MemoryDevice::new(1 << 20).geometry(), kind }
+    }
+}
+
+impl BlockDevice for Failing {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        request.fail(Error::new(self.kind, format!("{:?} for a test", self.kind)));
+    }
+}

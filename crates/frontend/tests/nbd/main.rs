@@ -1,0 +1,9 @@
+//! The NBD door from outside: a small client that can misbehave, and real clients nobody here wrote.
+
+mod client;
+mod devices;
+mod handshake;
+mod programs;
+mod requests;
+mod server;
+mod trouble;

@@ -1,0 +1,350 @@
+//! The admin server: HTTP/1.1 on a Unix socket per volume, and on a loopback address when asked for.
+//!
+//! | target | answer |
+//! |---|---|
+//! | `GET /` | the dashboard |
+//! | `GET /status` | [`status::ProcessStatus`] as JSON |
+//! | `GET /metrics` | Prometheus text |
+//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once everything accepted is |
+//!
+//! Invariants: it reads and never changes anything; it runs on one thread of its own, so that no request of it
+//! can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere can
+//! read it through a browser. Not here: what the numbers mean (`status`), where they come from (`wiring`).
+
+pub(crate) mod metrics;
+mod page;
+pub(crate) mod status;
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use sawmill_volume::Safety;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+
+use crate::exit::{Exit, Failure, Result};
+use status::ProcessStatus;
+
+/// Long polls at the same time; each holds a thread.
+const WAITS_MAX: u32 = 32;
+/// Time a client may take to send its request.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What the server tells about. The volume's name narrows the answer to it.
+pub(crate) struct Subject {
+    /// The status of the process, or of one volume in it.
+    pub(crate) status: Box<Tell>,
+    /// Waits for a volume; blocks.
+    pub(crate) wait: Box<Wait>,
+}
+
+/// See [`Subject::status`].
+type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
+/// See [`Subject::wait`].
+type Wait = dyn Fn(&str, Safety, Option<Duration>) -> Result<bool> + Send + Sync;
+
+/// Where to listen.
+pub(crate) enum Door {
+    /// A Unix socket that tells about one volume.
+    Control { path: PathBuf, volume: String },
+    /// A loopback address that tells about all.
+    Loopback(SocketAddr),
+}
+
+/// A running admin server.
+pub(crate) struct Admin {
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+    sockets: Vec<PathBuf>,
+    /// The loopback address, with the port that was given.
+    pub(crate) address: Option<SocketAddr>,
+}
+
+enum Listener {
+    Control(UnixListener, String),
+    Loopback(TcpListener),
+}
+
+struct Shared {
+    subject: Subject,
+    waits: AtomicU32,
+}
+
+impl Admin {
+    /// Binds all doors and starts the server's thread.
+    pub(crate) fn start(subject: Subject, doors: Vec<Door>) -> Result<Admin> {
+        let mut sockets = Vec::new();
+        let mut listeners = Vec::new();
+        let mut address = None;
+        for door in doors {
+            match door {
+                Door::Control { path, volume } => {
+                    listeners.push(Listener::Control(bind_control(&path)?, volume));
+                    sockets.push(path);
+                }
+                Door::Loopback(wanted) => {
+                    let listener = bind_loopback(wanted)?;
+                    address = listener.local_addr().ok();
+                    listeners.push(Listener::Loopback(listener));
+                }
+            }
+        }
+        let (stop, stopped) = watch::channel(false);
+        let shared = Arc::new(Shared { subject, waits: AtomicU32::new(0) });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(WAITS_MAX as usize)
+            .thread_keep_alive(Duration::from_secs(1))
+            .build()
+            .map_err(|error| Failure::io("cannot start the admin server", &error))?;
+        let thread = std::thread::Builder::new()
+            .name("admin".into())
+            .spawn(move || {
+                runtime.block_on(serve_all(listeners, shared, stopped));
+                // Long polls still waiting are cut off; their clients see the connection close.
+                runtime.shutdown_background();
+            })
+            .map_err(|error| Failure::io("cannot start the admin server's thread", &error))?;
+        Ok(Admin { stop, thread: Some(thread), sockets, address })
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            // It may be gone already; a left-over socket is recognised as such by the next process.
+            let _ = fs::remove_file(socket);
+        }
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the admin server's thread died");
+        }
+    }
+}
+
+fn bind_control(path: &Path) -> Result<UnixListener> {
+    /// What the kernel's socket address holds, less its final zero.
+    const SOCKET_PATH_BYTES_MAX: usize = 107;
+    if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        return Err(Failure::usage(format!(
+            "the control socket's path {} is longer than {SOCKET_PATH_BYTES_MAX} bytes; \
+             set XDG_STATE_HOME to a shorter folder",
+            path.display()
+        )));
+    }
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            // The journal's lock is ours, so whoever made this socket is gone.
+            fs::remove_file(path).and_then(|()| UnixListener::bind(path))
+        }
+        other => other,
+    };
+    let listener =
+        listener.map_err(|error| Failure::io(format!("cannot listen on {}", path.display()), &error))?;
+    // The folder is its owner's alone, so nobody else can connect before this either.
+    let private = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    let ready = private.and_then(|()| listener.set_nonblocking(true));
+    ready.map_err(|error| Failure::io(format!("cannot set up {}", path.display()), &error))?;
+    Ok(listener)
+}
+
+fn bind_loopback(wanted: SocketAddr) -> Result<TcpListener> {
+    let cannot = |error: io::Error| Failure::io(format!("cannot listen on {wanted} for --admin"), &error);
+    let listener = TcpListener::bind(wanted).map_err(cannot)?;
+    listener.set_nonblocking(true).map_err(cannot)?;
+    Ok(listener)
+}
+
+async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+    for listener in listeners {
+        let shared = Arc::clone(&shared);
+        match listener {
+            Listener::Control(listener, volume) => {
+                let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { continue };
+                let volume = Arc::new(Some(volume));
+                tokio::spawn(async move {
+                    loop {
+                        match listener.accept().await {
+                            Ok((stream, _)) => start_connection(stream, &shared, &volume),
+                            Err(error) => accept_failed(&error).await,
+                        }
+                    }
+                });
+            }
+            Listener::Loopback(listener) => {
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { continue };
+                let volume = Arc::new(None);
+                tokio::spawn(async move {
+                    loop {
+                        match listener.accept().await {
+                            Ok((stream, _)) => start_connection(stream, &shared, &volume),
+                            Err(error) => accept_failed(&error).await,
+                        }
+                    }
+                });
+            }
+        }
+    }
+    // An error means that the sender is gone, which is a stop as well.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Out of descriptors, most likely: wait a moment rather than spin.
+async fn accept_failed(error: &io::Error) {
+    tracing::warn!("the admin server cannot accept a connection: {error}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (shared, volume) = (Arc::clone(shared), Arc::clone(volume));
+    tokio::spawn(async move {
+        let service = service_fn(move |request| {
+            let (shared, volume) = (Arc::clone(&shared), Arc::clone(&volume));
+            async move { Ok::<_, Infallible>(answer(&request, &shared, volume.as_deref()).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_TIME_MAX)
+            .max_buf_size(16 << 10)
+            .serve_connection(TokioIo::new(stream), service);
+        if let Err(error) = connection.await {
+            tracing::debug!("an admin connection ended: {error}");
+        }
+    });
+}
+
+async fn answer(
+    request: &Request<Incoming>,
+    shared: &Arc<Shared>,
+    only: Option<&str>,
+) -> Response<Full<Bytes>> {
+    if only.is_none() && !names_this_machine(request) {
+        return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
+    }
+    if request.method() != Method::GET {
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is understood"));
+    }
+    match request.uri().path() {
+        "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
+        "/status" => match serde_json::to_vec(&(shared.subject.status)(only)) {
+            Ok(body) => reply("application/json", body),
+            Err(error) => refuse(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &Failure::new(Exit::Internal, format!("cannot write the status: {error}")),
+            ),
+        },
+        "/metrics" => reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only))),
+        "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
+        path => refuse(
+            StatusCode::NOT_FOUND,
+            &Failure::usage(format!("there is no {path} here; try /, /status, /metrics or /wait")),
+        ),
+    }
+}
+
+/// A browser sends the name it was told; one that only resolves to this machine is somebody's trick.
+fn names_this_machine(request: &Request<Incoming>) -> bool {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response<Full<Bytes>> {
+    let (volume, safety, timeout) = match parse_wait(query, only) {
+        Ok(parsed) => parsed,
+        Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
+    };
+    if shared.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_MAX {
+        shared.waits.fetch_sub(1, Ordering::Relaxed);
+        let failure =
+            Failure::new(Exit::Unavailable, format!("{WAITS_MAX} others wait already; try again later"));
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, &failure);
+    }
+    let waiting = Arc::clone(shared);
+    let outcome = tokio::task::spawn_blocking(move || {
+        let outcome = (waiting.subject.wait)(&volume, safety, timeout);
+        waiting.waits.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    })
+    .await;
+    match outcome {
+        Ok(Ok(reached)) => reply("application/json", format!("{{\"reached\":{reached}}}")),
+        Ok(Err(failure)) => refuse(StatusCode::CONFLICT, &failure),
+        Err(error) => {
+            let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));
+            refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure)
+        }
+    }
+}
+
+fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option<Duration>)> {
+    let (mut volume, mut safety, mut timeout) = (only.map(str::to_owned), None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=').unwrap_or((pair, "")) {
+            ("safety", "stored") => safety = Some(Safety::Stored),
+            ("safety", "logged") => safety = Some(Safety::Logged),
+            ("timeout_ms", text) => {
+                let milliseconds = text.parse().map_err(|_| {
+                    Failure::usage(format!("timeout_ms={text} is not a whole number of milliseconds"))
+                })?;
+                timeout = Some(Duration::from_millis(milliseconds));
+            }
+            ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
+            (name, value) => {
+                return Err(Failure::usage(format!(
+                    "{name}={value} is not understood; say safety=stored or safety=logged, timeout_ms=N, volume=NAME"
+                )));
+            }
+        }
+    }
+    let safety = safety.ok_or_else(|| Failure::usage("say safety=stored or safety=logged"))?;
+    let volume = volume.ok_or_else(|| Failure::usage("say volume=NAME"))?;
+    Ok((volume, safety, timeout))
+}
+
+fn reply(kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, hyper::header::HeaderValue::from_static("no-store"));
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        hyper::header::HeaderValue::from_static(page::CONTENT_SECURITY_POLICY),
+    );
+    response
+}
+
+fn refuse(status: StatusCode, failure: &Failure) -> Response<Full<Bytes>> {
+    let body = serde_json::json!({ "error": failure.to_string(), "exit": failure.exit().code() });
+    let mut response = reply("application/json", body.to_string());
+    *response.status_mut() = status;
+    response
+}
+
+#[cfg(test)]
+mod tests;

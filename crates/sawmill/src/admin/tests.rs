@@ -1,0 +1,125 @@
+//! The admin server against its own client and against plain HTTP, with a made-up subject.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+
+use super::status::VolumeStatus;
+use super::*;
+use crate::control;
+
+/// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer is fenced.
+fn subject() -> Subject {
+    let named = |name: &str| VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
+    Subject {
+        status: Box::new(move |only| ProcessStatus {
+            pid: 4711,
+            volumes: ["oak", "ash"]
+                .into_iter()
+                .filter(|name| only.is_none_or(|only| only == *name))
+                .map(named)
+                .collect(),
+            ..ProcessStatus::default()
+        }),
+        wait: Box::new(|name, safety, timeout| match (safety, timeout) {
+            (Safety::Logged, _) => Ok(true),
+            (Safety::Stored, Some(_)) => Ok(false),
+            (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
+        }),
+    }
+}
+
+fn start(folder: &Path) -> Admin {
+    let control = Door::Control { path: folder.join(control::WRITER_SOCKET), volume: "oak".into() };
+    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    Admin::start(subject(), vec![control, loopback]).unwrap()
+}
+
+/// Status code and body of one request over TCP.
+fn request(admin: &Admin, head: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
+    write!(stream, "{head}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+fn get(admin: &Admin, target: &str) -> (u16, String) {
+    request(admin, &format!("GET {target} HTTP/1.1\r\nHost: localhost"))
+}
+
+#[test]
+fn a_control_socket_tells_about_its_volume_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    let status = control::attached(folder.path()).unwrap().unwrap();
+    assert_eq!(status.pid, 4711);
+    assert_eq!(status.volumes.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["oak"]);
+    let (code, body) = get(&admin, "/status");
+    assert_eq!(code, 200);
+    let status: ProcessStatus = serde_json::from_str(&body).unwrap();
+    assert_eq!(status.volumes.len(), 2, "the loopback address tells about all");
+}
+
+#[test]
+fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let _admin = start(folder.path());
+    let wait = |safety, timeout| control::wait(folder.path(), "oak", safety, timeout);
+    assert!(wait("logged", None).unwrap());
+    assert!(!wait("stored", Some(Duration::from_millis(1))).unwrap());
+    let failure = wait("stored", None).unwrap_err();
+    assert_eq!(failure.exit(), Exit::Fenced);
+    assert!(failure.to_string().contains("oak: fenced by epoch 7"), "{failure}");
+}
+
+#[test]
+fn every_target_answers_and_others_say_what_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    assert!(get(&admin, "/").1.starts_with("<!doctype html>"));
+    assert!(get(&admin, "/metrics").1.contains("sawmill_volumes 2\n"));
+    assert_eq!(get(&admin, "/wait?safety=logged&volume=ash"), (200, "{\"reached\":true}".to_owned()));
+    let (code, body) = get(&admin, "/metrix");
+    assert!(code == 404 && body.contains("/metrics"), "{code} {body}");
+    for query in ["", "?safety=soon", "?safety=logged", "?safety=logged&volume=ash&timeout_ms=x"] {
+        let (code, body) = get(&admin, &format!("/wait{query}"));
+        assert!(code == 400 && body.contains("\"exit\":2"), "{query}: {code} {body}");
+    }
+    let (code, _) = request(&admin, "POST /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+    assert_eq!(code, 405);
+}
+
+#[test]
+fn a_name_that_is_not_of_this_machine_is_refused_over_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    for host in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "192.0.2.1"] {
+        assert_eq!(request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0, 403, "{host}");
+    }
+    for host in ["127.0.0.1:9100", "localhost", "[::1]:80"] {
+        assert_eq!(request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0, 200, "{host}");
+    }
+}
+
+#[test]
+fn the_socket_goes_with_the_server_and_a_stale_one_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(control::WRITER_SOCKET);
+    drop(UnixListener::bind(&path).unwrap());
+    let admin = start(folder.path());
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(control::attached(folder.path()).unwrap().is_some());
+    drop(admin);
+    assert!(!path.exists());
+    assert!(control::attached(folder.path()).unwrap().is_none());
+}
+
+#[test]
+fn a_path_too_long_for_a_socket_is_refused_with_what_to_set() {
+    let path = Path::new("/tmp").join("x".repeat(120));
+    let door = Door::Control { path, volume: "oak".into() };
+    let failure = Admin::start(subject(), vec![door]).err().unwrap();
+    assert!(failure.exit() == Exit::Usage && failure.to_string().contains("XDG_STATE_HOME"), "{failure}");
+}

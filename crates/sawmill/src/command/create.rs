@@ -1,0 +1,74 @@
+//! `sawmill create`: a new volume in a store.
+
+use clap::{Args, ValueEnum};
+use sawmill_volume::{CreateOptions, FlushMode};
+
+use super::Context;
+use crate::exit::{Exit, Result};
+use crate::units::{human_size, parse_size, parse_size_u32};
+use crate::{output, wiring};
+
+/// Create a volume.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Size of the disk: 4096, 512M, 10G, 1T (of 1024). Nothing is reserved; an empty disk takes no space.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
+
+    /// Logical block shown by doors that have sectors: 512 or 4096. Requests need not be aligned to it.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
+    block_size: u32,
+
+    /// A batch of writes becomes an object at this size: a power of two from 256K to 64M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32, default_value = "8M")]
+    segment_bytes: u32,
+
+    /// What a completed flush means: on the local disk, in the store, or a mere barrier.
+    #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
+    flush: Flush,
+}
+
+/// The flush modes as words of the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum Flush {
+    /// Flushed writes survive power loss: they are on the local disk.
+    Logged,
+    /// Flushed writes survive the loss of the machine: they are in the store.
+    Stored,
+    /// A flush orders writes and makes nothing durable.
+    Weak,
+}
+
+impl From<Flush> for FlushMode {
+    fn from(flush: Flush) -> Self {
+        match flush {
+            Flush::Logged => FlushMode::Logged,
+            Flush::Stored => FlushMode::Stored,
+            Flush::Weak => FlushMode::Weak,
+        }
+    }
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let store = wiring::open_store(&address.store_url)?;
+    let options = CreateOptions {
+        size_bytes: arguments.size,
+        block_bytes: arguments.block_size,
+        segment_bytes: arguments.segment_bytes,
+        flush: arguments.flush.into(),
+    };
+    let record = sawmill_volume::create(&*store, &address.name, &options)?;
+    let document = super::info::RecordDocument::new(&address.store_url, &record);
+    if context.json {
+        output::json(&document)?;
+    } else {
+        let size = human_size(document.size_bytes);
+        output::line(&format!("created {} ({size}) in {}", document.name, document.store))?;
+    }
+    Ok(Exit::Ok)
+}

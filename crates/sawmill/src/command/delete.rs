@@ -1,0 +1,88 @@
+//! `sawmill delete`: a volume and all its objects, after a question.
+
+use std::fs;
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use clap::Args;
+
+use super::Context;
+use crate::exit::{Exit, Failure, Result};
+use crate::units::human_size;
+use crate::{control, output, wiring};
+
+/// Delete a volume with all its data.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    deleted: &'a str,
+    store: &'a str,
+    objects: u64,
+    bytes: u64,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let (store, record) = wiring::find(&address)?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    if let Some(served) = control::attached(&folder)? {
+        return Err(Failure::new(
+            Exit::InUse,
+            format!("volume {} is served by process {}; stop that first", address.name, served.pid),
+        ));
+    }
+    if !arguments.yes && !agreed(&address.name, &address.store_url, record.size_bytes)? {
+        output::line("nothing was deleted")?;
+        return Ok(Exit::Negative);
+    }
+    let deleted = sawmill_volume::delete(&*store, &address.name)?;
+    forget_state(&folder);
+    let document = Document {
+        deleted: &address.name,
+        store: &address.store_url,
+        objects: deleted.objects,
+        bytes: deleted.bytes,
+    };
+    if context.json {
+        output::json(&document)?;
+    } else {
+        let bytes = human_size(deleted.bytes);
+        output::line(&format!("deleted {} ({} objects, {bytes})", address.name, deleted.objects))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(format!(
+            "deleting {name} needs a yes, and there is no terminal to ask on; add --yes"
+        )));
+    }
+    let size = human_size(size_bytes);
+    let asked = write!(io::stderr(), "Delete {name} ({size}) in {store} with all its data? Type its name: ");
+    asked.map_err(|error| Failure::io("cannot ask", &error))?;
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut answer)
+        .map_err(|error| Failure::io("cannot read the answer", &error))?;
+    Ok(answer.trim() == name)
+}
+
+/// Removes what this machine kept for the volume. Its journal is of no use to anyone without the volume.
+fn forget_state(folder: &std::path::Path) {
+    match fs::remove_dir_all(folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!("cannot remove {}: {error}; remove it by hand", folder.display()),
+    }
+}

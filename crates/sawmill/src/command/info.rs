@@ -1,0 +1,213 @@
+//! `sawmill info`: one volume, live when it is served on this machine, else as its store shows it.
+
+use clap::Args;
+use sawmill_format::volume_record::VolumeRecord;
+use serde::Serialize;
+
+use super::Context;
+use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
+use crate::exit::{Exit, Result};
+use crate::units::{human_count, human_size, human_time};
+use crate::{control, output, wiring};
+
+/// Show a volume: size, positions, what it takes in the store, who is attached.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+}
+
+/// What a volume was born with.
+#[derive(Serialize)]
+pub(super) struct RecordDocument {
+    pub(super) name: String,
+    pub(super) id: String,
+    pub(super) store: String,
+    pub(super) size_bytes: u64,
+    pub(super) block_bytes: u32,
+    pub(super) segment_bytes: u32,
+    pub(super) flush: String,
+    pub(super) created_unix_ms: u64,
+}
+
+impl RecordDocument {
+    /// The record of a volume in the store at `store_url`.
+    pub(super) fn new(store_url: &str, record: &VolumeRecord) -> Self {
+        RecordDocument {
+            name: record.name.clone(),
+            id: record.volume_id.to_string(),
+            store: store_url.to_owned(),
+            size_bytes: record.size_bytes,
+            block_bytes: record.block_bytes,
+            segment_bytes: record.segment_bytes,
+            flush: record.flush_mode.to_string(),
+            created_unix_ms: record.created_unix_ms,
+        }
+    }
+}
+
+/// A process of this machine that serves a volume.
+#[derive(Serialize)]
+pub(super) struct Attachment {
+    pub(super) pid: u32,
+    read_only: bool,
+    uris: Vec<String>,
+    clients: Vec<String>,
+    health: HealthStatus,
+}
+
+impl Attachment {
+    /// What a control socket said.
+    pub(super) fn new(process: &ProcessStatus) -> Self {
+        let volume = process.volumes.first().cloned().unwrap_or_default();
+        Attachment {
+            pid: process.pid,
+            read_only: volume.read_only,
+            uris: volume.uris,
+            clients: volume.clients,
+            health: volume.health,
+        }
+    }
+}
+
+/// What `--json` prints. Fields that only one kind of source knows are null in the other.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    record: RecordDocument,
+    /// Null: not served on this machine.
+    attached: Option<Attachment>,
+    epoch: u64,
+    positions: Option<PositionsStatus>,
+    live_bytes: u64,
+    data_bytes: u64,
+    object_bytes: u64,
+    segments: u64,
+    extents: u64,
+    checkpoint_number: u64,
+    /// Whether the last attachment ended with everything stored; null while one is served here.
+    clean: Option<bool>,
+    cache: Option<CacheStatus>,
+    /// Everything the serving process tells about the volume.
+    live: Option<VolumeStatus>,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let (store, record) = wiring::find(&address)?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let born = RecordDocument::new(&address.store_url, &record);
+    let document = match control::attached(&folder)? {
+        Some(process) => of_live(born, process),
+        None => {
+            let rest = sawmill_volume::inspect::at_rest(&*store, &record)?;
+            Document {
+                record: born,
+                attached: None,
+                epoch: rest.epoch,
+                positions: None,
+                live_bytes: rest.live_bytes,
+                data_bytes: rest.data_bytes,
+                object_bytes: rest.object_bytes,
+                segments: rest.segments,
+                extents: rest.extents,
+                checkpoint_number: rest.checkpoint_number,
+                clean: Some(rest.clean),
+                cache: None,
+                live: None,
+            }
+        }
+    };
+    if context.json {
+        output::json(&document)?;
+    } else {
+        output::facts(&facts(&document))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn of_live(record: RecordDocument, mut process: ProcessStatus) -> Document {
+    let attached = Some(Attachment::new(&process));
+    let cache = process.cache.take();
+    let volume = process.volumes.into_iter().next().unwrap_or_default();
+    Document {
+        record,
+        attached,
+        epoch: volume.epoch,
+        positions: (!volume.read_only).then_some(volume.positions),
+        live_bytes: volume.live_bytes,
+        data_bytes: volume.segment_data_bytes,
+        object_bytes: volume.segment_object_bytes,
+        segments: volume.segments,
+        extents: volume.extents,
+        checkpoint_number: volume.checkpoint_number,
+        clean: None,
+        cache,
+        live: Some(volume),
+    }
+}
+
+fn facts(document: &Document) -> Vec<(&'static str, String)> {
+    let record = &document.record;
+    let mut rows = vec![
+        ("name", record.name.clone()),
+        ("store", record.store.clone()),
+        ("id", record.id.clone()),
+        ("created", human_time(record.created_unix_ms)),
+        ("size", human_size(record.size_bytes)),
+        ("block size", human_size(u64::from(record.block_bytes))),
+        ("segment size", human_size(u64::from(record.segment_bytes))),
+        ("flush", record.flush.clone()),
+        ("epoch", document.epoch.to_string()),
+    ];
+    rows.extend(attachment_facts(document));
+    if let Some(positions) = &document.positions {
+        let behind = |position: u64| match positions.accepted.saturating_sub(position) {
+            0 => human_count(position),
+            lag => format!("{} ({} behind)", human_count(position), human_size(lag)),
+        };
+        rows.push(("accepted", human_count(positions.accepted)));
+        rows.push(("logged", behind(positions.logged)));
+        rows.push(("stored", behind(positions.stored)));
+    }
+    rows.push(("live data", human_size(document.live_bytes)));
+    rows.push(("in the store", human_size(document.object_bytes)));
+    rows.push(("segments", human_count(document.segments)));
+    rows.push(("extents", human_count(document.extents)));
+    rows.push(("checkpoint", document.checkpoint_number.to_string()));
+    if let Some(volume) = document.live.as_ref().filter(|volume| !volume.read_only) {
+        let unstored = human_size(volume.journal_unstored_bytes);
+        rows.push(("journal", format!("{unstored} of {} not yet stored", human_size(volume.journal_bytes))));
+        rows.extend(volume.journal_path.as_ref().map(|path| ("", path.clone())));
+    }
+    if let Some(cache) = &document.cache {
+        let asked = cache.hits + cache.misses;
+        let hits =
+            (cache.hits * 100).checked_div(asked).map_or_else(String::new, |p| format!(", {p} % hits"));
+        rows.push(("read cache", format!("{} in it{hits}", human_size(cache.bytes))));
+        rows.push(("", cache.path.clone()));
+    }
+    rows
+}
+
+fn attachment_facts(document: &Document) -> Vec<(&'static str, String)> {
+    let Some(attached) = &document.attached else {
+        let last = match document.clean {
+            Some(true) if document.epoch > 0 => "the last attachment ended with everything stored",
+            Some(true) => "never attached",
+            _ => "the last attachment has not ended cleanly, or lives elsewhere",
+        };
+        return vec![("attached", format!("not on this machine; {last}"))];
+    };
+    let how = if attached.read_only { "for reading" } else { "for writing" };
+    let mut rows = vec![("attached", format!("here {how}, process {}", attached.pid))];
+    rows.extend(attached.uris.iter().map(|uri| ("door", uri.clone())));
+    match attached.clients.as_slice() {
+        [] => rows.push(("clients", "none".to_owned())),
+        clients => rows.extend(clients.iter().map(|client| ("client", client.clone()))),
+    }
+    let reason = attached.health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    rows.push(("health", format!("{}{reason}", attached.health.state.replace('_', " "))));
+    rows
+}

@@ -1,0 +1,89 @@
+//! `sawmill list`: the volumes of a store.
+
+use std::path::Path;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::Context;
+use super::info::{Attachment, RecordDocument};
+use crate::exit::{Exit, Result};
+use crate::units::human_size;
+use crate::{control, output, wiring};
+
+/// List the volumes of a store.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// URL of the store; without it the default store.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+}
+
+/// One volume of the list.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume: Option<RecordDocument>,
+    attached: Option<Attachment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let url = match &arguments.store {
+        Some(url) => url.clone(),
+        None => context.places.default_store()?,
+    };
+    let store = wiring::open_store(&url)?;
+    let mut rows = Vec::new();
+    for listed in sawmill_volume::list(&*store)? {
+        rows.push(match listed.record {
+            Ok(record) => {
+                let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+                let attached = attached_to(&folder);
+                let volume = Some(RecordDocument::new(&url, &record));
+                Row { name: listed.name, volume, attached, error: None }
+            }
+            Err(error) => {
+                Row { name: listed.name, volume: None, attached: None, error: Some(error.to_string()) }
+            }
+        });
+    }
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    if context.json {
+        output::json(&rows)?;
+    } else if rows.is_empty() {
+        output::line(&format!("no volumes in {url}"))?;
+    } else {
+        output::table(&["name", "size", "block", "flush", "attached"], rows.iter().map(cells).collect())?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Who serves the volume here; a process that does not answer must not spoil the whole list.
+fn attached_to(folder: &Path) -> Option<Attachment> {
+    control::attached(folder)
+        .unwrap_or_else(|failure| {
+            tracing::error!("{failure}");
+            None
+        })
+        .map(|process| Attachment::new(&process))
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let attached = row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
+    match (&row.volume, &row.error) {
+        (Some(volume), _) => vec![
+            row.name.clone(),
+            human_size(volume.size_bytes),
+            volume.block_bytes.to_string(),
+            volume.flush.clone(),
+            attached,
+        ],
+        (None, error) => {
+            let error = error.clone().unwrap_or_default();
+            vec![row.name.clone(), format!("unreadable: {error}"), "-".into(), "-".into(), attached]
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! `sawmill serve`: opens volumes, shows them through a front door, and closes them in order.
+//!
+//! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
+//! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_frontend::nbd::{Listen, NbdOptions};
+use sawmill_volume::{OpenOptions, limits};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::Context;
+use crate::admin::Admin;
+use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
+use crate::config::Places;
+use crate::exit::{Exit, Failure, Result};
+use crate::output;
+use crate::units::{parse_duration, parse_size};
+use crate::wiring::{self, CachePlan, JournalPlan, Plan, Served, Serving};
+
+/// How often changes of health are looked for.
+const HEALTH_EVERY: Duration = Duration::from_secs(1);
+
+/// Serve volumes through a front door until told to stop.
+///
+/// Prints one line per volume when it is ready: its NBD URI. SIGTERM or SIGINT stops accepting, finishes
+/// requests, stores everything and ends with 0. A second signal stops at once and ends with 1: nothing accepted
+/// is lost, but the newest of it is on this machine alone.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Names in the default store, or URLs ending in the name.
+    #[arg(value_name = "VOL", required = true)]
+    volumes: Vec<String>,
+
+    /// Where the NBD door is: unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one). Without it a socket
+    /// in the runtime folder.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    nbd: Option<Listen>,
+
+    /// The journal: a file (made when absent) or a block device; with several volumes a folder.
+    #[arg(long, value_name = "PATH")]
+    journal: Option<PathBuf>,
+
+    /// Size of a journal when it is made.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    journal_bytes: u64,
+
+    /// The read cache: a file (made when absent) or a block device.
+    #[arg(long, value_name = "PATH")]
+    cache: Option<PathBuf>,
+
+    /// Size of the read cache; 0 for none.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
+    cache_bytes: u64,
+
+    /// Serve for reading only: no journal, no new attachment, nothing is written. Fits beside a writer.
+    #[arg(long)]
+    read_only: bool,
+
+    /// Go on although the journal with the newest writes is lost; the volume becomes a cut of the past.
+    #[arg(long, conflicts_with = "read_only")]
+    accept_journal_loss: bool,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+
+    /// Also serve dashboard, metrics and status over HTTP on this loopback address, 127.0.0.1:9100 say.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
+
+    /// Allow --nbd on an address that other machines reach. There is no encryption and no password.
+    #[arg(long)]
+    insecure_listen: bool,
+
+    /// Store a batch that is this old, even if small; 0: never by age.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s", help_heading = "Tuning")]
+    segment_age: Duration,
+
+    /// Write a checkpoint after this much log.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G", help_heading = "Tuning")]
+    checkpoint_bytes: u64,
+
+    /// Segments on their way to the store at once, at most 32.
+    #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT, help_heading = "Tuning",
+          value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
+    uploads: u32,
+
+    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
+    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm", help_heading = "Tuning")]
+    staging: PathBuf,
+
+    /// Room in that folder for one volume.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M", help_heading = "Tuning")]
+    staging_bytes: u64,
+
+    /// Bytes read ahead of a sequential reader; 0: none.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M", help_heading = "Tuning")]
+    prefetch: u64,
+}
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text.split_once(':') {
+        Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
+        Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
+        _ => Err(format!("'{text}' is no address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
+    }
+}
+
+fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = resolve(text)?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err(format!("'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"))
+}
+
+fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let wrong =
+        |why: String| format!("'{text}' is no address ({why}); write host:port, as in 127.0.0.1:10809");
+    let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    found.next().ok_or_else(|| wrong("it has no number".to_owned()))
+}
+
+/// What `--json` prints, one object per line.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready {
+        volume: &'a str,
+        uri: String,
+        epoch: u64,
+        read_only: bool,
+        admin: Option<String>,
+        recovery: Vec<Step>,
+    },
+    Health {
+        volume: &'a str,
+        health: &'a HealthStatus,
+    },
+    Stopping,
+    Stopped {
+        volume: &'a str,
+        everything_stored: bool,
+        positions: PositionsStatus,
+    },
+}
+
+#[derive(Serialize)]
+struct Step {
+    name: String,
+    detail: String,
+    took_ms: u64,
+}
+
+/// What the serving thread hears.
+enum Heard {
+    Signal,
+    /// The doors are shut and this volume is closed.
+    Closed(usize, Result<()>),
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    // Sockets, journals and caches are their owner's alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let plan = plan(&context.places, arguments)?;
+    let (tell, hear) = channel();
+    let (serving, admin) = wiring::serve(&context.places, plan)?;
+    forward_signals(tell.clone())?;
+    announce(context.json, &serving, &admin);
+    notify(sd_notify::NotifyState::Ready);
+    watch_health(context.json, &serving, &hear);
+    notify(sd_notify::NotifyState::Stopping);
+    if context.json {
+        emit(&Event::Stopping);
+    }
+    tracing::info!("stopping: finishing requests and storing everything; a second signal stops at once");
+    let outcome = close(context.json, &serving, &tell, &hear);
+    // Asked to the last: `info` and `wait` are answered while everything is being stored.
+    drop(admin);
+    outcome
+}
+
+fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
+    let volumes = arguments.volumes.iter().map(|text| places.resolve(text)).collect::<Result<Vec<_>>>()?;
+    for (index, address) in volumes.iter().enumerate() {
+        if volumes[..index].iter().any(|other| other.name == address.name) {
+            return Err(Failure::usage(format!(
+                "the volume name {} is given twice; exports need different names, so serve it by another process",
+                address.name
+            )));
+        }
+    }
+    if arguments.read_only && arguments.journal.is_some() {
+        return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));
+    }
+    let listen = match &arguments.nbd {
+        Some(listen) => listen.clone(),
+        None => Listen::Unix(places.nbd_socket()?),
+    };
+    let cache = match &arguments.cache {
+        _ if arguments.cache_bytes == 0 => CachePlan::None,
+        Some(path) => CachePlan::At(path.clone()),
+        None => CachePlan::Default(places.cache_path()?),
+    };
+    Ok(Plan {
+        journal: plan_journal(arguments.journal.as_ref(), volumes.len())?,
+        options: OpenOptions {
+            journal_bytes: arguments.journal_bytes,
+            staging_folder: arguments.staging.clone(),
+            staging_bytes: arguments.staging_bytes,
+            read_only: arguments.read_only,
+            accept_journal_loss: arguments.accept_journal_loss,
+            no_fencing: arguments.no_fencing,
+            segment_age_max: arguments.segment_age,
+            checkpoint_bytes: arguments.checkpoint_bytes,
+            uploads_max: arguments.uploads,
+            prefetch_bytes: arguments.prefetch,
+            ..OpenOptions::new(PathBuf::new())
+        },
+        volumes,
+        cache,
+        cache_bytes: arguments.cache_bytes,
+        nbd: NbdOptions { insecure_listen: arguments.insecure_listen, ..NbdOptions::new(listen) },
+        admin: arguments.admin,
+    })
+}
+
+fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {
+    match given {
+        None => Ok(JournalPlan::State),
+        Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
+        Some(path) if volumes == 1 => Ok(JournalPlan::At(path.clone())),
+        Some(path) if path.exists() => Err(Failure::usage(format!(
+            "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by one",
+            path.display()
+        ))),
+        Some(path) => {
+            wiring::make_folder(path)?;
+            Ok(JournalPlan::Folder(path.clone()))
+        }
+    }
+}
+
+fn forward_signals(tell: Sender<Heard>) -> Result<()> {
+    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
+    let forward = move || {
+        // Ends with the process, or when nobody listens any more.
+        while signals.forever().next().is_some_and(|_| tell.send(Heard::Signal).is_ok()) {}
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
+}
+
+fn announce(json: bool, serving: &Serving, admin: &Admin) {
+    let admin = admin.address.map(|address| format!("http://{address}/"));
+    if let Some(url) = &admin {
+        tracing::info!("dashboard at {url}");
+    }
+    for served in &serving.volumes {
+        let uri = serving.nbd.uri(served.name());
+        let status = served.volume.status();
+        if !json {
+            show(&uri);
+            continue;
+        }
+        let steps = served.volume.recovery().steps.iter();
+        emit(&Event::Ready {
+            volume: served.name(),
+            uri,
+            epoch: status.epoch,
+            read_only: status.read_only,
+            admin: admin.clone(),
+            recovery: steps
+                .map(|step| Step {
+                    name: step.name.to_string(),
+                    detail: step.detail.clone(),
+                    took_ms: milliseconds(step.took),
+                })
+                .collect(),
+        });
+    }
+}
+
+/// Serving goes on when nobody reads what it says.
+fn emit(event: &Event<'_>) {
+    if let Err(failure) = output::json_event(event) {
+        tracing::debug!("{failure}");
+    }
+}
+
+fn show(text: &str) {
+    if let Err(failure) = output::line(text) {
+        tracing::debug!("{failure}");
+    }
+}
+
+fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("cannot tell the service manager: {error}");
+    }
+}
+
+/// Returns at the first signal; tells of changes of health until then.
+fn watch_health(json: bool, serving: &Serving, hear: &Receiver<Heard>) {
+    let health = |served: &Served| HealthStatus::new(&served.volume.status().health);
+    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(health).collect();
+    while matches!(hear.recv_timeout(HEALTH_EVERY), Err(RecvTimeoutError::Timeout)) {
+        for (served, known) in serving.volumes.iter().zip(&mut known) {
+            let now = health(served);
+            if now.state == known.state {
+                continue;
+            }
+            let reason = now.reason.as_deref().unwrap_or("all is well");
+            if now.state == "serving" {
+                tracing::info!(volume = served.name(), "{}: {reason}", now.state);
+            } else {
+                tracing::warn!(volume = served.name(), "{}: {reason}", now.state);
+            }
+            if json {
+                emit(&Event::Health { volume: served.name(), health: &now });
+            }
+            *known = now;
+        }
+    }
+}
+
+/// Closes the doors, then all volumes at once; a further signal cuts it short.
+fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+    start_closing(serving, tell)?;
+    let mut open = serving.volumes.len();
+    let mut worst = None;
+    while open > 0 {
+        match hear.recv() {
+            Ok(Heard::Closed(index, outcome)) => {
+                open -= 1;
+                tell_stopped(json, &serving.volumes[index], outcome.is_ok());
+                if let Err(failure) = outcome {
+                    worst.get_or_insert(failure);
+                }
+            }
+            Ok(Heard::Signal) | Err(_) => {
+                tracing::warn!("stopping at once; what is not stored yet stays in the journal");
+                serving.close_now();
+                serving.nbd.stop_now();
+                serving.save_cache();
+                return Ok(Exit::Negative);
+            }
+        }
+    }
+    serving.save_cache();
+    worst.map_or(Ok(Exit::Ok), Err)
+}
+
+/// Lets the doors finish, then closes each volume on a thread of its own: any of them may have to wait.
+fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
+    let (serving, tell) = (Arc::clone(serving), tell.clone());
+    let all = move || {
+        serving.nbd.stop();
+        std::thread::scope(|scope| {
+            for (index, served) in serving.volumes.iter().enumerate() {
+                let tell = tell.clone();
+                scope.spawn(move || {
+                    let outcome = served.volume.close().map_err(Failure::from);
+                    let outcome =
+                        outcome.map_err(|failure| failure.within(format!("volume {}", served.name())));
+                    // Nobody listens any more when a further signal has cut this short.
+                    let _ = tell.send(Heard::Closed(index, outcome));
+                });
+            }
+        });
+    };
+    let started = std::thread::Builder::new().name("close".into()).spawn(all);
+    started.map(drop).map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
+}
+
+fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
+    let positions = PositionsStatus::new(served.volume.status().positions);
+    if json {
+        emit(&Event::Stopped { volume: served.name(), everything_stored, positions });
+    }
+    tracing::info!(volume = served.name(), everything_stored, "closed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_door_are_read_or_refused_with_an_example() {
+        assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
+        assert_eq!(parse_listen("tcp:127.0.0.1:0"), Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap())));
+        assert_eq!(parse_listen("tcp:[::1]:10809"), Ok(Listen::Tcp("[::1]:10809".parse().unwrap())));
+        for text in
+            ["", "unix:", "tcp:", "tcp:127.0.0.1", "127.0.0.1:10809", "/run/x.sock", "tcp:1.2.3.4:99999"]
+        {
+            let error = parse_listen(text).unwrap_err();
+            assert!(error.contains("10809"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_admin_address_must_be_of_this_machine() {
+        assert!(parse_loopback("127.0.0.1:0").is_ok());
+        assert!(parse_loopback("[::1]:9100").is_ok());
+        assert!(parse_loopback("0.0.0.0:9100").unwrap_err().contains("loopback"));
+        assert!(parse_loopback("192.0.2.7:9100").unwrap_err().contains("loopback"));
+    }
+
+    #[test]
+    fn one_journal_file_cannot_be_shared_by_two_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("journal");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(plan_journal(Some(&file), 1).unwrap(), JournalPlan::At(file.clone()));
+        assert_eq!(plan_journal(Some(&file), 2).unwrap_err().exit(), Exit::Usage);
+        let inside = folder.path().to_path_buf();
+        assert_eq!(plan_journal(Some(&inside), 2).unwrap(), JournalPlan::Folder(inside.clone()));
+        let absent = folder.path().join("journals");
+        assert_eq!(plan_journal(Some(&absent), 2).unwrap(), JournalPlan::Folder(absent.clone()));
+        assert!(absent.is_dir());
+    }
+}

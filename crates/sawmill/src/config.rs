@@ -1,0 +1,208 @@
+//! Where things are: volume names to stores, and the folders for state, cache and sockets.
+//!
+//! Invariants: the process environment is read here once, as a value, so that everything else can be tested
+//! with another one; nothing here touches a store or makes a file.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Failure, Result};
+
+/// The environment variable that names the default store.
+pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
+
+/// What the process environment says about places.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    /// `SAWMILL_STORE`.
+    pub(crate) store: Option<String>,
+    /// `HOME`.
+    pub(crate) home: Option<PathBuf>,
+    /// `XDG_DATA_HOME`.
+    pub(crate) data_home: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub(crate) state_home: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub(crate) runtime: Option<PathBuf>,
+}
+
+/// A volume and the store it is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeAddress {
+    /// URL of the store.
+    pub(crate) store_url: String,
+    /// Name of the volume in it.
+    pub(crate) name: String,
+}
+
+impl Places {
+    /// Reads the environment. Relative XDG paths are ignored, as their specification says.
+    pub(crate) fn from_environment() -> Self {
+        let absolute = |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+        Places {
+            store: env::var(STORE_VARIABLE).ok().filter(|url| !url.is_empty()),
+            home: absolute("HOME"),
+            data_home: absolute("XDG_DATA_HOME"),
+            state_home: absolute("XDG_STATE_HOME"),
+            runtime: absolute("XDG_RUNTIME_DIR"),
+        }
+    }
+
+    /// The store that plain names are looked up in.
+    pub(crate) fn default_store(&self) -> Result<String> {
+        if let Some(url) = &self.store {
+            return Ok(url.clone());
+        }
+        Ok(file_url(&self.default_store_folder()?))
+    }
+
+    /// The folder behind the default store when `SAWMILL_STORE` is not set.
+    pub(crate) fn default_store_folder(&self) -> Result<PathBuf> {
+        self.home_folder(self.data_home.as_ref(), ".local/share", "XDG_DATA_HOME")
+            .map(|folder| folder.join("sawmill/store"))
+    }
+
+    /// The folder for journals, control sockets and the read cache.
+    pub(crate) fn state_folder(&self) -> Result<PathBuf> {
+        self.home_folder(self.state_home.as_ref(), ".local/state", "XDG_STATE_HOME")
+            .map(|folder| folder.join("sawmill"))
+    }
+
+    /// The folder of one volume below the state folder.
+    pub(crate) fn volume_folder(&self, volume_id: &str) -> Result<PathBuf> {
+        Ok(self.state_folder()?.join(volume_id))
+    }
+
+    /// The read cache that all volumes of a user share.
+    pub(crate) fn cache_path(&self) -> Result<PathBuf> {
+        Ok(self.state_folder()?.join("cache"))
+    }
+
+    /// The socket of the NBD door when none is named.
+    pub(crate) fn nbd_socket(&self) -> Result<PathBuf> {
+        match &self.runtime {
+            Some(folder) if folder.is_dir() => Ok(folder.join("sawmill/nbd.sock")),
+            _ => Ok(self.state_folder()?.join("nbd.sock")),
+        }
+    }
+
+    /// The store and name that `text` means: a name in the default store, or a URL ending in the name.
+    pub(crate) fn resolve(&self, text: &str) -> Result<VolumeAddress> {
+        if text.contains(':') || text.starts_with('/') {
+            let (store_url, name) = sawmill_store::split_volume_url(text)
+                .map_err(|error| Failure::from(error).within(format!("volume '{text}'")))?;
+            check_name(&name)?;
+            return Ok(VolumeAddress { store_url, name });
+        }
+        if text.contains('/') {
+            return Err(Failure::usage(format!(
+                "'{text}' is neither a name nor a URL; for a folder write file:///path/of/folder/name, \
+                 for a volume of the default store its name alone"
+            )));
+        }
+        check_name(text)?;
+        Ok(VolumeAddress { store_url: self.default_store()?, name: text.to_owned() })
+    }
+
+    fn home_folder(&self, xdg: Option<&PathBuf>, below_home: &str, variable: &str) -> Result<PathBuf> {
+        match (xdg, &self.home) {
+            (Some(folder), _) => Ok(folder.clone()),
+            (None, Some(home)) => Ok(home.join(below_home)),
+            (None, None) => Err(Failure::usage(format!(
+                "neither HOME nor {variable} is set; set one to an absolute path"
+            ))),
+        }
+    }
+}
+
+/// The longest name of a volume, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Refuses names that no volume can have, before any store is asked.
+fn check_name(name: &str) -> Result<()> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let well_formed = name.chars().all(allowed) && !name.starts_with('.');
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !well_formed {
+        return Err(Failure::usage(format!(
+            "'{name}' cannot be a volume's name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and '.', \
+             not starting with '.'"
+        )));
+    }
+    Ok(())
+}
+
+/// The `file://` URL of an absolute path, with what a URL cannot hold percent-encoded.
+pub(crate) fn file_url(path: &Path) -> String {
+    let mut url = String::from("file://");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' | b'~' => {
+                url.push(char::from(*byte));
+            }
+            other => url.push_str(&format!("%{other:02X}")),
+        }
+    }
+    url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places { home: Some("/home/ada".into()), ..Places::default() }
+    }
+
+    #[test]
+    fn a_plain_name_is_in_the_default_store() {
+        let address = places().resolve("disk1").unwrap();
+        assert_eq!(address.store_url, "file:///home/ada/.local/share/sawmill/store");
+        assert_eq!(address.name, "disk1");
+        let elsewhere = Places { store: Some("s3://bucket/disks".into()), ..places() };
+        assert_eq!(elsewhere.resolve("disk1").unwrap().store_url, "s3://bucket/disks");
+    }
+
+    #[test]
+    fn xdg_folders_come_before_home() {
+        let places = Places { data_home: Some("/d".into()), state_home: Some("/s".into()), ..places() };
+        assert_eq!(places.default_store().unwrap(), "file:///d/sawmill/store");
+        assert_eq!(places.cache_path().unwrap(), Path::new("/s/sawmill/cache"));
+        assert_eq!(places.volume_folder("ab").unwrap(), Path::new("/s/sawmill/ab"));
+        assert_eq!(places.nbd_socket().unwrap(), Path::new("/s/sawmill/nbd.sock"));
+    }
+
+    #[test]
+    fn a_url_names_store_and_volume() {
+        let address = places().resolve("file:///srv/sawmill/disk1").unwrap();
+        assert_eq!(address.name, "disk1");
+        assert!(address.store_url.starts_with("file:///srv/sawmill"), "{address:?}");
+        let address = places().resolve("s3://bucket/prefix/disk1").unwrap();
+        assert_eq!(address.name, "disk1");
+        assert!(address.store_url.starts_with("s3://bucket/prefix"), "{address:?}");
+    }
+
+    #[test]
+    fn a_path_is_refused_with_the_url_to_write() {
+        let error = places().resolve("./disks/disk1").unwrap_err().to_string();
+        assert!(error.contains("file:///"), "{error}");
+    }
+
+    #[test]
+    fn names_that_no_volume_can_have_are_refused() {
+        for name in ["", ".hidden", "a b", "disk*", &"x".repeat(129)] {
+            let error = places().resolve(name).unwrap_err();
+            assert!(error.to_string().contains("cannot be a volume's name"), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_a_home_the_error_names_what_to_set() {
+        let error = Places::default().state_folder().unwrap_err().to_string();
+        assert!(error.contains("HOME") && error.contains("XDG_STATE_HOME"), "{error}");
+    }
+
+    #[test]
+    fn a_path_with_spaces_becomes_a_valid_url() {
+        assert_eq!(file_url(Path::new("/a b/c%")), "file:///a%20b/c%25");
+    }
+}

@@ -1,0 +1,180 @@
+//! The near end of a control socket: how commands ask the process that serves a volume.
+//!
+//! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
+//! the volume's state folder. Invariants: nobody listening means nobody attached *on this machine*; somebody
+//! listening who does not answer is an error, never "nobody".
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::admin::status::ProcessStatus;
+use crate::exit::{Exit, Failure, Result};
+
+/// Name of the writer's socket in a volume's folder.
+pub(crate) const WRITER_SOCKET: &str = "control.sock";
+
+/// How long a healthy process may take to answer a question that needs no waiting.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Slack that a long poll's answer is given past its own deadline.
+const POLL_SLACK: Duration = Duration::from_secs(10);
+
+/// The name of a read-only attachment's socket.
+pub(crate) fn reader_socket(pid: u32) -> String {
+    format!("reader-{pid}.sock")
+}
+
+/// The process that serves the volume for writing, or one that serves it read-only, or nobody.
+pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
+    for socket in sockets(volume_folder) {
+        if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
+            let status = serde_json::from_slice(&body).map_err(|error| {
+                Failure::new(
+                    Exit::Internal,
+                    format!("{} answered with something that is no status: {error}", socket.display()),
+                )
+            })?;
+            return Ok(Some(status));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits until everything accepted now is as safe as `safety` says (`logged` or `stored`).
+/// `false`: the time-out came first.
+pub(crate) fn wait(
+    volume_folder: &Path,
+    name: &str,
+    safety: &str,
+    timeout: Option<Duration>,
+) -> Result<bool> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let query = match deadline {
+        Some(deadline) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            format!("/wait?safety={safety}&timeout_ms={}", left.as_millis())
+        }
+        None => format!("/wait?safety={safety}"),
+    };
+    let patience = deadline.map(|_| timeout.unwrap_or_default() + POLL_SLACK);
+    let Some(body) = ask(&volume_folder.join(WRITER_SOCKET), &query, patience)? else {
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!(
+                "volume {name} is not served for writing on this machine, so there is nothing to wait for; \
+                 start it with: sawmill serve {name}"
+            ),
+        ));
+    };
+    let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+    answer["reached"].as_bool().ok_or_else(|| {
+        Failure::new(Exit::Internal, format!("the process that serves {name} gave an answer without meaning"))
+    })
+}
+
+/// The control sockets in a volume's folder, the writer's first.
+fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(volume_folder) else { return Vec::new() };
+    let mut sockets: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
+        .collect();
+    sockets.sort();
+    sockets
+}
+
+/// One GET over a Unix socket. `None`: nobody listens.
+fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+    let mut stream = match UnixStream::connect(socket) {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => {
+            return Err(Failure::io(format!("cannot ask the process behind {}", socket.display()), &error));
+        }
+    };
+    let silent = |error: io::Error| {
+        Failure::new(
+            Exit::Unavailable,
+            format!(
+                "a process listens on {} but gives no answer ({error}); look at it before going on",
+                socket.display()
+            ),
+        )
+    };
+    stream.set_read_timeout(patience).map_err(silent)?;
+    stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
+    let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(silent)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map_err(silent)?;
+    let (status, body) = split_answer(&answer).ok_or_else(|| silent(io::ErrorKind::UnexpectedEof.into()))?;
+    match status {
+        200 => Ok(Some(body.to_vec())),
+        _ => Err(refusal(status, body)),
+    }
+}
+
+/// The failure that a refused request carries: `{"error": text, "exit": code}`.
+fn refusal(status: u16, body: &[u8]) -> Failure {
+    let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let text = answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
+    let code = answer["exit"].as_u64();
+    let known =
+        crate::exit::TABLE.iter().map(|(exit, _, _)| *exit).find(|e| Some(u64::from(e.code())) == code);
+    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {text}"))
+}
+
+/// Status code and body of an answer that ends with the connection.
+fn split_answer(answer: &[u8]) -> Option<(u16, &[u8])> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&answer[..end]).ok()?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let length = lines
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, value)| value.trim().parse::<usize>().ok())?;
+    let body = &answer[end + 4..];
+    (body.len() == length).then_some((status, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_was_cut_short_is_no_answer() {
+        let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody";
+        assert_eq!(split_answer(whole), Some((200, b"body".as_slice())));
+        for cut in 0..whole.len() {
+            assert_eq!(split_answer(&whole[..cut]), None, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn nobody_listens_in_a_folder_that_does_not_exist() {
+        assert!(attached(Path::new("/nonexistent/folder")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_socket_left_by_a_dead_process_means_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(std::os::unix::net::UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap());
+        assert!(attached(folder.path()).unwrap().is_none());
+        let error = wait(folder.path(), "disk1", "stored", None).unwrap_err();
+        assert_eq!(error.exit(), Exit::NotFound);
+        assert!(error.to_string().contains("sawmill serve disk1"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_keeps_its_exit_code() {
+        let failure = refusal(409, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
+        assert_eq!(failure.exit(), Exit::Fenced);
+        assert!(failure.to_string().contains("epoch 7"), "{failure}");
+    }
+}

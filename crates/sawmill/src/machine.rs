@@ -1,0 +1,187 @@
+//! What this machine offers to a virtual disk: kernel interfaces, shared memory, space.
+//!
+//! Invariant: looking changes nothing; what cannot be looked at counts as missing, with the reason.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::config::Places;
+use crate::exit::Result;
+use crate::units::human_size;
+
+/// Space that a usual journal and a usual cache take.
+const JOURNAL_BYTES: u64 = 1 << 30;
+const CACHE_BYTES: u64 = 4 << 30;
+/// Staging memory of one volume.
+const STAGING_BYTES: u64 = 32 << 20;
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) name: String,
+    pub(crate) ok: bool,
+    pub(crate) detail: String,
+    /// What to do about it; empty when all is well.
+    pub(crate) advice: String,
+}
+
+/// Looks at everything.
+pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
+    let state = places.state_folder()?;
+    Ok(vec![
+        staging(Path::new("/dev/shm")),
+        space(
+            "space for journals",
+            &state,
+            JOURNAL_BYTES,
+            "free some, set XDG_STATE_HOME, or give --journal",
+        ),
+        space(
+            "space for the read cache",
+            &state,
+            CACHE_BYTES,
+            "free some, set XDG_STATE_HOME, or give --cache, or a smaller --cache-bytes",
+        ),
+        descriptors(),
+        nbd(),
+        device(
+            "FUSE",
+            "/dev/fuse",
+            "load the module (modprobe fuse); in a container add --device /dev/fuse; needed for the FUSE door only",
+        ),
+        device(
+            "ublk",
+            "/dev/ublk-control",
+            "needs Linux 6.0 and the module (modprobe ublk_drv), as root; needed for the ublk door only",
+        ),
+        io_uring(),
+    ])
+}
+
+fn finding(name: &str, outcome: Result<String, String>, advice: &str) -> Finding {
+    let ok = outcome.is_ok();
+    let (Ok(detail) | Err(detail)) = outcome;
+    let advice = if ok { String::new() } else { advice.to_owned() };
+    Finding { name: name.to_owned(), ok, detail, advice }
+}
+
+fn device(name: &str, path: &str, advice: &str) -> Finding {
+    let opened = fs::OpenOptions::new().read(true).write(true).open(path);
+    let outcome = opened.map(|_| path.to_owned()).map_err(|error| format!("{path}: {error}"));
+    finding(name, outcome, advice)
+}
+
+fn nbd() -> Finding {
+    let outcome = if Path::new("/sys/module/nbd").exists() {
+        Ok("the kernel's NBD client is loaded".to_owned())
+    } else {
+        Err("the kernel's NBD client is not loaded".to_owned())
+    };
+    let advice =
+        "modprobe nbd, to have a volume as /dev/nbd0; QEMU, nbdcopy and other NBD clients need nothing";
+    finding("kernel NBD client", outcome, advice)
+}
+
+fn io_uring() -> Finding {
+    // The switch is newer (Linux 6.6) than the interface (5.1), so its absence says little.
+    let outcome = match fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
+        Ok(text) => match text.trim() {
+            "0" => Ok("allowed by the kernel's settings".to_owned()),
+            "1" => Err("kernel.io_uring_disabled is 1: for one group only".to_owned()),
+            other => Err(format!("kernel.io_uring_disabled is {other}: for nobody")),
+        },
+        Err(_) if kernel_version().is_some_and(|version| version >= (5, 1)) => {
+            Ok("the kernel has it".to_owned())
+        }
+        Err(_) => Err("the kernel is older than 5.1".to_owned()),
+    };
+    finding("io_uring", outcome, "sysctl kernel.io_uring_disabled=0; needed for the ublk door only")
+}
+
+fn kernel_version() -> Option<(u32, u32)> {
+    let name = rustix::system::uname();
+    let release = name.release().to_str().ok()?;
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Memory that outlives the process: accepted writes pass through it on their way to the journal.
+fn staging(folder: &Path) -> Finding {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let outcome = match rustix::fs::statfs(folder) {
+        Ok(found) if found.f_type as u64 != TMPFS_MAGIC => {
+            Err(format!("{} is no file system in memory", folder.display()))
+        }
+        Ok(found) => {
+            let free = found.f_bavail * found.f_bsize as u64;
+            let text = format!("{} free in {}", human_size(free), folder.display());
+            if free >= STAGING_BYTES { Ok(text) } else { Err(text) }
+        }
+        Err(error) => Err(format!("{}: {error}", folder.display())),
+    };
+    let advice =
+        "mount a tmpfs there (in a container: --shm-size 256m), or give --staging and --staging-bytes";
+    finding("shared memory", outcome, advice)
+}
+
+/// The nearest folder above `path` that exists: where it would be made.
+fn nearest_existing(path: &Path) -> PathBuf {
+    path.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
+}
+
+fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
+    let existing = nearest_existing(folder);
+    let writable = rustix::fs::access(&existing, rustix::fs::Access::WRITE_OK);
+    let outcome = match (writable, rustix::fs::statvfs(&existing)) {
+        (Err(error), _) => Err(format!("{} cannot be written: {error}", existing.display())),
+        (_, Err(error)) => Err(format!("{}: {error}", existing.display())),
+        (Ok(()), Ok(found)) => {
+            let free = found.f_bavail * found.f_frsize;
+            let text = format!("{} free at {}", human_size(free), folder.display());
+            if free >= wanted { Ok(text) } else { Err(format!("{text}, {} wanted", human_size(wanted))) }
+        }
+    };
+    finding(name, outcome, advice)
+}
+
+fn descriptors() -> Finding {
+    const WANTED: u64 = 1024;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let outcome = match limit {
+        None => Ok("no limit".to_owned()),
+        Some(limit) if limit >= WANTED => Ok(format!("{limit} allowed")),
+        Some(limit) => Err(format!("{limit} allowed")),
+    };
+    finding("open files", outcome, "raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_does_not_exist_yet_is_judged_by_the_one_it_will_be_made_in() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(nearest_existing(&folder.path().join("a/b/c")), folder.path());
+    }
+
+    #[test]
+    fn too_little_space_is_missing_and_comes_with_advice() {
+        let folder = tempfile::tempdir().unwrap();
+        let finding = space("space", folder.path(), u64::MAX, "free some");
+        assert!(
+            !finding.ok && finding.advice == "free some" && finding.detail.contains("wanted"),
+            "{finding:?}"
+        );
+        let finding = space("space", folder.path(), 0, "free some");
+        assert!(finding.ok && finding.advice.is_empty(), "{finding:?}");
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_missing() {
+        let finding = device("x", "/dev/nonexistent-device", "get one");
+        assert!(!finding.ok && finding.detail.contains("/dev/nonexistent-device"), "{finding:?}");
+    }
+}

@@ -1,0 +1,350 @@
+//! The object store everybody holds: retry, time limits, the answer to a doubtful put, turns and numbers,
+//! around one backend.
+//!
+//! Invariants: every call is answered exactly once (S1), even if its task dies. A passing failure ends as
+//! `Unavailable` or `Broken`, never as `NotFound` (S4). A put says `Taken` only after it read other bytes.
+//!
+//! Not here: what a request looks like on the wire; see the backends.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::backend::{Backend, Creation};
+use crate::key::{check_key, check_prefix};
+use crate::limit::Limiter;
+use crate::meter::{Attempt, Meter};
+use crate::runtime::runtime;
+use crate::{
+    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome, Result,
+    StoreError, StoreErrorKind,
+};
+
+/// Longest pause before the first retry; each further one doubles it.
+const PAUSE_BASE: Duration = Duration::from_millis(50);
+/// Longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// What every attempt may take, whatever its size.
+const ATTEMPT_BASE: Duration = Duration::from_secs(10);
+/// The slowest transfer that is still waited for.
+const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
+/// Assumed size of an answer whose size is not known before. Backends on a network watch its progress.
+const UNKNOWN_BYTES: u64 = 1 << 30;
+/// What deleting one object may take, as bytes transferred.
+const DELETE_AS_BYTES: u64 = 64 << 10;
+/// A put is recognised by this many bytes at its start.
+const HEAD_BYTES: u64 = 4096;
+/// Objects per page of a list.
+const LIST_PAGE: u64 = 1000;
+
+/// How patient and how greedy a client is.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs then may
+    /// still take the time its bytes need (one second per 256 KiB).
+    pub deadline_s: u64,
+    /// Most requests under way at once. Uploads and background work together get three quarters of them,
+    /// background work alone half.
+    pub requests_max: usize,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { deadline_s: 60, requests_max: 64 }
+    }
+}
+
+/// An object store behind the contract. Made by [`crate::open`]; may be dropped anywhere, at any time.
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// What people call this store; names no secret.
+    name: String,
+    backend: Box<dyn Backend>,
+    deadline: Duration,
+    limiter: Arc<Limiter>,
+    meter: Meter,
+}
+
+impl Client {
+    pub(crate) fn new(name: String, backend: Box<dyn Backend>, options: &StoreOptions) -> Arc<Self> {
+        let deadline = Duration::from_secs(options.deadline_s);
+        let limiter = Limiter::new(options.requests_max);
+        Arc::new(Client {
+            inner: Arc::new(Inner { name, backend, deadline, limiter, meter: Meter::default() }),
+        })
+    }
+
+    /// The store as people write it. Holds no secret.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What was asked of the store so far, and how it did.
+    #[must_use]
+    pub fn meter(&self) -> MeterSnapshot {
+        self.inner.meter.snapshot()
+    }
+
+    /// Runs a checked call on the store's threads, or answers a wrong one at once.
+    fn start<T: Send + 'static>(
+        &self,
+        checked: Result<()>,
+        done: Done<T>,
+        call: impl FnOnce(Arc<Inner>) -> BoxFuture<'static, Result<T>>,
+    ) {
+        let answer = Answer(Some(done));
+        match checked.and_then(|()| runtime()) {
+            Ok(runtime) => {
+                let call = call(Arc::clone(&self.inner));
+                runtime.spawn(async move { answer.give(call.await) });
+            }
+            Err(error) => answer.give(Err(error)),
+        }
+    }
+}
+
+impl ObjectStore for Client {
+    fn get(&self, get: Get, done: Done<Bytes>) {
+        self.start(check_key(&get.key), done, |inner| Box::pin(async move { inner.get(get).await }));
+    }
+
+    fn put(&self, put: Put, done: Done<PutOutcome>) {
+        self.start(check_key(&put.key), done, |inner| Box::pin(async move { inner.put(put).await }));
+    }
+
+    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+        let checked = check_prefix(&list.prefix).map(drop);
+        self.start(checked, done, |inner| Box::pin(async move { inner.list(list).await }));
+    }
+
+    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+        let checked = keys.iter().try_for_each(|key| check_key(key));
+        self.start(checked, done, move |inner| Box::pin(async move { inner.delete(keys, class).await }));
+    }
+}
+
+/// The caller's closure; if the task dies with it, it still answers.
+struct Answer<T>(Option<Done<T>>);
+
+impl<T> Answer<T> {
+    fn give(mut self, outcome: Result<T>) {
+        if let Some(done) = self.0.take() {
+            done(outcome);
+        }
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done(Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the store's task ended without an answer",
+            )));
+        }
+    }
+}
+
+/// One call on its way through its attempts.
+struct Patience {
+    class: Class,
+    /// The instant of the first attempt. Waiting for a turn before it costs no patience.
+    began: Option<Instant>,
+    failures: u32,
+}
+
+impl Patience {
+    fn new(class: Class) -> Self {
+        Patience { class, began: None, failures: 0 }
+    }
+}
+
+/// One kind of request, ready to be repeated.
+struct Ask<'a> {
+    kind: CallKind,
+    /// The object, for error texts.
+    what: &'a str,
+    bytes_out: u64,
+    /// For the time limit: bytes in either direction.
+    size_bytes: u64,
+}
+
+impl Inner {
+    async fn get(&self, get: Get) -> Result<Bytes> {
+        let mut patience = Patience::new(get.class);
+        self.fetch(&mut patience, &get.key, get.range).await
+    }
+
+    async fn fetch(&self, patience: &mut Patience, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+        let size_bytes = range.as_ref().map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
+        let ask = Ask { kind: CallKind::Get, what: key, bytes_out: 0, size_bytes };
+        self.insist(patience, &ask, |body: &Bytes| body.len() as u64, || self.backend.get(key, range.clone()))
+            .await
+    }
+
+    async fn put(&self, put: Put) -> Result<PutOutcome> {
+        let Put { key, body, class } = put;
+        let mut patience = Patience::new(class);
+        let bytes = body.len() as u64;
+        let ask = Ask { kind: CallKind::Put, what: &key, bytes_out: bytes, size_bytes: bytes };
+        loop {
+            let create = || self.backend.create(&key, body.clone());
+            if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
+                return Ok(PutOutcome::Created);
+            }
+            // An earlier attempt, or a proxy's, may have made it; or it was a conflict with nothing there.
+            match self.is_ours(&mut patience, &key, &body).await {
+                Ok(true) => return Ok(PutOutcome::Created),
+                Ok(false) => return Ok(PutOutcome::Taken),
+                Err(error) if error.kind() == StoreErrorKind::NotFound => {
+                    let text = "the store says the key is taken, yet nothing is there";
+                    let conflict = StoreError::new(StoreErrorKind::Unavailable, text);
+                    self.back_off(&mut patience, &ask, conflict).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether the object at `key` begins as `body` does.
+    async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
+        let head = &body[..body.len().min(HEAD_BYTES as usize)];
+        if head.is_empty() {
+            return Ok(self.fetch(patience, key, None).await?.is_empty());
+        }
+        // One byte more than a short body: a longer object is not ours.
+        let more = u64::from((body.len() as u64) < HEAD_BYTES);
+        match self.fetch(patience, key, Some(0..head.len() as u64 + more)).await {
+            Ok(found) => Ok(found == head),
+            // What is there has no first byte.
+            Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                Ok(self.fetch(patience, key, None).await? == head)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn list(&self, list: List) -> Result<Vec<ObjectInfo>> {
+        let prefix = check_prefix(&list.prefix)?;
+        let what = if prefix.is_empty() { "everything" } else { prefix };
+        let mut patience = Patience::new(list.class);
+        let ask = Ask { kind: CallKind::List, what, bytes_out: 0, size_bytes: UNKNOWN_BYTES };
+        let found = self.insist(&mut patience, &ask, |_| 0, || self.backend.list(prefix)).await?;
+        let pages = (found.len() as u64).div_ceil(LIST_PAGE);
+        self.meter.add_requests(CallKind::List, pages.saturating_sub(1));
+        Ok(found)
+    }
+
+    async fn delete(&self, mut keys: Vec<String>, class: Class) -> Result<()> {
+        // Some stores answer a key that is named twice with nonsense.
+        keys.sort_unstable();
+        keys.dedup();
+        let Some(first) = keys.first() else { return Ok(()) };
+        let what =
+            if keys.len() == 1 { first.clone() } else { format!("{first} and {} more", keys.len() - 1) };
+        let size_bytes = keys.len() as u64 * DELETE_AS_BYTES;
+        let mut patience = Patience::new(class);
+        let ask = Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes };
+        self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
+    }
+
+    /// Makes attempts until one ends with success or with an error that repeating cannot mend, or until
+    /// patience ends.
+    async fn insist<'a, T>(
+        &self,
+        patience: &mut Patience,
+        ask: &Ask<'_>,
+        bytes_in: impl Fn(&T) -> u64,
+        attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
+    ) -> Result<T> {
+        for tries in 0.. {
+            let permit = self.limiter.acquire(patience.class).await?;
+            let start = Instant::now();
+            let began = *patience.began.get_or_insert(start);
+            let limit = self.attempt_limit(start - began, ask.size_bytes);
+            let outcome = timeout(limit, attempt()).await.unwrap_or_else(|_| {
+                let text = format!("no answer within {} s", limit.as_secs_f32().ceil());
+                Err(StoreError::new(StoreErrorKind::Unavailable, text))
+            });
+            drop(permit);
+            self.meter.record(&Attempt {
+                kind: ask.kind,
+                is_retry: tries > 0,
+                bytes_in: outcome.as_ref().map_or(0, &bytes_in),
+                bytes_out: ask.bytes_out,
+                took: start.elapsed(),
+                error: outcome.as_ref().err(),
+            });
+            match outcome {
+                Ok(value) => return Ok(value),
+                Err(error) if is_passing(error.kind()) => self.back_off(patience, ask, error).await?,
+                Err(error) => return Err(self.explain(ask, &error, "")),
+            }
+        }
+        unreachable!("the loop above has no end")
+    }
+
+    /// Waits before the next attempt, or gives up with the error.
+    async fn back_off(&self, patience: &mut Patience, ask: &Ask<'_>, error: StoreError) -> Result<()> {
+        patience.failures += 1;
+        let pause = jittered(pause_limit(patience.failures));
+        let waited = patience.began.map_or(Duration::ZERO, |began| began.elapsed());
+        if waited + pause >= self.deadline {
+            let tries = patience.failures;
+            let gave_up = format!(" (gave up after {tries} tries in {} s)", waited.as_secs());
+            return Err(self.explain(ask, &error, &gave_up));
+        }
+        tracing::debug!(store = %self.name, what = ask.what, %error, ?pause, "trying the store again");
+        sleep(pause).await;
+        Ok(())
+    }
+
+    /// How long an attempt may take that starts `waited` after the call's first.
+    fn attempt_limit(&self, waited: Duration, size_bytes: u64) -> Duration {
+        let transfer = Duration::from_millis(size_bytes.saturating_mul(1000) / SLOWEST_BYTES_PER_S);
+        // The last attempt may begin just before the deadline; give it a second to say something.
+        let left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
+        ATTEMPT_BASE.min(left) + transfer
+    }
+
+    fn explain(&self, ask: &Ask<'_>, error: &StoreError, end: &str) -> StoreError {
+        let verb = match ask.kind {
+            CallKind::Get => "get",
+            CallKind::Put => "put",
+            CallKind::List => "list",
+            CallKind::Delete => "delete",
+        };
+        StoreError::new(error.kind(), format!("cannot {verb} {} in {}: {error}{end}", ask.what, self.name))
+    }
+}
+
+/// Whether trying again may help.
+fn is_passing(kind: StoreErrorKind) -> bool {
+    match kind {
+        StoreErrorKind::Unavailable | StoreErrorKind::Broken => true,
+        StoreErrorKind::NotFound | StoreErrorKind::Denied | StoreErrorKind::Invalid => false,
+    }
+}
+
+/// The longest pause after so many failures (1 and up).
+fn pause_limit(failures: u32) -> Duration {
+    PAUSE_BASE.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_MAX)
+}
+
+/// A random part of `limit`, so that callers that failed together do not come back together.
+fn jittered(limit: Duration) -> Duration {
+    // Without randomness the longest pause is the safe one.
+    let random = getrandom::u32().unwrap_or(u32::MAX);
+    limit.mul_f64(f64::from(random) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests;

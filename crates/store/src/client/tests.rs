@@ -1,0 +1,232 @@
+//! The client against a backend that does as scripted, on a paused clock.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+
+use super::*;
+use crate::Blocking;
+use crate::backend::cut_range;
+use crate::memory::Memory;
+
+/// What a scripted backend does with one attempt.
+#[derive(Clone, Copy)]
+enum Step {
+    Pass,
+    Fail(StoreErrorKind),
+    /// Does it, and then fails.
+    LoseAnswer,
+    Hang,
+    /// Says that the key is taken without a look.
+    Conflict,
+    Panic,
+}
+
+/// A memory store behind a script; passes everything when the script has ended.
+struct Scripted {
+    memory: Memory,
+    steps: Mutex<VecDeque<Step>>,
+    /// What happens after the script.
+    then: Step,
+    attempts: AtomicUsize,
+}
+
+impl Scripted {
+    fn run<'a, T: Send + 'a>(
+        &'a self,
+        conflict: Option<T>,
+        call: impl FnOnce() -> BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        let lost = |kind| Err(StoreError::new(kind, "scripted"));
+        match self.steps.lock().pop_front().unwrap_or(self.then) {
+            Step::Pass => call(),
+            Step::Fail(kind) => std::future::ready(lost(kind)).boxed(),
+            Step::LoseAnswer => call().map(move |_| lost(StoreErrorKind::Unavailable)).boxed(),
+            Step::Hang => std::future::pending().boxed(),
+            Step::Conflict => std::future::ready(Ok(conflict.expect("only puts conflict"))).boxed(),
+            Step::Panic => async { panic!("scripted") }.boxed(),
+        }
+    }
+}
+
+impl Backend for Scripted {
+    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+        self.run(None, || self.memory.get(key, range))
+    }
+    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        self.run(Some(Creation::Exists), || self.memory.create(key, body))
+    }
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        self.run(None, || self.memory.list(prefix))
+    }
+    fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
+        self.run(None, || self.memory.delete(keys))
+    }
+}
+
+fn scripted(name: &str, steps: &[Step], then: Step) -> Arc<Client> {
+    let steps = Mutex::new(steps.iter().copied().collect());
+    let memory = if name.is_empty() { Memory::default() } else { Memory::named(name) };
+    let backend = Scripted { memory, steps, then, attempts: AtomicUsize::new(0) };
+    Client::new("scripted".to_owned(), Box::new(backend), &StoreOptions::default())
+}
+
+fn put_of(body: &'static [u8]) -> Put {
+    Put { key: "k".to_owned(), body: Bytes::from_static(body), class: Class::Upload }
+}
+
+fn get_of(range: Option<Range<u64>>) -> Get {
+    Get { key: "k".to_owned(), range, class: Class::Read }
+}
+
+use Step::{Conflict, Fail, Hang, LoseAnswer, Panic, Pass};
+use StoreErrorKind::{Broken, Denied, Invalid, NotFound, Unavailable};
+
+#[tokio::test(start_paused = true)]
+async fn passing_failures_are_tried_again_and_lasting_ones_are_not() {
+    for (kind, attempts) in [(Unavailable, 3), (Broken, 3), (NotFound, 1), (Denied, 1), (Invalid, 1)] {
+        let client = scripted("", &[Fail(kind), Fail(kind)], Pass);
+        let outcome = client.inner.delete(vec!["k".to_owned()], Class::Upload).await;
+        assert_eq!(outcome.is_ok(), attempts == 3, "{kind:?}");
+        let stats = client.meter().delete;
+        assert_eq!((stats.requests, stats.retries), (attempts, attempts - 1), "{kind:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_whose_answer_was_lost_is_created() {
+    let client = scripted("lost", &[LoseAnswer], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
+    let meter = client.meter();
+    assert_eq!(
+        (meter.put.requests, meter.put.retries, meter.put.bytes_out, meter.get.requests),
+        (2, 1, 8, 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_put_whose_answer_was_lost_is_created_though_the_read_back_fails_at_first() {
+    let client = scripted("lost again", &[LoseAnswer, Pass, Fail(Unavailable), Hang], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
+    assert_eq!(client.meter().get.retries, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_object_of_the_same_key_is_taken_even_after_a_lost_answer() {
+    let client = scripted("taken", &[Pass, LoseAnswer], Pass);
+    client.inner.put(put_of(b"theirs")).await.unwrap();
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Taken);
+    assert_eq!(client.inner.get(get_of(None)).await.unwrap(), "theirs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_with_nothing_there_is_put_again() {
+    let client = scripted("conflict", &[Conflict, Pass, Conflict], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
+    assert_eq!(client.meter().put.requests, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_that_never_ends_is_unavailable_and_never_taken() {
+    let steps: Vec<Step> = [Conflict, Pass].into_iter().cycle().take(2000).collect();
+    let error = scripted("", &steps, Hang).inner.put(put_of(b"ours")).await.unwrap_err();
+    assert_eq!(error.kind(), Unavailable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_gives_unavailable_and_never_not_found() {
+    for then in [Fail(Unavailable), Hang, LoseAnswer] {
+        let client = scripted("", &[], then);
+        let start = Instant::now();
+        let error = client.inner.get(get_of(Some(0..10))).await.unwrap_err();
+        assert_eq!(error.kind(), Unavailable);
+        assert!(error.to_string().starts_with("cannot get k in scripted: "), "{error}");
+        assert!(error.to_string().contains("gave up after"), "{error}");
+        // The clock is paused: it shows what was waited for, exactly.
+        assert!(start.elapsed() <= Duration::from_secs(61), "{:?}", start.elapsed());
+        let put = client.inner.put(put_of(b"ours")).await.unwrap_err();
+        assert_eq!(put.kind(), Unavailable);
+        assert!(client.meter().unavailable_since.is_some());
+        assert_eq!(client.meter().get.errors, client.meter().get.requests);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_clears_the_state_of_failure() {
+    let client = scripted("", &[Fail(Unavailable)], Pass);
+    assert_eq!(client.inner.get(get_of(None)).await.unwrap_err().kind(), NotFound);
+    let meter = client.meter();
+    assert_eq!(meter.unavailable_since, None);
+    assert!(meter.last_error.unwrap().1.contains("scripted"));
+    assert_eq!((meter.get.requests, meter.get.errors), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_big_body_gets_the_time_it_needs() {
+    let client = scripted("", &[], Pass);
+    let limit = |size| client.inner.attempt_limit(Duration::ZERO, size);
+    assert_eq!(limit(0), Duration::from_secs(10));
+    assert_eq!(limit(8 << 20), Duration::from_secs(42));
+    let late = client.inner.attempt_limit(Duration::from_secs(55), 8 << 20);
+    assert_eq!(late, Duration::from_secs(37));
+}
+
+#[test]
+fn pauses_double_up_to_five_seconds_and_are_jittered_within() {
+    let pauses: Vec<u128> = (1..=9).map(|failures| pause_limit(failures).as_millis()).collect();
+    assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+    assert_eq!(pause_limit(u32::MAX), PAUSE_MAX);
+    let drawn: Vec<Duration> = (0..64).map(|_| jittered(PAUSE_MAX)).collect();
+    assert!(drawn.iter().all(|pause| *pause <= PAUSE_MAX) && drawn.iter().any(|pause| *pause != drawn[0]));
+}
+
+#[test]
+fn a_call_whose_task_dies_is_still_answered() {
+    let client = scripted("", &[], Panic);
+    let (tell, hear) = channel();
+    client.get(get_of(None), Box::new(move |outcome| tell.send(outcome).unwrap()));
+    assert_eq!(hear.recv().unwrap().unwrap_err().kind(), Unavailable);
+}
+
+#[test]
+fn a_client_may_be_dropped_on_a_store_thread_with_calls_in_flight() {
+    let client = scripted("", &[], Pass);
+    let (tell, hear) = channel();
+    let last = Arc::clone(&client);
+    let more = tell.clone();
+    client.put(
+        put_of(b"x"),
+        Box::new(move |outcome| {
+            last.get(get_of(None), Box::new(move |found| more.send(found.map(drop)).unwrap()));
+            drop(last);
+            tell.send(outcome.map(drop)).unwrap();
+        }),
+    );
+    drop(client);
+    assert!(hear.recv().unwrap().is_ok());
+    assert!(hear.recv().unwrap().is_ok());
+    assert!(hear.recv().is_err(), "every call is answered once");
+}
+
+#[test]
+fn a_wrong_key_is_answered_without_a_request() {
+    let client = scripted("", &[], Pass);
+    assert_eq!(Blocking(&*client).get("../x", None, Class::Read).unwrap_err().kind(), Invalid);
+    assert_eq!(Blocking(&*client).list("a b", Class::Read).unwrap_err().kind(), Invalid);
+    let keys = vec!["fine".to_owned(), "/not".to_owned()];
+    assert_eq!(Blocking(&*client).delete(keys, Class::Read).unwrap_err().kind(), Invalid);
+    assert_eq!(client.meter(), MeterSnapshot::default());
+}
+
+#[test]
+fn ranges_are_cut_at_the_end_and_refused_outside() {
+    assert_eq!(cut_range(None, 5).unwrap(), 0..5);
+    assert_eq!(cut_range(Some(3..9), 5).unwrap(), 3..5);
+    for range in [5..6, 2..2, Range { start: 4, end: 1 }] {
+        assert_eq!(cut_range(Some(range), 5).unwrap_err().kind(), Invalid);
+    }
+}

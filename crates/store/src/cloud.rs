@@ -1,0 +1,253 @@
+//! Stores on a network: S3 and its kin, Google Cloud Storage, Azure Blob Storage.
+//!
+//! Invariant: a 404 is `NotFound` only if its text names the object as missing. A missing bucket is `Denied`,
+//! and a 404 that says neither (a proxy's, say) is `Unavailable` (S4).
+//!
+//! Not here: retry. The protocol crate's own is switched off; the client above does it.
+
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::{Future, StreamExt, TryStreamExt, stream};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, GetRange, HeaderValue, ObjectStore, PutMode, PutOptions,
+    PutPayload, RetryConfig,
+};
+use tokio::time::timeout;
+
+use crate::backend::{Backend, Creation};
+use crate::key::is_key;
+use crate::location::{CloudLocation, CloudScheme};
+use crate::open::Environment;
+use crate::{ObjectInfo, Result, StoreError, StoreErrorKind, profile};
+
+mod refusal;
+
+use refusal::explain;
+
+/// Longest silence while an answer is awaited or read.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Objects in a bucket.
+pub(crate) struct Cloud {
+    store: Box<dyn ObjectStore>,
+    /// Empty, or the root's prefix with its trailing `/`.
+    root: String,
+}
+
+impl Cloud {
+    /// A client of the bucket that `location` names, with credentials and settings from `environment`.
+    pub(crate) fn new(location: &CloudLocation, environment: &Environment) -> Result<Self> {
+        let store = match location.scheme {
+            CloudScheme::S3 => s3(location, environment)?,
+            CloudScheme::Gcs => gcs(location, environment)?,
+            CloudScheme::Azure => azure(location, environment)?,
+        };
+        let root = if location.prefix.is_empty() { String::new() } else { format!("{}/", location.prefix) };
+        Ok(Cloud { store, root })
+    }
+
+    fn path(&self, key: &str) -> Path {
+        Path::from(format!("{}{key}", self.root))
+    }
+
+    async fn fetch(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+        if let Some(range) = range.as_ref().filter(|range| range.start >= range.end) {
+            let text = format!("range {}..{} is empty", range.start, range.end);
+            return Err(StoreError::new(StoreErrorKind::Invalid, text));
+        }
+        let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
+        let answer = unless_silent(self.store.get_opts(&self.path(key), options)).await?;
+        let length = (answer.range.end - answer.range.start) as usize;
+        let mut chunks = answer.into_stream();
+        let mut whole = BytesMut::new();
+        while let Some(chunk) = unless_silent(chunks.try_next()).await? {
+            if chunk.len() == length && whole.is_empty() {
+                return Ok(chunk);
+            }
+            if whole.is_empty() {
+                whole.reserve(length);
+            }
+            whole.extend_from_slice(&chunk);
+        }
+        if whole.len() == length {
+            return Ok(whole.freeze());
+        }
+        let text = format!("the store promised {length} bytes and sent {}", whole.len());
+        Err(StoreError::new(StoreErrorKind::Broken, text))
+    }
+
+    async fn try_create(&self, key: &str, body: Bytes) -> Result<Creation> {
+        let options = PutOptions::from(PutMode::Create);
+        match self.store.put_opts(&self.path(key), PutPayload::from(body), options).await {
+            Ok(_) => Ok(Creation::Created),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(Creation::Exists),
+            // An object cannot be missing where one is made: what is missing is the bucket.
+            Err(error) => Err(match explain(error) {
+                absent if absent.kind() == StoreErrorKind::NotFound => {
+                    StoreError::new(StoreErrorKind::Unavailable, absent.to_string())
+                }
+                other => other,
+            }),
+        }
+    }
+
+    async fn find(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        let below = self.path(prefix);
+        let mut listed = self.store.list(Some(&below).filter(|below| !below.as_ref().is_empty()));
+        let mut found = Vec::new();
+        while let Some(object) = unless_silent(listed.try_next()).await? {
+            let key = object.location.as_ref().strip_prefix(&self.root).filter(|key| is_key(key));
+            found.extend(key.map(|key| ObjectInfo { key: key.to_owned(), size_bytes: object.size }));
+        }
+        Ok(found)
+    }
+
+    async fn remove(&self, keys: &[String]) -> Result<()> {
+        let paths: Vec<_> = keys.iter().map(|key| Ok(self.path(key))).collect();
+        let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());
+        while let Some(outcome) = deleted.next().await {
+            match outcome.map_err(explain) {
+                Err(error) if error.kind() != StoreErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Cloud {
+    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+        self.fetch(key, range).boxed()
+    }
+
+    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        self.try_create(key, body).boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        self.find(prefix).boxed()
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
+        self.remove(keys).boxed()
+    }
+}
+
+/// Waits for an answer that may be long but not silent.
+async fn unless_silent<T>(step: impl Future<Output = object_store::Result<T>>) -> Result<T> {
+    match timeout(SILENCE_MAX, step).await {
+        Ok(outcome) => outcome.map_err(explain),
+        Err(_) => {
+            let text = format!("the store sent nothing for {} s", SILENCE_MAX.as_secs());
+            Err(StoreError::new(StoreErrorKind::Unavailable, text))
+        }
+    }
+}
+
+/// How to speak HTTP. Time limits are the client's and [`unless_silent`]'s.
+fn http_options() -> ClientOptions {
+    let agent = HeaderValue::from_static(concat!("sawmill/", env!("CARGO_PKG_VERSION")));
+    ClientOptions::new().with_user_agent(agent).with_timeout_disabled().with_connect_timeout(CONNECT_MAX)
+}
+
+fn no_retry() -> RetryConfig {
+    RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
+}
+
+/// The settings that variables starting with `prefix` make. Variables that are no settings are passed over.
+fn settings<'a, K: FromStr>(
+    environment: &'a Environment,
+    prefix: &'a str,
+) -> impl Iterator<Item = (K, &'a str)> {
+    environment.iter().filter(move |(name, _)| name.starts_with(prefix)).filter_map(|(name, value)| {
+        Some((name.to_ascii_lowercase().parse().ok()?, value.as_str())).filter(|_| !value.is_empty())
+    })
+}
+
+fn refuse(location: &CloudLocation, error: &object_store::Error) -> StoreError {
+    let text = refusal::one_line(&error.to_string());
+    let (scheme, bucket) = (location.scheme.name(), &location.bucket);
+    let place = location.scheme.credentials();
+    let text = format!("cannot use {scheme}://{bucket}: {text}; check the variables, such as {place}");
+    StoreError::new(StoreErrorKind::Invalid, text)
+}
+
+fn s3(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
+    let mut variables = profile::credentials(environment)?;
+    variables.extend_from_slice(environment);
+    let set = |name| variables.iter().any(|(n, value)| n == name && !value.is_empty());
+    let mut builder = AmazonS3Builder::new().with_client_options(http_options()).with_retry(no_retry());
+    for (key, value) in settings(&variables, "AWS_") {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &location.endpoint {
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+    }
+    if let Some(region) = &location.region {
+        builder = builder.with_region(region);
+    }
+    let own_endpoint = builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint);
+    let endpoint = own_endpoint.or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    let sources = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SKIP_SIGNATURE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ];
+    if let Some(endpoint) = endpoint {
+        // Only Amazon's own machines have a metadata service to ask for credentials.
+        if !sources.into_iter().any(set) {
+            let place = location.scheme.credentials();
+            let text = format!("no credentials for s3://{} at {endpoint}: set {place}", location.bucket);
+            return Err(StoreError::new(StoreErrorKind::Invalid, text));
+        }
+        builder = builder.with_allow_http(endpoint.starts_with("http://"));
+    }
+    let builder =
+        builder.with_bucket_name(&location.bucket).with_conditional_put(S3ConditionalPut::ETagMatch);
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+}
+
+fn gcs(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
+    let mut options = http_options();
+    if location.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
+        options = options.with_allow_http(true);
+    }
+    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(options).with_retry(no_retry());
+    for (key, value) in settings(environment, "GOOGLE_") {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &location.endpoint {
+        builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
+    }
+    let builder = builder.with_bucket_name(&location.bucket);
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+}
+
+fn azure(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
+    let mut builder = MicrosoftAzureBuilder::new().with_client_options(http_options()).with_retry(no_retry());
+    for (key, value) in settings(environment, "AZURE_") {
+        builder = builder.with_config(key, value);
+    }
+    if let Some(endpoint) = &location.endpoint {
+        builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
+    }
+    if let Some(account) = &location.account {
+        builder = builder.with_config(AzureConfigKey::AccountName, account);
+    }
+    let builder = builder.with_container_name(&location.bucket);
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+}
+
+#[cfg(test)]
+mod tests;

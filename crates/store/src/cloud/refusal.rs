@@ -1,0 +1,192 @@
+//! What the errors of network stores mean, in one table.
+//!
+//! The protocol crate keeps status and body of an answer only in its error's text, so that is what is read
+//! here: from "Server returned" on, which leaves out the request's URL and thus our own keys.
+
+use object_store::Error;
+
+use crate::StoreError;
+use crate::StoreErrorKind::{self, Broken, Denied, Invalid, NotFound, Unavailable};
+
+/// Longest error text that is passed on, in bytes.
+const TEXT_MAX: usize = 400;
+
+/// The answer says that the object is missing, and means it.
+const OBJECT_MISSING: [&str; 3] = ["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>", "No such object"];
+
+/// Words in an answer, what they mean, and what to do. The first that occurs counts.
+const WORDS: [(&str, StoreErrorKind, &str); 23] = [
+    ("NoSuchBucket", Denied, "create the bucket or mend its name"),
+    ("ContainerNotFound", Denied, "create the container or mend its name"),
+    ("bucket does not exist", Denied, "create the bucket or mend its name"),
+    ("AccountNotFound", Denied, "mend the account's name"),
+    ("RequestTimeTooSkewed", Denied, "set this machine's clock"),
+    ("InvalidAccessKeyId", Denied, "check the access key"),
+    ("SignatureDoesNotMatch", Denied, "check the secret key and the endpoint"),
+    ("ExpiredToken", Denied, "renew the session's credentials"),
+    ("InvalidToken", Denied, "renew the session's credentials"),
+    (
+        "AccessDenied",
+        Denied,
+        "grant list, get, put and delete on the bucket (without list, S3 hides what is missing)",
+    ),
+    ("AuthorizationHeaderMalformed", Invalid, "set AWS_REGION to the bucket's region"),
+    ("redirect without LOCATION", Invalid, "set AWS_REGION to the bucket's region"),
+    ("PermanentRedirect", Invalid, "set AWS_REGION and the endpoint to the bucket's"),
+    ("InvalidBucketName", Invalid, "mend the bucket's name"),
+    ("InvalidRange", Invalid, ""),
+    ("EntityTooLarge", Invalid, "use smaller segments"),
+    ("NotImplemented", Invalid, "this store lacks a call that is needed; see the doctor command"),
+    (
+        "169.254.169.254",
+        Unavailable,
+        "no credentials were found but the machine's own; set the access key's variables",
+    ),
+    (
+        "DeleteObjects response",
+        Unavailable,
+        "if this store cannot delete in bulk, set AWS_DISABLE_BULK_DELETE=true",
+    ),
+    ("SlowDown", Unavailable, ""),
+    ("InternalError", Unavailable, ""),
+    (", got ", Broken, "something between here and the store mixes up ranges"),
+    ("non-partial response", Broken, "something between here and the store ignores ranges"),
+];
+
+/// Turns the protocol crate's error into ours.
+pub(super) fn explain(error: Error) -> StoreError {
+    let full = full_text(&error);
+    let answer = full.find("Server returned").map_or(full.as_str(), |at| &full[at..]);
+    let (kind, advice) = judge(&error, answer);
+    let text = summary(answer).unwrap_or_else(|| one_line(answer));
+    let advice = if advice.is_empty() { String::new() } else { format!("; {advice}") };
+    StoreError::new(kind, format!("{text}{advice}"))
+}
+
+/// What may be concluded from an answer, and what to do.
+fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
+    if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| answer.contains(words)) {
+        return (*kind, advice);
+    }
+    match error {
+        Error::NotFound { .. } if OBJECT_MISSING.iter().any(|words| answer.contains(words)) => (NotFound, ""),
+        Error::NotFound { .. } => {
+            (Unavailable, "the answer does not come from the store; check the endpoint")
+        }
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (Denied, "check the credentials"),
+        Error::NotSupported { .. } | Error::NotImplemented { .. } => (Invalid, ""),
+        Error::InvalidPath { .. } | Error::UnknownConfigurationKey { .. } => (Invalid, ""),
+        _ => match status(answer) {
+            Some(401 | 403) => (Denied, "check the credentials"),
+            Some(416 | 413) => (Invalid, ""),
+            Some(405 | 501) => (Invalid, "this store lacks a call that is needed; see the doctor command"),
+            _ if answer.contains("Wanted range starting at") => (Invalid, ""),
+            _ => (Unavailable, ""),
+        },
+    }
+}
+
+/// The error and all its causes.
+fn full_text(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// The HTTP status that the text names.
+fn status(answer: &str) -> Option<u16> {
+    answer.split_once("status code: ")?.1.get(..3)?.parse().ok()
+}
+
+/// Status, code and message of an XML answer; `None` if it is none.
+fn summary(answer: &str) -> Option<String> {
+    let element = |name: &str| {
+        let (_, rest) = answer.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once("</")?.0)
+    };
+    let code = element("Code")?;
+    let status = status(answer).map(|status| format!(" (HTTP {status})")).unwrap_or_default();
+    let message = element("Message").map(|message| format!(": {message}")).unwrap_or_default();
+    Some(one_line(&format!("the store said {code}{status}{message}")))
+}
+
+/// The text in one line of bearable length.
+pub(super) fn one_line(text: &str) -> String {
+    let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.len() > TEXT_MAX {
+        let end = (0..=TEXT_MAX).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
+        line.truncate(end);
+        line.push_str("...");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(text: &str) -> Error {
+        Error::Generic { store: "S3", source: text.to_owned().into() }
+    }
+
+    fn not_found(text: &str) -> Error {
+        Error::NotFound { path: "x".to_owned(), source: text.to_owned().into() }
+    }
+
+    fn answer(status: &str, code: &str) -> String {
+        format!(
+            "Error performing GET http://h/b/NoSuchKey in 1ms - Server returned non-2xx status code: \
+            {status}: \
+            <Error>\n<Code>{code}</Code>\n<Message>so it is</Message></Error>"
+        )
+    }
+
+    #[test]
+    fn only_an_answer_that_names_the_object_as_missing_is_not_found() {
+        assert_eq!(explain(not_found(&answer("404 Not Found", "NoSuchKey"))).kind(), NotFound);
+        assert_eq!(explain(not_found(&answer("404 Not Found", "BlobNotFound"))).kind(), NotFound);
+        assert_eq!(explain(not_found(&answer("404 Not Found", "NoSuchBucket"))).kind(), Denied);
+        assert_eq!(explain(not_found(&answer("404 Not Found", "ContainerNotFound"))).kind(), Denied);
+        let proxy = "Error performing GET http://h/<Code>NoSuchKey</Code> - Server returned non-2xx status \
+            code: 404 Not Found: <html>nginx</html>";
+        assert_eq!(explain(not_found(proxy)).kind(), Unavailable);
+        assert_eq!(explain(not_found("")).kind(), Unavailable);
+    }
+
+    #[test]
+    fn every_answer_is_classed_by_what_the_caller_may_conclude() {
+        let table = [
+            ("400 Bad Request", "RequestTimeout", Unavailable),
+            ("400 Bad Request", "AuthorizationHeaderMalformed", Invalid),
+            ("400 Bad Request", "ExpiredToken", Denied),
+            ("401 Unauthorized", "Whatever", Denied),
+            ("403 Forbidden", "AccessDenied", Denied),
+            ("416 Requested Range Not Satisfiable", "InvalidRange", Invalid),
+            ("429 Too Many Requests", "SlowDown", Unavailable),
+            ("500 Internal Server Error", "InternalError", Unavailable),
+            ("501 Not Implemented", "NotImplemented", Invalid),
+            ("502 Bad Gateway", "x", Unavailable),
+            ("503 Slow Down", "SlowDown", Unavailable),
+        ];
+        for (status, code, kind) in table {
+            assert_eq!(explain(generic(&answer(status, code))).kind(), kind, "{status} {code}");
+        }
+        assert_eq!(explain(generic("connection refused")).kind(), Unavailable);
+    }
+
+    #[test]
+    fn the_text_is_one_short_line_with_the_stores_own_words() {
+        let text = explain(generic(&answer("403 Forbidden", "SignatureDoesNotMatch"))).to_string();
+        let start = "the store said SignatureDoesNotMatch (HTTP 403): so it is; check the secret key";
+        assert!(text.starts_with(start), "{text}");
+        let long = explain(generic(&"ä\n".repeat(10_000))).to_string();
+        assert!(long.len() < TEXT_MAX + 10 && !long.contains('\n'));
+    }
+}

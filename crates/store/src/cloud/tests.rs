@@ -1,0 +1,336 @@
+//! The network backend, through the client, against a small S3 server that misbehaves on request.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::open::open_in;
+use crate::{Blocking, Class, Client, PutOutcome, StoreErrorKind, StoreOptions, conformance};
+
+/// What the server does with one request.
+#[derive(Clone, Copy)]
+enum Trouble {
+    None,
+    /// Answers with this status and text, and does nothing.
+    Refuse(u16, &'static str),
+    /// Does it, and closes the connection without an answer.
+    Mute,
+    /// Does it, and closes the connection in the middle of the answer.
+    Cut,
+}
+
+#[derive(Default)]
+struct World {
+    objects: BTreeMap<String, Vec<u8>>,
+    troubles: VecDeque<Trouble>,
+    /// Method and target of each request.
+    requests: Vec<String>,
+}
+
+/// A server for one bucket on loopback; its thread ends with the process.
+struct Server {
+    world: Arc<Mutex<World>>,
+    port: u16,
+}
+
+struct Request {
+    method: String,
+    target: String,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+struct Answer {
+    status: u16,
+    headers: String,
+    body: Vec<u8>,
+}
+
+fn answer(status: u16, body: impl Into<Vec<u8>>) -> Answer {
+    Answer { status, headers: String::new(), body: body.into() }
+}
+
+fn code(status: u16, code: &str) -> Answer {
+    answer(status, format!("<Error><Code>{code}</Code><Message>as told</Message></Error>"))
+}
+
+fn receive(stream: &TcpStream) -> Option<Request> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|length| *length > 0)?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    let (method, target) = (words.next()?, words.next()?);
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        headers.insert(name.to_ascii_lowercase(), value.to_owned());
+    }
+    let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some(Request { method, target, headers, body })
+}
+
+fn perform(world: &mut World, request: &Request) -> Answer {
+    assert!(request.headers["authorization"].contains("Credential=key/"), "an unsigned request");
+    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let Some(path) = path.strip_prefix("/bucket") else { return code(404, "NoSuchBucket") };
+    let key = path.trim_start_matches('/').to_owned();
+    match request.method.as_str() {
+        "PUT" if request.headers.get("if-none-match").is_none_or(|value| value != "*") => {
+            code(400, "NoCondition")
+        }
+        "PUT" if world.objects.contains_key(&key) => code(412, "PreconditionFailed"),
+        "PUT" => {
+            world.objects.insert(key, request.body.clone());
+            Answer { headers: "ETag: \"e\"\r\n".to_owned(), ..answer(200, "") }
+        }
+        "POST" => {
+            let text = String::from_utf8(request.body.clone()).unwrap();
+            let keys = text.split("<Key>").skip(1).map(|part| part.split_once("</Key>").unwrap().0);
+            let deleted = keys.map(|key| {
+                world.objects.remove(key);
+                format!("<Deleted><Key>{key}</Key></Deleted>")
+            });
+            answer(200, format!("<DeleteResult>{}</DeleteResult>", deleted.collect::<String>()))
+        }
+        "GET" if key.is_empty() => list(world, query),
+        "GET" => match world.objects.get(&key) {
+            Some(body) => part_of(body, request.headers.get("range")),
+            None => code(404, "NoSuchKey"),
+        },
+        other => panic!("no method {other}"),
+    }
+}
+
+fn list(world: &World, query: &str) -> Answer {
+    let prefix = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "prefix");
+    let prefix = prefix.map(|(_, value)| value.into_owned()).unwrap_or_default();
+    let entries: String = world
+        .objects
+        .iter()
+        .filter(|(key, _)| key.starts_with(&prefix))
+        .map(|(key, body)| {
+            let when = "2024-01-01T00:00:00.000Z";
+            let size = body.len();
+            format!(
+                "<Contents><Key>{key}</Key><LastModified>{when}</LastModified><Size>{size}</Size></Contents>"
+            )
+        })
+        .collect();
+    answer(200, format!("<ListBucketResult>{entries}</ListBucketResult>"))
+}
+
+fn part_of(body: &[u8], range: Option<&String>) -> Answer {
+    let common = "ETag: \"e\"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n";
+    let Some(range) = range else { return Answer { headers: common.to_owned(), ..answer(200, body) } };
+    let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+    let (start, end): (usize, usize) = (start.parse().unwrap(), end.parse().unwrap());
+    if start >= body.len() {
+        return code(416, "InvalidRange");
+    }
+    let end = end.min(body.len() - 1);
+    let headers = format!("{common}Content-Range: bytes {start}-{end}/{}\r\n", body.len());
+    Answer { headers, ..answer(206, &body[start..=end]) }
+}
+
+/// Serves one connection. An answer that cannot be sent goes to a client that has gone.
+fn serve(world: &Mutex<World>, mut stream: TcpStream) {
+    let Some(request) = receive(&stream) else { return };
+    let (answer, trouble) = {
+        let mut world = world.lock();
+        world.requests.push(format!("{} {}", request.method, request.target));
+        match world.troubles.pop_front().unwrap_or(Trouble::None) {
+            Trouble::Refuse(status, text) => (answer(status, text), Trouble::None),
+            trouble => (perform(&mut world, &request), trouble),
+        }
+    };
+    let head = format!(
+        "HTTP/1.1 {} As Told\r\nContent-Length: {}\r\nConnection: close\r\n{}\r\n",
+        answer.status,
+        answer.body.len(),
+        answer.headers
+    );
+    let sent = match trouble {
+        Trouble::Mute => return,
+        Trouble::Cut => answer.body.len() / 2,
+        _ => answer.body.len(),
+    };
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&answer.body[..sent]));
+}
+
+fn server() -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let world = Arc::new(Mutex::new(World::default()));
+    let shared = Arc::clone(&world);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let world = Arc::clone(&shared);
+            std::thread::spawn(move || serve(&world, stream));
+        }
+    });
+    Server { world, port }
+}
+
+fn environment(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn keys() -> Vec<(String, String)> {
+    environment(&[("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")])
+}
+
+impl Server {
+    fn client(&self, bucket: &str, deadline_s: u64) -> Arc<Client> {
+        let url = format!("s3://{bucket}/some/prefix?endpoint=http://127.0.0.1:{}", self.port);
+        open_in(&url, &StoreOptions { deadline_s, ..StoreOptions::default() }, &keys()).unwrap()
+    }
+
+    fn expect(&self, troubles: &[Trouble]) {
+        self.world.lock().troubles = troubles.iter().copied().collect();
+    }
+}
+
+fn put(client: &Client, body: &'static str) -> crate::Result<PutOutcome> {
+    Blocking(client).put("k", body.into(), Class::Upload)
+}
+
+fn get(client: &Client) -> crate::Result<bytes::Bytes> {
+    Blocking(client).get("k", None, Class::Read)
+}
+
+use Trouble::{Cut, Mute, None as Fine, Refuse};
+
+const SLOW_DOWN: Trouble = Refuse(503, "<Error><Code>SlowDown</Code></Error>");
+
+#[test]
+fn the_s3_backend_keeps_the_contract() {
+    let server = server();
+    assert_eq!(conformance::run(&*server.client("bucket", 60)), Vec::<String>::new());
+    let requests = &server.world.lock().requests;
+    assert!(requests.iter().any(|request| request.starts_with("PUT /bucket/some/prefix/conformance/")));
+}
+
+#[test]
+fn an_answer_lost_on_the_way_is_created_and_is_put_once() {
+    let server = server();
+    let client = server.client("bucket", 60);
+    server.expect(&[Mute, Fine, Mute]);
+    assert_eq!(put(&client, "ours").unwrap(), PutOutcome::Created);
+    assert_eq!(server.world.lock().objects["some/prefix/k"], b"ours");
+    assert_eq!(put(&client, "others").unwrap(), PutOutcome::Taken);
+    assert_eq!(client.meter().get.retries, 1);
+}
+
+#[test]
+fn a_conflict_with_nothing_there_is_put_again() {
+    let server = server();
+    let client = server.client("bucket", 60);
+    server.expect(&[Refuse(409, "<Error><Code>ConditionalRequestConflict</Code></Error>")]);
+    assert_eq!(put(&client, "ours").unwrap(), PutOutcome::Created);
+    assert_eq!((client.meter().put.requests, client.meter().get.requests), (2, 1));
+}
+
+#[test]
+fn passing_errors_and_cut_bodies_are_tried_again() {
+    let server = server();
+    let client = server.client("bucket", 60);
+    server.expect(&[SLOW_DOWN, Refuse(500, "oops")]);
+    assert_eq!(put(&client, "a longer body").unwrap(), PutOutcome::Created);
+    server.expect(&[SLOW_DOWN, Cut, Mute]);
+    assert_eq!(get(&client).unwrap(), "a longer body");
+    server.expect(&[SLOW_DOWN, Mute, Cut]);
+    assert_eq!(Blocking(&*client).list("", Class::Read).unwrap().len(), 1);
+    server.expect(&[SLOW_DOWN, Mute]);
+    Blocking(&*client).delete(vec!["k".to_owned()], Class::Background).unwrap();
+    let meter = client.meter();
+    assert_eq!(
+        (meter.put.retries, meter.get.retries, meter.list.retries, meter.delete.retries),
+        (2, 3, 3, 2)
+    );
+}
+
+#[test]
+fn a_404_that_is_not_the_stores_is_unavailable() {
+    let server = server();
+    let client = server.client("bucket", 0);
+    server.expect(&[Refuse(404, "<html>a proxy knows no such page</html>"), Refuse(404, "")]);
+    for _ in 0..2 {
+        let error = get(&client).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(get(&client).unwrap_err().kind(), StoreErrorKind::NotFound);
+}
+
+#[test]
+fn a_missing_bucket_and_refused_credentials_are_denied_at_once() {
+    let server = server();
+    let elsewhere = server.client("elsewhere", 60);
+    for error in [get(&elsewhere).unwrap_err(), put(&elsewhere, "x").unwrap_err()] {
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains("create the bucket"), "{error}");
+    }
+    let client = server.client("bucket", 60);
+    let denied = Refuse(403, "<Error><Code>AccessDenied</Code></Error>");
+    server.expect(&[denied, Refuse(401, "")]);
+    assert_eq!(get(&client).unwrap_err().kind(), StoreErrorKind::Denied);
+    assert_eq!(put(&client, "x").unwrap_err().kind(), StoreErrorKind::Denied);
+    assert_eq!(server.world.lock().requests.len(), 4);
+}
+
+#[test]
+fn a_store_that_nobody_serves_is_unavailable() {
+    // A port that was free a moment ago and is held by nobody.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = Server { world: Arc::default(), port };
+    let error = get(&server.client("bucket", 0)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(error.to_string().contains("cannot get k in s3://bucket/some/prefix"), "{error}");
+}
+
+#[test]
+fn an_endpoint_comes_from_the_url_or_the_variables_and_needs_credentials() {
+    let open = |url: &str, pairs: &[(&str, &str)]| {
+        open_in(url, &StoreOptions::default(), &environment(pairs)).map(drop)
+    };
+    let nothing_set = [("HOME", "/nowhere")];
+    let error = open("s3://bucket?endpoint=http://127.0.0.1:1", &nothing_set).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("set AWS_ACCESS_KEY_ID"), "{error}");
+    for name in ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"] {
+        let endpoint = [(name, "http://127.0.0.1:1"), ("HOME", "/nowhere")];
+        assert!(open("s3://bucket", &endpoint).is_err(), "{name}");
+    }
+    let half = [("AWS_ACCESS_KEY_ID", "key")];
+    assert_eq!(open("s3://bucket", &half).unwrap_err().kind(), StoreErrorKind::Invalid);
+}
+
+#[test]
+fn the_variables_name_the_server_that_is_asked() {
+    let server = server();
+    let endpoint = format!("http://127.0.0.1:{}", server.port);
+    let mut environment = keys();
+    environment.push(("AWS_ENDPOINT_URL".to_owned(), endpoint));
+    let client = open_in("s3://bucket", &StoreOptions::default(), &environment).unwrap();
+    assert_eq!(put(&client, "x").unwrap(), PutOutcome::Created);
+    assert_eq!(server.world.lock().requests, ["PUT /bucket/k"]);
+}
+
+#[test]
+fn google_and_azure_stores_open_with_their_variables() {
+    let open = |url: &str, pairs: &[(&str, &str)]| {
+        open_in(url, &StoreOptions::default(), &environment(pairs)).map(drop)
+    };
+    open("gs://bucket/prefix", &[("GOOGLE_SKIP_SIGNATURE", "true")]).unwrap();
+    open("gs://bucket?endpoint=http://127.0.0.1:1", &[("GOOGLE_SKIP_SIGNATURE", "true")]).unwrap();
+    open("az://container/prefix?account=me", &[("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")]).unwrap();
+    let error = open("az://container", &[]).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("AZURE_STORAGE_ACCOUNT_NAME"), "{error}");
+}

@@ -1,0 +1,256 @@
+//! The contract of [`ObjectStore`] as tests that anybody's store can run: one or more per clause.
+//!
+//! Each returns what it found broken. They need a store that they may write to, keep to keys under
+//! `conformance/`, and delete what they made. They block, and show presence of a fault, not its absence.
+//!
+//! Not here: S1 and S8, which need a store that fails on purpose; the client's own tests have them.
+
+use std::sync::mpsc::channel;
+
+use bytes::Bytes;
+
+use crate::{Blocking, Class, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
+
+/// What a clause found broken.
+pub type Verdict = Result<(), String>;
+
+/// A clause: its name and its test.
+pub type Clause = (&'static str, fn(&dyn ObjectStore) -> Verdict);
+
+/// All clauses, in order.
+pub const CLAUSES: [Clause; 10] = [
+    ("S2: one of many racing puts wins", s2_one_racer_wins),
+    ("S2: nothing is overwritten", s2_nothing_is_overwritten),
+    ("S2: the same put again is still ours", s2_the_same_put_again_is_ours),
+    ("S3: created is visible to every later get", s3_created_is_visible),
+    ("S4: absent is NotFound, also below and above an object", s4_absent_is_not_found),
+    ("S5: a range is exact, and cut at the end", s5_ranges_are_exact),
+    ("S5: a range outside the object is Invalid", s5_outside_is_invalid),
+    ("S6: a list holds what is below its prefix", s6_lists_what_is_below),
+    ("S7: deleting is final, and absent keys are fine", s7_delete),
+    ("keys that are not legal are Invalid", illegal_keys_are_invalid),
+];
+
+/// Runs all clauses and returns the broken ones, each as "clause: finding". Empty means it conforms.
+pub fn run(store: &dyn ObjectStore) -> Vec<String> {
+    let run_one = |(name, clause): &Clause| clause(store).err().map(|found| format!("{name}: {found}"));
+    CLAUSES.iter().filter_map(run_one).collect()
+}
+
+/// Of 16 puts of one key exactly one is `Created`, and its bytes are there.
+pub fn s2_one_racer_wins(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let key = format!("{folder}race");
+        let bodies: Vec<Bytes> = (0..16u8).map(|racer| Bytes::from(vec![racer; 10_000])).collect();
+        let (tell, hear) = channel();
+        for body in &bodies {
+            let (tell, winner) = (tell.clone(), body.clone());
+            let put = Put { key: key.clone(), body: body.clone(), class: Class::Upload };
+            store.put(put, Box::new(move |outcome| drop(tell.send((winner, outcome)))));
+        }
+        drop(tell);
+        let mut winners = Vec::new();
+        let mut answers = 0;
+        for (body, outcome) in hear {
+            answers += 1;
+            if said(outcome)? == PutOutcome::Created {
+                winners.push(body);
+            }
+        }
+        expect(answers == 16, || format!("{answers} of 16 puts were answered"))?;
+        expect(winners.len() == 1, || format!("{} of 16 racing puts won", winners.len()))?;
+        expect_body(calls, &key, &winners[0])
+    })
+}
+
+/// A put of a taken key is `Taken` and changes nothing, whatever its size.
+pub fn s2_nothing_is_overwritten(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let key = format!("{folder}taken");
+        put(calls, &key, b"first", PutOutcome::Created)?;
+        for other in [&b"other"[..], b"firstly", b"fir", b"", &[7; 9000]] {
+            put(calls, &key, other, PutOutcome::Taken)?;
+        }
+        expect_body(calls, &key, b"first")?;
+        let empty = format!("{folder}empty");
+        put(calls, &empty, b"", PutOutcome::Created)?;
+        put(calls, &empty, b"x", PutOutcome::Taken)?;
+        expect_body(calls, &empty, b"")
+    })
+}
+
+/// The same bytes put again are recognised as ours: the answer to a lost answer.
+pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        for (name, body) in [("empty", vec![]), ("short", vec![1; 100]), ("long", vec![2; 100_000])] {
+            let key = format!("{folder}{name}");
+            put(calls, &key, &body, PutOutcome::Created)?;
+            put(calls, &key, &body, PutOutcome::Created)?;
+            expect_body(calls, &key, &body)?;
+        }
+        Ok(())
+    })
+}
+
+/// What was created is there, whole, at once, at every size.
+pub fn s3_created_is_visible(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        for size in [0usize, 1, 4095, 4096, 4097, 1 << 20] {
+            let body: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
+            let key = format!("{folder}deep/er/{size}");
+            put(calls, &key, &body, PutOutcome::Created)?;
+            expect_body(calls, &key, &body)?;
+        }
+        Ok(())
+    })
+}
+
+/// Gets of what is not there are `NotFound`, and nothing else is.
+pub fn s4_absent_is_not_found(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        put(calls, &format!("{folder}a/b"), b"x", PutOutcome::Created)?;
+        for absent in ["c", "a", "a/b/c", "nowhere/at/all"] {
+            for range in [None, Some(0..10)] {
+                let found = calls.get(&format!("{folder}{absent}"), range, Class::Read);
+                expect_kind(absent, found.map(drop), StoreErrorKind::NotFound)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A get returns exactly its range, cut at the object's end.
+pub fn s5_ranges_are_exact(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let key = format!("{folder}ranges");
+        let body: Vec<u8> = (0..10_000).map(|at| (at % 241) as u8).collect();
+        put(calls, &key, &body, PutOutcome::Created)?;
+        for range in [0..1u64, 0..10_000, 1..2, 4096..8192, 9_999..10_000, 9_000..20_000, 0..u64::MAX / 2] {
+            let found = said(calls.get(&key, Some(range.clone()), Class::Read))?;
+            let wanted = &body[range.start as usize..(range.end as usize).min(body.len())];
+            expect(found == wanted, || format!("range {range:?} returned {} wrong bytes", found.len()))?;
+        }
+        Ok(())
+    })
+}
+
+/// A range that starts at or past the end, or that is empty, is `Invalid`.
+pub fn s5_outside_is_invalid(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let key = format!("{folder}outside");
+        put(calls, &key, &[1; 100], PutOutcome::Created)?;
+        let backwards = std::ops::Range { start: 9, end: 3 };
+        for range in [100..101u64, 5_000..6_000, 7..7, backwards] {
+            let found = calls.get(&key, Some(range.clone()), Class::Read);
+            expect_kind(&format!("range {range:?}"), found.map(drop), StoreErrorKind::Invalid)?;
+        }
+        Ok(())
+    })
+}
+
+/// A list holds every object strictly below its prefix with its size, and no other.
+pub fn s6_lists_what_is_below(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let keys = ["a/1", "a/2", "a/b/3", "ab/4", "a-b/5", "c"];
+        for (size, key) in keys.iter().enumerate() {
+            put(calls, &format!("{folder}{key}"), &vec![0; size + 1], PutOutcome::Created)?;
+        }
+        let bare = folder.trim_end_matches('/');
+        let cases: [(&str, &[usize]); 8] = [
+            ("", &[0, 1, 2, 3, 4, 5]),
+            ("/", &[0, 1, 2, 3, 4, 5]),
+            ("/a", &[0, 1, 2]),
+            ("/a/", &[0, 1, 2]),
+            ("/a/b/", &[2]),
+            ("/a/1", &[]),
+            ("/c/", &[]),
+            ("/nowhere/", &[]),
+        ];
+        for (prefix, wanted) in cases {
+            let mut found = said(calls.list(&format!("{bare}{prefix}"), Class::Read))?;
+            found.sort_by(|a, b| a.key.cmp(&b.key));
+            let mut wanted: Vec<(String, u64)> =
+                wanted.iter().map(|at| (format!("{folder}{}", keys[*at]), *at as u64 + 1)).collect();
+            wanted.sort();
+            let found: Vec<(String, u64)> =
+                found.into_iter().map(|object| (object.key, object.size_bytes)).collect();
+            expect(found == wanted, || format!("prefix {prefix:?} listed {found:?} instead of {wanted:?}"))?;
+        }
+        Ok(())
+    })
+}
+
+/// What was deleted is gone and its key is free; absent keys are fine; other objects stay.
+pub fn s7_delete(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        let key = |name: &str| format!("{folder}{name}");
+        for name in ["a", "b", "c"] {
+            put(calls, &key(name), name.as_bytes(), PutOutcome::Created)?;
+        }
+        let keys = ["a", "b", "never", "not/even/near", "a"];
+        said(calls.delete(keys.map(key).to_vec(), Class::Background))?;
+        said(calls.delete(keys.map(key).to_vec(), Class::Background))?;
+        said(calls.delete(Vec::new(), Class::Background))?;
+        for name in ["a", "b"] {
+            let found = calls.get(&key(name), None, Class::Read);
+            expect_kind("a deleted object", found.map(drop), StoreErrorKind::NotFound)?;
+        }
+        expect_body(calls, &key("c"), b"c")?;
+        put(calls, &key("a"), b"again", PutOutcome::Created)?;
+        expect_body(calls, &key("a"), b"again")
+    })
+}
+
+/// Keys outside the alphabet, or that could leave the store, are refused by every call.
+pub fn illegal_keys_are_invalid(store: &dyn ObjectStore) -> Verdict {
+    let calls = Blocking(store);
+    for key in ["", "/a", "a/", "a//b", "../a", "a/../b", ".tmp/a", "a b", "a?b", "ä", "a\0b"] {
+        let body = Bytes::from_static(b"x");
+        let invalid = StoreErrorKind::Invalid;
+        expect_kind(key, calls.get(key, None, Class::Read).map(drop), invalid)?;
+        expect_kind(key, calls.put(key, body, Class::Upload).map(drop), invalid)?;
+        expect_kind(key, calls.delete(vec![key.to_owned()], Class::Background), invalid)?;
+    }
+    Ok(())
+}
+
+/// Gives a test a folder of its own, `conformance/<random>/`, and empties it afterwards.
+fn with_folder(store: &dyn ObjectStore, test: impl FnOnce(&Blocking<'_>, &str) -> Verdict) -> Verdict {
+    let calls = Blocking(store);
+    let random = getrandom::u64().map_err(|error| error.to_string())?;
+    let folder = format!("conformance/{random:016x}/");
+    let verdict = test(&calls, &folder);
+    let cleaned = said(calls.list(&folder, Class::Background)).and_then(|left| {
+        let keys = left.into_iter().map(|object| object.key).collect();
+        said(calls.delete(keys, Class::Background))
+    });
+    // The clause's own finding counts first.
+    verdict.and(cleaned)
+}
+
+fn expect(holds: bool, found: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(found()) }
+}
+
+/// The value, or the unexpected error as a finding.
+fn said<T>(outcome: Result<T, StoreError>) -> Result<T, String> {
+    outcome.map_err(|error| format!("unexpected error {:?}: {error}", error.kind()))
+}
+
+fn put(calls: &Blocking<'_>, key: &str, body: &[u8], wanted: PutOutcome) -> Verdict {
+    let outcome = said(calls.put(key, Bytes::copy_from_slice(body), Class::Upload))?;
+    expect(outcome == wanted, || format!("a put of {} bytes was {outcome:?}, not {wanted:?}", body.len()))
+}
+
+fn expect_body(calls: &Blocking<'_>, key: &str, wanted: &[u8]) -> Verdict {
+    let found = said(calls.get(key, None, Class::Read))?;
+    expect(found == wanted, || format!("{} bytes came back, not the {} put", found.len(), wanted.len()))
+}
+
+fn expect_kind(what: &str, outcome: Result<(), StoreError>, wanted: StoreErrorKind) -> Verdict {
+    match outcome {
+        Err(error) if error.kind() == wanted => Ok(()),
+        Err(error) => Err(format!("{what:?} failed with {:?}, not {wanted:?}: {error}", error.kind())),
+        Ok(()) => Err(format!("{what:?} succeeded, instead of {wanted:?}")),
+    }
+}

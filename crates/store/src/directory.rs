@@ -1,0 +1,367 @@
+//! A store in a folder: one file per object, the key as its path.
+//!
+//! Invariants: a file appears under its key whole and durable, or not at all: it is written without a name
+//! (or, where the file system cannot do that, under a name in `.tmp`), synced, and then linked, which fails
+//! if the key is taken. `Created` is said only after the folder and every folder made on the way are durable
+//! too.
+//!
+//! A process may die between the link and the sync of the folder; whoever comes next sees an object that a
+//! power cut could still take. So the first put of a process syncs the whole file system once.
+//!
+//! Not here: folders left empty by deletes. They stay; removing them would race with puts.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt};
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use tokio::sync::Semaphore;
+
+use crate::backend::{Backend, Creation, cut_range};
+use crate::key::is_key;
+use crate::runtime::BLOCKING_THREADS_MAX;
+use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
+
+/// Folder for files that have no name yet, on the same file system as the objects.
+const NAMELESS: &str = ".tmp";
+/// A file in there that is older than this was left by a process that died.
+const NAMELESS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Threads of one store inside file calls; a hung file system must leave some to the other stores.
+const THREADS_MAX: usize = BLOCKING_THREADS_MAX * 3 / 4;
+const FILE_MODE: u32 = 0o640;
+const FOLDER_MODE: u32 = 0o750;
+
+/// Objects in a folder.
+pub(crate) struct Directory {
+    shared: Arc<Shared>,
+    threads: Arc<Semaphore>,
+}
+
+struct Shared {
+    root: PathBuf,
+    durable: Mutex<Durable>,
+}
+
+/// What this process has made durable.
+#[derive(Default)]
+struct Durable {
+    /// The file system as it was at the first put.
+    file_system: bool,
+    /// Folders whose entry in their parent, and so on up to the root, is durable.
+    folders: HashSet<PathBuf>,
+}
+
+impl Directory {
+    /// The store in folder `root`, an absolute path. It need not exist yet.
+    pub(crate) fn new(root: PathBuf) -> Self {
+        let shared = Arc::new(Shared { root, durable: Mutex::default() });
+        Directory { shared, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
+    }
+
+    /// Runs a blocking call. If the caller stops waiting the call goes on, and keeps its thread to its end.
+    fn run<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T>> {
+        let shared = Arc::clone(&self.shared);
+        let threads = Arc::clone(&self.threads);
+        async move {
+            let lost = |_| StoreError::new(StoreErrorKind::Unavailable, "the store's threads have ended");
+            let thread = threads.acquire_owned().await.map_err(|_| lost(()))?;
+            let task = tokio::task::spawn_blocking(move || {
+                let _thread = thread;
+                call(&shared)
+            });
+            task.await.map_err(|_| lost(()))?
+        }
+        .boxed()
+    }
+}
+
+impl Backend for Directory {
+    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+        let key = key.to_owned();
+        self.run(move |shared| shared.get(&key, range))
+    }
+
+    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        let key = key.to_owned();
+        self.run(move |shared| shared.create(&key, &body))
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        let prefix = prefix.to_owned();
+        self.run(move |shared| shared.list(&prefix))
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
+        let keys = keys.to_owned();
+        self.run(move |shared| shared.delete(&keys))
+    }
+}
+
+impl Shared {
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+        let path = self.root.join(key);
+        let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if is_absent(&error) => return Err(absent()),
+            Err(error) => return Err(failure("open", &path, &error)),
+        };
+        let about = file.metadata().map_err(|error| failure("look at", &path, &error))?;
+        if !about.is_file() {
+            return Err(absent());
+        }
+        let range = cut_range(range, about.len())?;
+        let length = (range.end - range.start) as usize;
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = range.start + bytes.len() as u64;
+            match rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut bytes), at) {
+                Ok(0) => {
+                    let text = format!("file {} ends before its size: somebody changes it", path.display());
+                    return Err(StoreError::new(StoreErrorKind::Broken, text));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(failure("read", &path, &error.into())),
+            }
+        }
+        // The allocator may have given more room than asked for, and the file may have grown.
+        bytes.truncate(length);
+        Ok(Bytes::from(bytes))
+    }
+
+    fn create(&self, key: &str, body: &[u8]) -> Result<Creation> {
+        let path = self.root.join(key);
+        let folder = path.parent().unwrap_or(&self.root).to_owned();
+        match self.create_in(&folder, &path, body) {
+            // Somebody removed the folder since we last used it.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.durable.lock().folders.clear();
+                self.create_in(&folder, &path, body)
+            }
+            other => other,
+        }
+        .map_err(|error| failure("create", &path, &error))
+        .and_then(|creation| match creation {
+            Creation::Exists if path.is_dir() => {
+                let text = format!("{} is a folder: no key may be the beginning of another", path.display());
+                Err(StoreError::new(StoreErrorKind::Invalid, text))
+            }
+            creation => Ok(creation),
+        })
+    }
+
+    fn create_in(&self, folder: &Path, path: &Path, body: &[u8]) -> io::Result<Creation> {
+        self.settle(folder)?;
+        let linked = match nameless(folder) {
+            Ok(file) => {
+                write_durably(&file, body)?;
+                link_nameless(&file, path)
+            }
+            Err(error) => Err(error),
+        };
+        let linked = match linked {
+            Err(error) if is_unsupported(&error) => self.link_named(path, body),
+            other => other,
+        };
+        match linked {
+            Ok(()) => sync_folder(folder).map(|()| Creation::Created),
+            // It may be the work of an earlier attempt that died before it was durable.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                sync_folder(folder).map(|()| Creation::Exists)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates through a temporary name, for file systems without nameless files.
+    fn link_named(&self, path: &Path, body: &[u8]) -> io::Result<()> {
+        let folder = self.root.join(NAMELESS);
+        make_folder(&folder)?;
+        sweep(&folder);
+        let random = getrandom::u64().map_err(io::Error::other)?;
+        let name = folder.join(format!("{random:016x}"));
+        let file = File::options().write(true).create_new(true).mode(FILE_MODE).open(&name)?;
+        let linked = write_durably(&file, body).and_then(|()| fs::hard_link(&name, path));
+        // A name that stays is swept later.
+        let _ = fs::remove_file(&name);
+        linked
+    }
+
+    /// Makes `folder` and those above it up to the root, durably.
+    fn settle(&self, folder: &Path) -> io::Result<()> {
+        if self.durable.lock().folders.contains(folder) {
+            return Ok(());
+        }
+        match folder.parent() {
+            Some(parent) if folder != self.root => {
+                self.settle(parent)?;
+                make_folder(folder)?;
+                sync_folder(parent)?;
+            }
+            // A root that was there before us is not ours to make durable, and its parent not ours to open.
+            _ => settle_root(folder)?,
+        }
+        let mut durable = self.durable.lock();
+        if !durable.file_system {
+            rustix::fs::syncfs(File::open(folder)?)?;
+            durable.file_system = true;
+        }
+        durable.folders.insert(folder.to_owned());
+        Ok(())
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        let mut found = Vec::new();
+        let mut open = vec![if prefix.is_empty() { self.root.clone() } else { self.root.join(prefix) }];
+        while let Some(folder) = open.pop() {
+            let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) if is_absent(&error) => continue,
+                Err(error) => return Err(failure("list", &folder, &error)),
+            };
+            for entry in entries {
+                let entry = entry.map_err(|error| failure("list", &folder, &error))?;
+                let path = entry.path();
+                // Names that cannot be keys are not ours: `.tmp`, `lost+found`.
+                let Some(key) = path.strip_prefix(&self.root).ok().and_then(Path::to_str) else { continue };
+                if !is_key(key) {
+                    continue;
+                }
+                match entry.metadata() {
+                    Ok(about) if about.is_dir() => open.push(path),
+                    Ok(about) if about.is_file() => {
+                        found.push(ObjectInfo { key: key.to_owned(), size_bytes: about.len() });
+                    }
+                    Ok(_) => {}
+                    Err(error) if is_absent(&error) => {}
+                    Err(error) => return Err(failure("look at", &path, &error)),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn delete(&self, keys: &[String]) -> Result<()> {
+        let mut touched = HashSet::new();
+        for key in keys {
+            let path = self.root.join(key);
+            match fs::remove_file(&path) {
+                Ok(()) => {
+                    touched.extend(path.parent().map(Path::to_owned));
+                }
+                Err(error) if is_absent(&error) => {}
+                // A folder is not an object, so there was nothing to delete.
+                Err(_) if path.is_dir() => {}
+                Err(error) => return Err(failure("delete", &path, &error)),
+            }
+        }
+        for folder in touched {
+            sync_folder(&folder).map_err(|error| failure("sync", &folder, &error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the root, and the folders above it where they are missing, durably.
+fn settle_root(folder: &Path) -> io::Result<()> {
+    match folder.parent() {
+        Some(parent) if !folder.is_dir() => {
+            settle_root(parent)?;
+            make_folder(folder)?;
+            sync_folder(parent)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Errno::NOTDIR.into()),
+        other => other,
+    }
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        // The file system has no such call for folders, so there is nothing more to be done.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
+        other => other,
+    }
+}
+
+/// A file in `folder` without a name; gone when closed, unless linked.
+fn nameless(folder: &Path) -> io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(FILE_MODE))?))
+}
+
+fn write_durably(mut file: &File, body: &[u8]) -> io::Result<()> {
+    file.write_all(body)?;
+    file.sync_all()
+}
+
+/// Gives a nameless file its name; fails if the name is taken.
+fn link_nameless(file: &File, path: &Path) -> io::Result<()> {
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match rustix::fs::linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW) {
+        // Without /proc there is another way to link.
+        Err(Errno::NOENT) if !Path::new("/proc/self/fd").exists() => Err(Errno::OPNOTSUPP.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Removes what dead processes left.
+fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let age = entry.metadata().and_then(|about| about.modified()).ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > NAMELESS_AGE_MAX) {
+            // It costs only space; the next sweep tries again.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// The file system says, definitely, that no object has this path.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+/// The file system has no nameless files, or cannot link them.
+fn is_unsupported(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(code, Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS | Errno::XDEV))
+}
+
+/// What a failed file call means for the store's caller.
+fn failure(verb: &str, path: &Path, error: &io::Error) -> StoreError {
+    let (kind, advice) = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::ACCESS | Errno::PERM) => (StoreErrorKind::Denied, "; check owner and mode of the folder"),
+        Some(Errno::ROFS) => (StoreErrorKind::Denied, "; mount it for writing"),
+        Some(Errno::NOSPC | Errno::DQUOT) => (StoreErrorKind::Unavailable, "; free some space"),
+        Some(Errno::MFILE | Errno::NFILE) => (StoreErrorKind::Unavailable, "; raise the limit on open files"),
+        Some(Errno::NOTDIR | Errno::ISDIR) => {
+            (StoreErrorKind::Invalid, "; no key may be the beginning of another")
+        }
+        Some(Errno::NAMETOOLONG | Errno::LOOP) => (StoreErrorKind::Invalid, "; choose another root folder"),
+        _ => (StoreErrorKind::Unavailable, ""),
+    };
+    StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Which keys are legal: `[A-Za-z0-9._/-]`, parts neither empty nor starting with a dot.
+//!
+//! A leading dot is kept for the stores themselves (the directory store's `.tmp`), which also rules out `..`.
+
+use crate::{Result, StoreError, StoreErrorKind};
+
+/// Longest key in bytes: S3 ends at 1024 with the root's prefix in front.
+const KEY_BYTES_MAX: usize = 768;
+/// Longest part of a key in bytes: what a file name can hold.
+const PART_BYTES_MAX: usize = 255;
+
+/// Checks a key.
+pub(crate) fn check_key(key: &str) -> Result<()> {
+    match why_not(key) {
+        None => Ok(()),
+        Some(why) => Err(StoreError::new(StoreErrorKind::Invalid, format!("key {key:?} {why}"))),
+    }
+}
+
+/// Checks a list prefix and returns it without its trailing `/`; empty means the whole store.
+pub(crate) fn check_prefix(prefix: &str) -> Result<&str> {
+    let bare = prefix.strip_suffix('/').unwrap_or(prefix);
+    match if prefix.is_empty() { None } else { why_not(bare) } {
+        None => Ok(bare),
+        Some(why) => Err(StoreError::new(StoreErrorKind::Invalid, format!("list prefix {prefix:?} {why}"))),
+    }
+}
+
+/// Whether a name found in a store can be one of our keys; others are not ours and are passed over.
+pub(crate) fn is_key(name: &str) -> bool {
+    why_not(name).is_none()
+}
+
+/// Why `key` is not legal; completes the sentence "key K ...".
+pub(crate) fn why_not(key: &str) -> Option<String> {
+    if key.len() > KEY_BYTES_MAX {
+        return Some(format!("is {} bytes long: at most {KEY_BYTES_MAX} are allowed", key.len()));
+    }
+    for part in key.split('/') {
+        if part.is_empty() {
+            return Some("has an empty part: write names separated by single slashes".to_owned());
+        }
+        if part.len() > PART_BYTES_MAX {
+            return Some(format!("has a part of {} bytes: at most {PART_BYTES_MAX} are allowed", part.len()));
+        }
+        if part.starts_with('.') {
+            return Some(format!("has the part {part:?}: parts must not start with a dot"));
+        }
+        if let Some(odd) = part.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {
+            return Some(format!(
+                "contains {odd:?}: only letters, digits, '.', '_', '-' and '/' are allowed"
+            ));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_engine_are_legal() {
+        for key in ["volumes/disk1", "0a1b/seg/07/00000000000000000007", "v/map/1-ff/0000", "a.b_c-D"] {
+            assert!(check_key(key).is_ok(), "{key}");
+        }
+    }
+
+    #[test]
+    fn keys_that_could_leave_the_root_or_confuse_a_store_are_refused() {
+        let long_part = "x".repeat(256);
+        let long_key = "x/".repeat(400) + "x";
+        let bad =
+            ["", "/a", "a/", "a//b", "..", "a/../b", ".tmp/x", "a/.b", "a b", "a?b", "ä", "a\\b", "a%2e"];
+        for key in bad.into_iter().chain([long_part.as_str(), long_key.as_str()]) {
+            assert_eq!(check_key(key).unwrap_err().kind(), StoreErrorKind::Invalid, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_may_be_empty_or_end_with_a_slash() {
+        assert_eq!(check_prefix("").unwrap(), "");
+        assert_eq!(check_prefix("a/b/").unwrap(), "a/b");
+        assert_eq!(check_prefix("a/b").unwrap(), "a/b");
+        for prefix in ["/", "a//", "/a", "../"] {
+            assert!(check_prefix(prefix).is_err(), "{prefix}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A store in this process's memory, for tests and trials.
+//!
+//! `memory:` is a fresh store of its own; `memory:NAME` is the same store for everyone in the process that
+//! names it, and keeps its objects when nobody holds it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use parking_lot::Mutex;
+
+use crate::backend::{Backend, Creation, cut_range};
+use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
+
+type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
+
+static NAMED: LazyLock<Mutex<HashMap<String, Objects>>> = LazyLock::new(Mutex::default);
+
+/// Objects in memory.
+#[derive(Default)]
+pub(crate) struct Memory {
+    objects: Objects,
+}
+
+impl Memory {
+    /// The process-wide store called `name`.
+    pub(crate) fn named(name: &str) -> Self {
+        Memory { objects: Arc::clone(NAMED.lock().entry(name.to_owned()).or_default()) }
+    }
+
+    fn read(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+        let body = self.objects.lock().get(key).cloned();
+        let body = body.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "no such object"))?;
+        let range = cut_range(range, body.len() as u64)?;
+        Ok(body.slice(range.start as usize..range.end as usize))
+    }
+}
+
+impl Backend for Memory {
+    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+        ready(self.read(key, range)).boxed()
+    }
+
+    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        let mut objects = self.objects.lock();
+        let creation = if objects.contains_key(key) {
+            Creation::Exists
+        } else {
+            objects.insert(key.to_owned(), body);
+            Creation::Created
+        };
+        ready(Ok(creation)).boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        let below = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        let objects = self.objects.lock();
+        let found = objects
+            .range(below.clone()..)
+            .take_while(|(key, _)| key.starts_with(&below))
+            .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 })
+            .collect();
+        ready(Ok(found)).boxed()
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
+        let mut objects = self.objects.lock();
+        for key in keys {
+            objects.remove(key);
+        }
+        ready(Ok(())).boxed()
+    }
+}

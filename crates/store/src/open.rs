@@ -1,0 +1,47 @@
+//! From a URL to a client.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::cloud::Cloud;
+use crate::directory::Directory;
+use crate::location::{self, Location};
+use crate::memory::Memory;
+use crate::{Client, Result, StoreOptions};
+
+/// The variables of the process: names and values, as the cloud backends read them.
+pub(crate) type Environment = [(String, String)];
+
+/// Opens the store that `url` names; makes no request yet.
+///
+/// | URL | store |
+/// |---|---|
+/// | `memory:` | a fresh one in this process's memory |
+/// | `memory:NAME` | the process-wide one of that name |
+/// | `/path`, `file:///path` | a folder; made by the first put |
+/// | `s3://bucket/prefix?endpoint=URL&region=NAME` | S3 and its kin |
+/// | `gs://bucket/prefix?endpoint=URL` | Google Cloud Storage |
+/// | `az://container/prefix?account=NAME&endpoint=URL` | Azure Blob Storage |
+///
+/// Credentials and further settings come from the usual variables: `AWS_*` (and the AWS credentials file),
+/// `GOOGLE_*`, `AZURE_*`. An `http://` endpoint is spoken to without encryption.
+///
+/// Fails with a one-line `Invalid` error if the URL or a setting is wrong.
+pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
+    let variables = std::env::vars_os();
+    let environment: Vec<(String, String)> = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    open_in(url, &options, &environment)
+}
+
+/// Opens a store with a given environment.
+pub(crate) fn open_in(url: &str, options: &StoreOptions, environment: &Environment) -> Result<Arc<Client>> {
+    let backend: Box<dyn Backend> = match location::parse(url)? {
+        Location::Memory { name: None } => Box::new(Memory::default()),
+        Location::Memory { name: Some(name) } => Box::new(Memory::named(&name)),
+        Location::Directory { root } => Box::new(Directory::new(root)),
+        Location::Cloud(location) => Box::new(Cloud::new(&location, environment)?),
+    };
+    Ok(Client::new(location::shown(url), backend, options))
+}

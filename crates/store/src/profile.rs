@@ -1,0 +1,99 @@
+//! Keys from the AWS shared credentials file, for people who keep them there and not in variables.
+//!
+//! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Not here: roles and
+//! single sign-on; for these, export variables with the vendor's tool.
+
+use std::path::PathBuf;
+
+use crate::open::Environment;
+use crate::{Result, StoreError, StoreErrorKind};
+
+/// The names that a profile can set, as the variables that mean the same.
+const NAMES: [(&str, &str); 3] = [
+    ("aws_access_key_id", "AWS_ACCESS_KEY_ID"),
+    ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"),
+    ("aws_session_token", "AWS_SESSION_TOKEN"),
+];
+
+/// The variables that the chosen profile stands for. Empty if the environment has its own credentials, or if
+/// no profile was asked for and there is no file.
+pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, String)>> {
+    let variable =
+        |name| environment.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.as_str());
+    let others = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
+    if others.into_iter().any(|name| variable(name).is_some()) {
+        return Ok(Vec::new());
+    }
+    let asked = variable("AWS_PROFILE");
+    let named = variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
+    let home = || variable("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
+    let Some(path) = named.or_else(home) else { return Ok(Vec::new()) };
+    let profile = asked.unwrap_or("default");
+    let found = match std::fs::read_to_string(&path) {
+        Ok(text) => select(&text, profile),
+        Err(_) if asked.is_none() => None,
+        Err(error) => {
+            let text = format!("cannot read {} for AWS profile {profile:?}: {error}", path.display());
+            return Err(StoreError::new(StoreErrorKind::Invalid, text));
+        }
+    };
+    match found {
+        Some(found) => Ok(found),
+        None if asked.is_none() => Ok(Vec::new()),
+        None => {
+            let text = format!("{} has no profile {profile:?}: mend AWS_PROFILE or the file", path.display());
+            Err(StoreError::new(StoreErrorKind::Invalid, text))
+        }
+    }
+}
+
+/// The variables that section `[profile]` of the file stands for; `None` without that section.
+fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
+    let header = |line: &str| Some(line.strip_prefix('[')?.strip_suffix(']')?.trim().to_owned());
+    let mut lines = text.lines().map(str::trim);
+    lines.find(|line| header(line).as_deref() == Some(profile))?;
+    let section = lines.take_while(|line| header(line).is_none());
+    let pairs = section.filter(|line| !line.starts_with(['#', ';'])).filter_map(|line| line.split_once('='));
+    let known = pairs.filter_map(|(name, value)| {
+        let (_, variable) = NAMES.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known))?;
+        Some(((*variable).to_owned(), value.trim().to_owned()))
+    });
+    Some(known.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "[default]\naws_access_key_id = A\naws_secret_access_key=B=\n\n# a remark\n[ other ]\n\
+        aws_access_key_id = C\nregion = x\naws_secret_access_key = D\naws_session_token = E\n";
+
+    fn owned(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_profile_stands_for_its_keys() {
+        let default = owned(&[("AWS_ACCESS_KEY_ID", "A"), ("AWS_SECRET_ACCESS_KEY", "B=")]);
+        let other =
+            owned(&[("AWS_ACCESS_KEY_ID", "C"), ("AWS_SECRET_ACCESS_KEY", "D"), ("AWS_SESSION_TOKEN", "E")]);
+        assert_eq!(select(FILE, "default"), Some(default));
+        assert_eq!(select(FILE, "other"), Some(other));
+        assert_eq!(select(FILE, "third"), None);
+    }
+
+    #[test]
+    fn variables_win_over_the_file_and_a_missing_profile_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials");
+        std::fs::write(&path, FILE).unwrap();
+        let path = path.to_str().unwrap();
+        let file = ("AWS_SHARED_CREDENTIALS_FILE", path);
+        assert_eq!(credentials(&owned(&[file, ("AWS_ACCESS_KEY_ID", "X")])).unwrap(), []);
+        assert_eq!(credentials(&owned(&[file])).unwrap().len(), 2);
+        assert_eq!(credentials(&owned(&[file, ("AWS_PROFILE", "other")])).unwrap().len(), 3);
+        let error = credentials(&owned(&[file, ("AWS_PROFILE", "third")])).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Invalid);
+        assert_eq!(credentials(&owned(&[("HOME", "/nowhere")])).unwrap(), []);
+    }
+}

@@ -1,0 +1,34 @@
+//! The one async runtime of this crate: two workers, and a bounded pool for blocking file calls.
+//!
+//! It is shared by all clients and lives until the process ends, so a client may be dropped anywhere, also on
+//! a runtime thread, and its calls in flight are still answered (S1).
+
+use std::sync::OnceLock;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{Result, StoreError, StoreErrorKind};
+
+/// Threads that run the async code. Two suffice: they only move bytes between sockets and memory.
+const WORKERS: usize = 2;
+/// Most threads that may be inside blocking calls (files, name resolution).
+pub(crate) const BLOCKING_THREADS_MAX: usize = 64;
+
+static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new();
+
+/// The runtime, started at the first call.
+pub(crate) fn runtime() -> Result<&'static Runtime> {
+    let started = RUNTIME.get_or_init(|| {
+        Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .thread_name("sawmill-store")
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())
+    });
+    started.as_ref().map_err(|error| {
+        let text = format!("cannot start the store's threads: {error}; raise the limit on threads or memory");
+        StoreError::new(StoreErrorKind::Unavailable, text)
+    })
+}

@@ -1,0 +1,61 @@
+//! Every store keeps every clause of the contract.
+//!
+//! `SAWMILL_TEST_S3` names one more to test, such as `s3://bucket/prefix?endpoint=http://127.0.0.1:9000`.
+
+use std::sync::Arc;
+
+use sawmill_store::{
+    Client, FaultStore, ProbeReport, StoreOptions, conformance, doctor, open, probe_conditional_create,
+};
+
+fn store(url: &str) -> Arc<Client> {
+    open(url, StoreOptions::default()).unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+fn conforms(url: &str) {
+    let store = store(url);
+    assert_eq!(conformance::run(&*store), Vec::<String>::new());
+    let report = probe_conditional_create(&*store, 8, 16);
+    assert!(report.as_ref().is_ok_and(ProbeReport::is_honest), "{report:?}");
+    let ill: Vec<_> = doctor(&*store).into_iter().filter(|result| !result.ok).collect();
+    assert_eq!(ill, []);
+    let meter = store.meter();
+    assert!(meter.unavailable_since.is_none() && meter.put.requests > 100, "{meter:?}");
+}
+
+#[test]
+fn the_memory_store_keeps_the_contract() {
+    conforms("memory:");
+}
+
+#[test]
+fn the_directory_store_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    conforms(&format!("file://{}", folder.path().display()));
+    conforms(folder.path().join("below/it").to_str().unwrap());
+}
+
+#[test]
+fn a_fault_store_without_faults_keeps_the_contract() {
+    let store = FaultStore::watching(store("memory:"));
+    assert_eq!(conformance::run(&*store), Vec::<String>::new());
+    assert!(store.calls().len() > 100 && store.held().is_empty());
+}
+
+#[test]
+fn the_s3_store_keeps_the_contract() {
+    match std::env::var("SAWMILL_TEST_S3") {
+        Ok(url) => conforms(&url),
+        Err(_) => eprintln!("skipped: SAWMILL_TEST_S3 names no store to test"),
+    }
+}
+
+#[test]
+fn memory_stores_of_one_name_are_one_and_of_no_name_are_many() {
+    use sawmill_store::{Blocking, Class};
+    let count = |url: &str| Blocking(&*store(url)).list("", Class::Read).unwrap().len();
+    let put = |url: &str| Blocking(&*store(url)).put("k", "x".into(), Class::Upload).unwrap();
+    put("memory:shared");
+    put("memory:");
+    assert_eq!((count("memory:shared"), count("memory:other"), count("memory:")), (1, 0, 0));
+}

@@ -1,0 +1,223 @@
+//! A file or block device: written around the page cache where the file system allows it, read through it.
+//!
+//! Invariants: whoever writes a file holds its [`FileLock`]. A direct write needs offset, length and memory aligned to [`BLOCK_BYTES`]; others go through the buffered
+//! descriptor. The kernel keeps both views of the file coherent: a direct write drops the cached pages it covers.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::{AlignedBytes, BLOCK_BYTES};
+
+/// How a [`DirectFile`] is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// For reading only; no lock.
+    ReadOnly,
+    /// For reading and writing, writes go around the page cache.
+    Direct,
+    /// For reading and writing, writes stay in the page cache (for data that will be read again soon).
+    Cached,
+}
+
+/// The right to write a file or block device, until dropped.
+pub struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that it is mounted.
+    pub fn take(path: &Path) -> io::Result<Self> {
+        let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
+        let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
+        let opened = rustix::fs::open(path, OFlags::RDWR | exclusive | OFlags::CLOEXEC, Mode::empty());
+        let file = match opened {
+            Ok(file) => File::from(file),
+            Err(Errno::BUSY) => return Err(io::Error::from(io::ErrorKind::WouldBlock)),
+            Err(error) => return Err(error.into()),
+        };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(FileLock { _file: file })
+    }
+}
+
+/// An open file or block device of fixed size.
+pub struct DirectFile {
+    buffered: File,
+    direct: Option<File>,
+    len_bytes: u64,
+}
+
+impl DirectFile {
+    /// Opens an existing file or block device.
+    pub fn open(path: &Path, mode: OpenMode) -> io::Result<Self> {
+        let access = if mode == OpenMode::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
+        let buffered = File::from(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?);
+        let direct = if mode == OpenMode::Direct {
+            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are buffered then.
+            let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
+        } else {
+            None
+        };
+        let len_bytes = length_of(&buffered)?;
+        Ok(DirectFile { buffered, direct, len_bytes })
+    }
+
+    /// Makes a new file of `len_bytes` with every block written, so that later writes need no allocation and a
+    /// sync needs no journal of the file system's own. Fails when the file exists or the space is not there.
+    pub fn create(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+        let filled = fill_with_zeroes(&file, path, len_bytes);
+        if let Err(error) = filled {
+            // Leave nothing half made behind; the first error is the one to report.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
+        drop(file);
+        Self::open(path, mode)
+    }
+
+    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches).
+    pub fn create_sparse(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+        if length_of(&file)? != len_bytes {
+            file.set_len(len_bytes)?;
+        }
+        drop(file);
+        Self::open(path, mode)
+    }
+
+    /// Size in bytes when opened.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether aligned writes go around the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Reads exactly `into.len()` bytes at `offset`; may wait for the device.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.buffered.read_exact_at(into, offset)
+    }
+
+    /// As [`read_at`](Self::read_at), but fails with `WouldBlock` where it would have to wait for the device.
+    pub fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let length = into.len();
+        let mut parts = [io::IoSliceMut::new(into)];
+        match rustix::io::preadv2(&self.buffered, &mut parts, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) if read == length => Ok(()),
+            Ok(_) | Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => {
+                Err(io::Error::from(io::ErrorKind::WouldBlock))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes all of `bytes` at `offset`.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let block = BLOCK_BYTES as usize;
+        let aligned = offset.is_multiple_of(BLOCK_BYTES)
+            && bytes.len().is_multiple_of(block)
+            && (bytes.as_ptr() as usize).is_multiple_of(block);
+        match &self.direct {
+            Some(direct) if aligned => direct.write_all_at(bytes, offset),
+            _ => self.buffered.write_all_at(bytes, offset),
+        }
+    }
+
+    /// Makes every completed write durable.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.buffered)?)
+    }
+}
+
+/// The size of a file or block device.
+fn length_of(file: &File) -> io::Result<u64> {
+    let meta = rustix::fs::fstat(file)?;
+    match FileType::from_raw_mode(meta.st_mode) {
+        FileType::BlockDevice => Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?),
+        _ => Ok(u64::try_from(meta.st_size).unwrap_or(0)),
+    }
+}
+
+/// Writes zeroes over `[0, len_bytes)` of a new file and makes them and the file's name durable.
+fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> {
+    const CHUNK_BYTES: usize = 4 << 20;
+    // Asking for all of it first makes a full file system known before the long part.
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len_bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let direct = rustix::fs::open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
+    let direct = direct.ok().map(File::from);
+    let zeroes = AlignedBytes::zeroed(CHUNK_BYTES);
+    let mut offset = 0;
+    while offset < len_bytes {
+        let chunk = &zeroes[..(len_bytes - offset).min(CHUNK_BYTES as u64) as usize];
+        let target = match &direct {
+            Some(direct) if chunk.len().is_multiple_of(BLOCK_BYTES as usize) => direct,
+            _ => file,
+        };
+        target.write_all_at(chunk, offset)?;
+        offset += chunk.len() as u64;
+    }
+    rustix::fs::fsync(file)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_written_directly_are_read_back_through_the_page_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = DirectFile::create(&path, 1 << 20, OpenMode::Direct).unwrap();
+        let mut page = AlignedBytes::zeroed(8192);
+        let mut back = vec![1u8; 8192];
+        file.read_at(4096, &mut back).unwrap();
+        assert!(back.iter().all(|b| *b == 0));
+        page.fill(7);
+        file.write_at(4096, &page).unwrap();
+        file.sync().unwrap();
+        file.read_at(4096, &mut back).unwrap();
+        assert_eq!(&back[..], &page[..]);
+        file.write_at(4099, b"odd").unwrap();
+        file.read_at(4096, &mut back[..8]).unwrap();
+        assert_eq!(&back[..8], b"\x07\x07\x07odd\x07\x07");
+    }
+
+    #[test]
+    fn a_second_writer_is_refused_while_the_first_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"").unwrap();
+        let first = FileLock::take(&path).unwrap();
+        let second = FileLock::take(&path).map(drop).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        FileLock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_full_file_system_leaves_no_half_made_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(DirectFile::create(&path, 1 << 60, OpenMode::Direct).is_err());
+        assert!(!path.exists());
+    }
+}

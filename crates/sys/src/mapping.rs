@@ -1,0 +1,63 @@
+//! Shared file mappings: one plain, and one that shows the same bytes twice in a row so that a ring has no seam.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// A shared, writable mapping of a file. Only raw access is offered; the callers in this crate keep order.
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    mapped_bytes: usize,
+}
+
+impl Mapping {
+    /// Maps `[offset, offset + length)` of `file`.
+    pub(crate) fn plain(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
+        Self::own(start, length)
+    }
+
+    /// Maps `[offset, offset + length)` of `file` twice, back to back. `length` is a multiple of the page size.
+    pub(crate) fn doubled(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        let null = std::ptr::null_mut();
+        // SAFETY: a null hint lets the kernel choose an unused range of twice the length.
+        let start = unsafe { mmap_anonymous(null, 2 * length, ProtFlags::empty(), MapFlags::PRIVATE)? };
+        let mapping = Self::own(start, 2 * length)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        for half in 0..2 {
+            let at = start.wrapping_byte_add(half * length);
+            // SAFETY: FIXED replaces exactly one half of the range reserved above, which nothing else uses yet.
+            unsafe { mmap(at, length, prot, MapFlags::SHARED | MapFlags::FIXED, file, offset)? };
+        }
+        Ok(mapping)
+    }
+
+    fn own(start: *mut std::ffi::c_void, mapped_bytes: usize) -> io::Result<Self> {
+        let start = NonNull::new(start.cast::<u8>())
+            .ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
+        Ok(Mapping { start, mapped_bytes })
+    }
+
+    /// The address of byte `offset`, which must lie inside.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.mapped_bytes, "offset {offset} lies outside the mapping");
+        self.start.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by us and no reference into it outlives its owner. A failure would only
+        // leak address space.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+// SAFETY: the mapping is only an address range; all access goes through raw pointers whose users keep order.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}

@@ -1,0 +1,532 @@
+//! Memory that outlives the process: a file in a tmpfs, mapped shared, and a ring of reserved slots in it.
+//!
+//! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and publish it; the one
+//! [`Consumer`] looks at published spans, writes them to the journal disk and says so; then their memory may be
+//! used again. Positions are endless; byte `p` lives at `p % capacity`.
+//!
+//! Invariants (they make the safe interface sound):
+//! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
+//! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
+//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes `low` shared and
+//!    checks that the range has not been given up; giving up takes `low` exclusively.
+//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does.
+//! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of the process a
+//!    slot that was reserved and never filled can be stepped over.
+//!
+//! Not here: what a record is, when to write, durability.
+
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{Mode, OFlags};
+
+use crate::BLOCK_BYTES;
+use crate::mapping::Mapping;
+
+/// Bytes before the ring: one page of header, one page of live words.
+const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
+
+/// A staging file: a header page, live words, and the ring's bytes.
+pub struct StagingFile {
+    _file: File,
+    prefix: Mapping,
+    ring: Mapping,
+    capacity_bytes: u64,
+}
+
+impl StagingFile {
+    /// Makes a new staging file (replacing one of that name) with a ring of `capacity_bytes`.
+    pub fn create(path: &Path, capacity_bytes: u64) -> io::Result<Self> {
+        assert!(
+            capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES),
+            "capacity is in whole blocks"
+        );
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+        file.set_len(PREFIX_BYTES + capacity_bytes)?;
+        Self::map(file, capacity_bytes)
+    }
+
+    /// Opens a staging file left by an earlier process; `None` when there is none.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let length = file.metadata()?.len();
+        if length <= PREFIX_BYTES || !length.is_multiple_of(BLOCK_BYTES) {
+            return Ok(None);
+        }
+        Self::map(file, length - PREFIX_BYTES).map(Some)
+    }
+
+    fn map(file: File, capacity_bytes: u64) -> io::Result<Self> {
+        let too_large =
+            || io::Error::new(io::ErrorKind::InvalidInput, "the staging ring does not fit in memory");
+        let capacity = usize::try_from(capacity_bytes).map_err(|_| too_large())?;
+        let prefix = Mapping::plain(&file, 0, PREFIX_BYTES as usize)?;
+        let ring = Mapping::doubled(&file, PREFIX_BYTES, capacity)?;
+        Ok(StagingFile { _file: file, prefix, ring, capacity_bytes })
+    }
+
+    /// The ring's capacity.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// A copy of the header page.
+    #[must_use]
+    pub fn header(&mut self) -> Vec<u8> {
+        let mut page = vec![0; BLOCK_BYTES as usize];
+        // SAFETY: the header page is mapped, `&mut self` excludes other access, the target is as long.
+        unsafe { std::ptr::copy_nonoverlapping(self.prefix.at(0), page.as_mut_ptr(), page.len()) };
+        page
+    }
+
+    /// Writes the header page.
+    pub fn set_header(&mut self, page: &[u8]) {
+        assert!(page.len() <= BLOCK_BYTES as usize, "the header is one page");
+        // SAFETY: the header page is mapped, `&mut self` excludes other access, the source fits.
+        unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), self.prefix.at(0), page.len()) };
+    }
+
+    /// The live word: the position up to which the earlier process had written the journal disk.
+    fn written_word(&self) -> &AtomicU64 {
+        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through this atomic.
+        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
+    }
+
+    /// Where the earlier process had got to.
+    #[must_use]
+    pub fn written(&mut self) -> u64 {
+        self.written_word().load(Ordering::Acquire)
+    }
+
+    /// Copies ring bytes at `position`, at most the capacity, as an earlier process left them.
+    pub fn copy_out(&mut self, position: u64, into: &mut [u8]) {
+        assert!(into.len() as u64 <= self.capacity_bytes, "at most the ring's capacity can be copied");
+        let from = self.ring.at((position % self.capacity_bytes) as usize);
+        // SAFETY: the doubled mapping makes `capacity` bytes readable from any start; `&mut self` means that no
+        // ring exists yet, so nothing writes them.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    /// Starts the ring at `position`, a whole number of blocks.
+    #[must_use]
+    pub fn into_ring(self, position: u64) -> (Arc<Ring>, Consumer) {
+        static RINGS: AtomicU32 = AtomicU32::new(0);
+        assert!(position.is_multiple_of(BLOCK_BYTES), "the ring starts at a whole block");
+        self.written_word().store(position, Ordering::Release);
+        let id = RINGS.fetch_add(1, Ordering::Relaxed);
+        let ring = Arc::new(Ring {
+            staging: self,
+            id,
+            next: Mutex::new(position),
+            next_seen: AtomicU64::new(position),
+            low: RwLock::new(position),
+            limit: AtomicU64::new(u64::MAX),
+        });
+        (ring.clone(), Consumer { ring })
+    }
+}
+
+/// Why a slot cannot be reserved now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// The consumer has to write more of the ring first.
+    Staging,
+    /// The journal behind has no room: [`Ring::set_limit`].
+    Journal,
+}
+
+/// The ring. See the head of this file.
+pub struct Ring {
+    staging: StagingFile,
+    id: u32,
+    next: Mutex<u64>,
+    next_seen: AtomicU64,
+    low: RwLock<u64>,
+    limit: AtomicU64,
+}
+
+impl Ring {
+    /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock that makes the
+    /// order: what it does is ordered as the positions are. It must be short and must not panic.
+    pub fn reserve<T>(
+        &self,
+        bytes: u64,
+        head: impl FnOnce(u64, &mut [u8]) -> T,
+    ) -> Result<(Slot<'_>, T), Full> {
+        assert!(bytes > 0 && bytes <= self.staging.capacity_bytes, "a slot of {bytes} bytes does not fit");
+        let mut next = self.next.lock();
+        let position = *next;
+        let end = position + bytes;
+        if end > self.limit.load(Ordering::Acquire) {
+            return Err(Full::Journal);
+        }
+        if end - *self.low.read() > self.staging.capacity_bytes {
+            self.give_up_before(end)?;
+        }
+        let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
+        let mut slot = Slot { ring: self, start, position, bytes: bytes as usize };
+        let said = head(position, &mut slot);
+        *next = end;
+        self.next_seen.store(end, Ordering::Release);
+        Ok((slot, said))
+    }
+
+    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one already.
+    /// `head` as for [`reserve`](Self::reserve).
+    pub fn reserve_to_block<T>(
+        &self,
+        bytes_min: u64,
+        head: impl FnOnce(u64, &mut [u8]) -> T,
+    ) -> Result<Option<(Slot<'_>, T)>, Full> {
+        let mut next = self.next.lock();
+        let position = *next;
+        if position.is_multiple_of(BLOCK_BYTES) {
+            return Ok(None);
+        }
+        let end = (position + bytes_min).next_multiple_of(BLOCK_BYTES);
+        if end > self.limit.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES) {
+            return Err(Full::Journal);
+        }
+        if end - *self.low.read() > self.staging.capacity_bytes {
+            self.give_up_before(end)?;
+        }
+        let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
+        let mut slot = Slot { ring: self, start, position, bytes: (end - position) as usize };
+        let said = head(position, &mut slot);
+        *next = end;
+        self.next_seen.store(end, Ordering::Release);
+        Ok(Some((slot, said)))
+    }
+
+    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not done per slot.
+    fn give_up_before(&self, end: u64) -> Result<(), Full> {
+        let capacity = self.staging.capacity_bytes;
+        let written = self.staging.written_word().load(Ordering::Acquire);
+        let need = end - capacity;
+        if written < need {
+            return Err(Full::Staging);
+        }
+        *self.low.write() = written.min(need + capacity / 8);
+        Ok(())
+    }
+
+    /// The end of the last reserved slot.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.next_seen.load(Ordering::Acquire)
+    }
+
+    /// How far the consumer has got.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.staging.written_word().load(Ordering::Acquire)
+    }
+
+    /// No slot may end past `limit` from now on.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Release);
+    }
+
+    /// The ring's capacity.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.staging.capacity_bytes
+    }
+
+    /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and returns how many of the
+    /// first bytes are not: their memory was given up, so they are written. (A slot can be given up in part.)
+    #[must_use]
+    pub fn read(&self, slot: &Published, offset: u64, into: &mut [u8]) -> usize {
+        assert_eq!(slot.ring, self.id, "the slot belongs to another ring");
+        assert!(offset + into.len() as u64 <= u64::from(slot.bytes), "the read reaches past the slot");
+        let low = self.low.read();
+        let given_up = low.saturating_sub(slot.position + offset).min(into.len() as u64);
+        let into = &mut into[given_up as usize..];
+        if into.is_empty() {
+            return given_up as usize;
+        }
+        let position = slot.position + offset + given_up;
+        let from = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
+        // SAFETY: the range lies in a published slot, so nobody writes it (invariants 2, 3); it is not given up
+        // while `low` is held; the doubled mapping makes it contiguous.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        given_up as usize
+    }
+}
+
+/// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is never reused.
+pub struct Slot<'a> {
+    ring: &'a Ring,
+    start: *mut u8,
+    position: u64,
+    bytes: usize,
+}
+
+impl Slot<'_> {
+    /// Declares the slot filled.
+    #[must_use]
+    pub fn publish(self) -> Published {
+        Published { position: self.position, bytes: self.bytes as u32, ring: self.ring.id }
+    }
+}
+
+impl Deref for Slot<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is mapped for as long as the ring lives and belongs to this slot alone (invariant 2).
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+}
+
+impl DerefMut for Slot<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; `&mut self` makes the borrow exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+/// Proof that a range of a ring is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    position: u64,
+    bytes: u32,
+    ring: u32,
+}
+
+impl Published {
+    /// Where the slot begins.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Where it ends.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.position + u64::from(self.bytes)
+    }
+}
+
+/// Adjacent published slots, or a part of them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Span {
+    start: u64,
+    end: u64,
+    ring: u32,
+}
+
+impl Span {
+    /// The span of one slot.
+    #[must_use]
+    pub fn of(slot: &Published) -> Self {
+        Span { start: slot.position, end: slot.end(), ring: slot.ring }
+    }
+
+    /// Adds the slot that follows.
+    pub fn extend(&mut self, slot: &Published) {
+        assert!(slot.position == self.end && slot.ring == self.ring, "the slot does not follow the span");
+        self.end = slot.end();
+    }
+
+    /// First position.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Position past the last byte.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Cuts off and returns `[start, position)`.
+    #[must_use]
+    pub fn split_to(&mut self, position: u64) -> Span {
+        assert!(self.start <= position && position <= self.end, "the cut lies outside the span");
+        let front = Span { start: self.start, end: position, ring: self.ring };
+        self.start = position;
+        front
+    }
+}
+
+/// The one who writes the ring to the journal disk.
+pub struct Consumer {
+    ring: Arc<Ring>,
+}
+
+impl Consumer {
+    /// The bytes of a span that has not been declared written.
+    #[must_use]
+    pub fn bytes(&self, span: &Span) -> &[u8] {
+        assert_eq!(span.ring, self.ring.id, "the span belongs to another ring");
+        assert!(span.start >= self.ring.written(), "the span's memory may have been given up");
+        if span.start == span.end {
+            return &[];
+        }
+        let from = self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
+        // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`, and `written`
+        // moves only by `declare_written(&mut self)`, which this borrow excludes; the doubled mapping makes the
+        // range contiguous, and its length is at most the capacity.
+        unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
+    }
+
+    /// Declares everything before `position` written: its memory may be given up.
+    pub fn declare_written(&mut self, position: u64) {
+        assert!(position >= self.ring.written() && position <= self.ring.next(), "written moves forward");
+        self.ring.staging.written_word().store(position, Ordering::Release);
+    }
+}
+
+// SAFETY: a slot is exclusive access to plain shared memory; it may be filled on another thread.
+unsafe impl Send for Slot<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(capacity: u64, position: u64) -> (tempfile::TempDir, Arc<Ring>, Consumer) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StagingFile::create(&folder.path().join("staging"), capacity).unwrap();
+        let (ring, consumer) = file.into_ring(position);
+        (folder, ring, consumer)
+    }
+
+    fn put(ring: &Ring, fill: u8, bytes: u64) -> Result<Published, Full> {
+        let (mut slot, ()) = ring.reserve(bytes, |_, _| ())?;
+        slot.fill(fill);
+        Ok(slot.publish())
+    }
+
+    #[test]
+    fn slots_are_contiguous_over_the_seam_and_readable_until_given_up() {
+        let (_folder, ring, mut consumer) = ring(8192, 4096);
+        let first = put(&ring, 1, 5000).unwrap();
+        assert_eq!(put(&ring, 2, 5000), Err(Full::Staging));
+        assert_eq!(consumer.bytes(&Span::of(&first)), &[1u8; 5000][..]);
+        consumer.declare_written(first.end());
+        let mut back = vec![0; 5000];
+        assert_eq!(ring.read(&first, 0, &mut back), 0);
+        let second = put(&ring, 2, 5000).unwrap();
+        assert!(ring.read(&first, 0, &mut back) >= 1808, "the first slot's memory was given up");
+        assert_eq!(ring.read(&second, 0, &mut back), 0);
+        assert_eq!(back, vec![2; 5000]);
+    }
+
+    #[test]
+    fn of_a_slot_given_up_in_part_the_rest_is_still_read() {
+        let (_folder, ring, mut consumer) = ring(8192, 0);
+        let first = put(&ring, 1, 6000).unwrap();
+        consumer.declare_written(4096);
+        let second = put(&ring, 2, 6000).unwrap();
+        let mut back = vec![0; 6000];
+        let given_up = ring.read(&first, 0, &mut back);
+        assert!((3808..=4096).contains(&given_up), "what was written may go, and no more: {given_up}");
+        assert!(back[given_up..].iter().all(|byte| *byte == 1));
+        assert_eq!(ring.read(&second, 0, &mut back), 0);
+    }
+
+    #[test]
+    fn the_journal_limit_stops_reservations_before_the_ring_is_full() {
+        let (_folder, ring, _consumer) = ring(8192, 0);
+        ring.set_limit(1000);
+        assert_eq!(put(&ring, 1, 1001), Err(Full::Journal));
+        put(&ring, 1, 1000).unwrap();
+        ring.set_limit(2000);
+        put(&ring, 1, 1000).unwrap();
+    }
+
+    #[test]
+    fn padding_ends_at_a_whole_block_and_is_not_repeated() {
+        let (_folder, ring, _consumer) = ring(16384, 0);
+        assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
+        put(&ring, 1, 4090).unwrap();
+        let (slot, at) = ring.reserve_to_block(80, |position, _| position).unwrap().unwrap();
+        assert_eq!(
+            (at, slot.len()),
+            (4090, 4102),
+            "six bytes do not hold a header, so one more block is padded"
+        );
+        drop(slot);
+        assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_a_dead_process_left_can_be_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("staging");
+        let mut file = StagingFile::create(&path, 8192).unwrap();
+        file.set_header(b"header");
+        let (ring, mut consumer) = file.into_ring(4096);
+        let slot = put(&ring, 9, 6000).unwrap();
+        consumer.declare_written(slot.position());
+        drop((ring, consumer));
+        let mut again = StagingFile::open(&path).unwrap().unwrap();
+        assert_eq!(&again.header()[..6], b"header");
+        assert_eq!(again.written(), 4096);
+        let mut back = vec![0; 6000];
+        again.copy_out(4096, &mut back);
+        assert_eq!(back, vec![9; 6000]);
+        assert!(StagingFile::open(&folder.path().join("absent")).unwrap().is_none());
+    }
+
+    #[test]
+    fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
+        let (_folder, ring, mut consumer) = ring(1 << 16, 0);
+        let order: Mutex<Vec<(u64, u8, u64)>> = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for writer in 1..=4u8 {
+                let (ring, order) = (&ring, &order);
+                scope.spawn(move || {
+                    let mut sent = 0u64;
+                    while sent < 2000 {
+                        let bytes = 100 + sent % 300;
+                        let head = |position, _: &mut [u8]| order.lock().push((position, writer, bytes));
+                        match ring.reserve(bytes, head) {
+                            Ok((mut slot, ())) => {
+                                slot.fill(writer);
+                                let slot = slot.publish();
+                                let mut back = vec![0; bytes as usize];
+                                let given_up = ring.read(&slot, 0, &mut back);
+                                assert!(back[given_up..].iter().all(|b| *b == writer));
+                                sent += 1;
+                            }
+                            Err(_) => std::thread::yield_now(),
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut at = 0;
+                let total: u64 = 4 * (0..2000u64).map(|sent| 100 + sent % 300).sum::<u64>();
+                while at < total {
+                    let next = ring.next();
+                    consumer.declare_written(next);
+                    at = next;
+                    std::thread::yield_now();
+                }
+            });
+        });
+        let mut end = 0;
+        for (position, _, bytes) in order.into_inner() {
+            assert_eq!(position, end, "positions follow the order of reservation");
+            end = position + bytes;
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Many gets at once, waited for in order: for recovery, checks and commands, which may wait.
+
+use std::ops::Range;
+use std::sync::mpsc::sync_channel;
+
+use bytes::Bytes;
+use sawmill_store::{Class, Get, ObjectStore, StoreError, StoreErrorKind};
+
+use crate::{Error, ErrorKind};
+
+/// A get and its outcome: `None` means the store said, definitely, that the object is not there.
+pub(crate) type Answer = crate::Result<Option<Bytes>>;
+
+/// Gets all of `wanted` side by side and returns the answers in the same order.
+pub(crate) fn get_all(
+    store: &dyn ObjectStore,
+    wanted: Vec<(String, Option<Range<u64>>)>,
+    class: Class,
+) -> Vec<Answer> {
+    let count = wanted.len();
+    let (tell, hear) = sync_channel(count.max(1));
+    for (index, (key, range)) in wanted.into_iter().enumerate() {
+        let tell = tell.clone();
+        let done = Box::new(move |outcome| {
+            // The asker waits for all answers, so it is there.
+            let _ = tell.send((index, outcome));
+        });
+        store.get(Get { key, range, class }, done);
+    }
+    drop(tell);
+    let mut answers: Vec<Answer> = Vec::new();
+    answers.resize_with(count, || {
+        Err(Error::new(ErrorKind::Unavailable, "the store dropped a call without an answer"))
+    });
+    for (index, outcome) in hear {
+        answers[index] = found(outcome);
+    }
+    answers
+}
+
+/// Gets one object or a part of it.
+pub(crate) fn get(store: &dyn ObjectStore, key: &str, range: Option<Range<u64>>, class: Class) -> Answer {
+    let mut answers = get_all(store, vec![(key.to_owned(), range)], class);
+    answers.pop().unwrap_or(Ok(None))
+}
+
+fn found(outcome: sawmill_store::Result<Bytes>) -> Answer {
+    match outcome {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == StoreErrorKind::NotFound => Ok(None),
+        Err(error) => Err(store_error(&error)),
+    }
+}
+
+/// A store's failure, in the words of the waist.
+pub(crate) fn store_error(error: &StoreError) -> Error {
+    let kind = match error.kind() {
+        StoreErrorKind::NotFound => ErrorKind::NotFound,
+        StoreErrorKind::Denied => ErrorKind::Denied,
+        StoreErrorKind::Unavailable => ErrorKind::Unavailable,
+        StoreErrorKind::Broken => ErrorKind::Corrupt,
+        StoreErrorKind::Invalid => ErrorKind::Invalid,
+    };
+    Error::new(kind, error.to_string())
+}

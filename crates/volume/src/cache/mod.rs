@@ -1,0 +1,470 @@
+//! The read cache: frames of stored segments on a local disk, shared by all volumes of a process.
+//!
+//! A frame is known by the segment it is part of (owner, sequence, epoch) and its number there. Segments
+//! never change, so nothing in the cache ever becomes outdated, only unneeded.
+//!
+//! Invariants:
+//! - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was touched, and after the
+//!   read, that its slot still holds the same frame. Whatever happens to the disk, to the saved index or in a
+//!   race, the worst answer is a miss.
+//! - No lock is held during I/O, and a look-up takes none at all.
+//! - The cache never fails its user: a disk that cannot be written turns insertion off for a while, a saved
+//!   index that cannot be used leaves an empty cache, and [`CacheStats`] says so.
+//!
+//! Rooms: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index).
+//! Not here: opening files, and fetching what misses.
+
+mod eviction;
+mod index;
+mod persist;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use parking_lot::Mutex;
+use sawmill_format::crc::crc32c;
+use sawmill_format::ids::VolumeId;
+
+use self::eviction::Eviction;
+use self::index::{CRCS, Facts, Found, Index, WriteTurn};
+use self::persist::HEADER_BYTES;
+use crate::disk::Disk;
+
+/// The smallest unit of verification.
+const BLOCK_BYTES_MIN: u32 = 4096;
+/// After a failed write the first so many insertions are skipped, and twice as many after each further one.
+const PAUSE_INSERTS: u32 = 64;
+const PAUSE_INSERTS_MAX: u32 = 64 << 10;
+
+/// How large the cache is.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheOptions {
+    /// Bytes of the disk to use; the disk's size if that is smaller.
+    pub cache_bytes: u64,
+    /// The longest frame, in bytes.
+    pub frame_bytes: u32,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        CacheOptions { cache_bytes: u64::MAX, frame_bytes: 64 << 10 }
+    }
+}
+
+/// A short name for a volume, valid in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OwnerId(u32);
+
+/// Which frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FrameKey {
+    /// The volume whose segment it is, see [`ReadCache::owner`].
+    pub owner: OwnerId,
+    /// The segment's sequence.
+    pub sequence: u32,
+    /// The segment's epoch.
+    pub epoch: u64,
+    /// The frame's number in the segment.
+    pub frame: u32,
+}
+
+/// What a look-up that must not wait found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheRead {
+    /// The bytes are in place and verified.
+    Hit,
+    /// The frame is cached, but its bytes have to come from the device: call [`ReadCache::read`] where one
+    /// may wait. The buffer's content is undefined.
+    Slow,
+    /// Not cached. The buffer's content is undefined.
+    Miss,
+}
+
+/// What became of the saved index at open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IndexState {
+    /// There was none.
+    New,
+    /// It was used.
+    Restored {
+        /// Frames it named.
+        frames: u32,
+    },
+    /// It could not be used; the cache started empty.
+    Discarded {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A picture of the cache. Counters run since open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Reads answered from the cache.
+    pub hits: u64,
+    /// Reads that found nothing (valid).
+    pub misses: u64,
+    /// Frames inserted.
+    pub inserted: u64,
+    /// Frames given up for others.
+    pub evicted: u64,
+    /// Frames dropped because their bytes were not those written, or could not be read.
+    pub damaged: u64,
+    /// Frames of the saved index dropped because their slot had been reused since it was saved.
+    pub stale: u64,
+    /// Data bytes cached.
+    pub bytes: u64,
+    /// Frames cached.
+    pub frames: u32,
+    /// Frames that fit.
+    pub slots: u32,
+    /// Memory used for the index.
+    pub memory_bytes: u64,
+    /// Why nothing is inserted at present, or `None`.
+    pub insertion_off: Option<String>,
+    /// What became of the saved index at open.
+    pub index: IndexState,
+}
+
+/// Where things lie on the disk.
+#[derive(Clone, Copy)]
+struct Layout {
+    frame_bytes: u32,
+    /// The unit of verification: 4 KiB for frames up to 64 KiB, larger for larger ones.
+    block_bytes: u32,
+    slots: u32,
+}
+
+impl Layout {
+    fn new(options: CacheOptions, disk_bytes: u64) -> Self {
+        // A multiple of 4 KiB, so that slots are aligned for the device; at least one page and at most what
+        // the arithmetic below can bear.
+        let frame_bytes =
+            options.frame_bytes.clamp(BLOCK_BYTES_MIN, 1 << 30).next_multiple_of(BLOCK_BYTES_MIN);
+        let block_bytes = frame_bytes.div_ceil(CRCS as u32).next_multiple_of(BLOCK_BYTES_MIN);
+        let room = options.cache_bytes.min(disk_bytes).saturating_sub(HEADER_BYTES);
+        let slots = (room / u64::from(frame_bytes)).min(u64::from(u32::MAX / 2)) as u32;
+        Layout { frame_bytes, block_bytes, slots }
+    }
+
+    fn slot_offset(&self, slot: u32) -> u64 {
+        HEADER_BYTES + u64::from(slot) * u64::from(self.frame_bytes)
+    }
+
+    /// The blocks that hold `[offset, offset + length)` of a frame of `data_bytes`, as a range of bytes.
+    fn blocks(&self, offset: u32, length: usize, data_bytes: u32) -> Option<Range<usize>> {
+        let (block, data_bytes) = (self.block_bytes as usize, data_bytes as usize);
+        let end = (offset as usize).checked_add(length).filter(|end| *end <= data_bytes)?;
+        Some(offset as usize / block * block..end.next_multiple_of(block).min(data_bytes))
+    }
+}
+
+/// What changes together, behind one mutex.
+struct State {
+    eviction: Eviction,
+    turn: WriteTurn,
+    bytes: u64,
+    /// The largest frame number ever inserted: where a search for a segment's frames may end.
+    frame_max: u32,
+    pause: Pause,
+}
+
+/// Insertion after a failed write.
+#[derive(Default)]
+struct Pause {
+    /// Insertions still to be skipped.
+    left: u32,
+    /// How many the last failure cost.
+    length: u32,
+    /// The failure, until a write succeeds.
+    reason: Option<String>,
+}
+
+#[derive(Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    inserted: AtomicU64,
+    evicted: AtomicU64,
+    damaged: AtomicU64,
+    stale: AtomicU64,
+}
+
+/// The read cache. All methods may be called by any number of threads at once.
+pub struct ReadCache {
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    index: Index,
+    state: Mutex<State>,
+    owners: Mutex<Vec<VolumeId>>,
+    counters: Counters,
+    index_path: Option<PathBuf>,
+    index_state: IndexState,
+    /// Ties the saved index to this disk; `None` when the disk could not be marked.
+    tag: Option<u64>,
+    saving: Mutex<()>,
+}
+
+thread_local! {
+    /// Whole blocks around a range that does not begin and end with blocks.
+    static BLOCKS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Why the bytes of a found frame are not there.
+enum NoBytes {
+    WouldBlock,
+    Wrong,
+}
+
+impl ReadCache {
+    /// A cache on `disk`, warm if the index saved at `index_path` belongs to it, otherwise empty.
+    ///
+    /// The disk has its full size already (a sparse file will do). Without a path nothing is saved.
+    pub fn open(disk: Arc<dyn Disk>, index_path: Option<PathBuf>, options: CacheOptions) -> ReadCache {
+        let layout = Layout::new(options, disk.len_bytes());
+        let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
+        let eviction = Eviction::new(layout.slots);
+        let mut cache = ReadCache {
+            disk,
+            layout,
+            index,
+            state: Mutex::new(State { eviction, turn, bytes: 0, frame_max: 0, pause: Pause::default() }),
+            owners: Mutex::default(),
+            counters: Counters::default(),
+            index_path,
+            index_state: IndexState::New,
+            tag: None,
+            saving: Mutex::default(),
+        };
+        cache.restore();
+        cache
+    }
+
+    /// The short name of a volume.
+    pub fn owner(&self, volume: VolumeId) -> OwnerId {
+        let mut owners = self.owners.lock();
+        let known = owners.iter().position(|owner| *owner == volume);
+        let number = known.unwrap_or_else(|| {
+            owners.push(volume);
+            owners.len() - 1
+        });
+        OwnerId(number as u32)
+    }
+
+    /// Whether the frame is cached. Says nothing about its bytes and is no visit.
+    pub fn contains(&self, key: FrameKey) -> bool {
+        self.index.find(&key).is_some()
+    }
+
+    /// Reads `[offset, offset + into.len())` of a frame without waiting for the device.
+    pub fn read_now(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> CacheRead {
+        self.look_up(key, offset, into, |at, bytes| self.disk.read_now(at, bytes))
+    }
+
+    /// Reads `[offset, offset + into.len())` of a frame; may wait for the device. `false` is a miss, with
+    /// undefined bytes in `into`.
+    pub fn read(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> bool {
+        self.look_up(key, offset, into, |at, bytes| self.disk.read_at(at, bytes)) == CacheRead::Hit
+    }
+
+    fn look_up(
+        &self,
+        key: FrameKey,
+        offset: u32,
+        into: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> CacheRead {
+        let Some(found) = self.index.find(&key) else {
+            self.counters.misses.fetch_add(1, Relaxed);
+            return CacheRead::Miss;
+        };
+        let outcome = self.verified(&found, offset, into, read);
+        // After the bytes: if the slot was reused meanwhile, they say nothing about this frame.
+        let still = self.index.is_still(&found);
+        match outcome {
+            Some(Ok(())) if still => {
+                self.index.visit(found.slot);
+                self.counters.hits.fetch_add(1, Relaxed);
+                return CacheRead::Hit;
+            }
+            Some(Err(NoBytes::WouldBlock)) => return CacheRead::Slow,
+            Some(Err(NoBytes::Wrong)) if still => self.drop_damaged(&key, &found),
+            _ => (),
+        }
+        self.counters.misses.fetch_add(1, Relaxed);
+        CacheRead::Miss
+    }
+
+    /// Reads and verifies the blocks around a range. `None` when the frame is shorter than the range.
+    fn verified(
+        &self,
+        found: &Found,
+        offset: u32,
+        into: &mut [u8],
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> Option<Result<(), NoBytes>> {
+        let range = self.layout.blocks(offset, into.len(), found.data_bytes)?;
+        let at = self.layout.slot_offset(found.slot) + range.start as u64;
+        let get = |bytes: &mut [u8]| {
+            read(at, bytes).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => NoBytes::WouldBlock,
+                _ => NoBytes::Wrong,
+            })?;
+            let block_bytes = self.layout.block_bytes as usize;
+            let first = range.start / block_bytes;
+            let mut blocks = bytes.chunks(block_bytes).zip(first..);
+            let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));
+            if valid { Ok(()) } else { Err(NoBytes::Wrong) }
+        };
+        if range.len() == into.len() {
+            return Some(get(into));
+        }
+        Some(BLOCKS.with_borrow_mut(|blocks| {
+            if blocks.len() < range.len() {
+                blocks.resize(range.len(), 0);
+            }
+            let blocks = &mut blocks[..range.len()];
+            get(blocks)?;
+            let start = offset as usize - range.start;
+            into.copy_from_slice(&blocks[start..start + into.len()]);
+            Ok(())
+        }))
+    }
+
+    /// Forgets a frame whose bytes are wrong, unless its slot has changed hands by now.
+    fn drop_damaged(&self, key: &FrameKey, found: &Found) {
+        let mut state = self.state.lock();
+        if !self.index.is_still(found) {
+            return;
+        }
+        self.remove(&mut state, found.slot);
+        state.eviction.free(found.slot);
+        drop(state);
+        if found.is_restored() {
+            self.counters.stale.fetch_add(1, Relaxed);
+        } else {
+            self.counters.damaged.fetch_add(1, Relaxed);
+            tracing::warn!(?key, slot = found.slot, "read cache: damaged frame dropped");
+        }
+    }
+
+    /// Takes the frame in a filled slot out of the index.
+    fn remove(&self, state: &mut State, slot: u32) {
+        state.bytes -= u64::from(self.index.clear(&mut state.turn, slot));
+    }
+
+    /// Inserts a frame's data, unless it is there, empty, or longer than a slot. May wait for the disk.
+    pub fn insert(&self, key: FrameKey, data: &[u8]) {
+        if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
+            return;
+        }
+        let Some(slot) = self.take_slot(&key) else { return };
+        let mut facts = Facts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
+        for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize)) {
+            *crc = crc32c(block);
+        }
+        let written = self.disk.write_at(self.layout.slot_offset(slot), data);
+
+        let mut state = self.state.lock();
+        if let Err(error) = written {
+            state.eviction.free(slot);
+            return state.pause.after_failure(&error);
+        }
+        state.pause.after_success();
+        if self.contains(key) {
+            // Somebody else was quicker.
+            return state.eviction.free(slot);
+        }
+        let state = &mut *state;
+        self.index.publish(&mut state.turn, slot, &key, &facts);
+        state.eviction.admit(slot, index::hash(&key));
+        state.bytes += data.len() as u64;
+        state.frame_max = state.frame_max.max(key.frame);
+        self.counters.inserted.fetch_add(1, Relaxed);
+    }
+
+    /// A slot to fill with `key`, in nobody else's hands; `None` when it is not to be inserted.
+    fn take_slot(&self, key: &FrameKey) -> Option<u32> {
+        if self.contains(*key) {
+            return None;
+        }
+        let mut state = self.state.lock();
+        if state.pause.skips() {
+            return None;
+        }
+        let (slot, filled) = state.eviction.take(&self.index, |slot| self.index.hash_of(slot))?;
+        if filled {
+            self.remove(&mut state, slot);
+            self.counters.evicted.fetch_add(1, Relaxed);
+        }
+        Some(slot)
+    }
+
+    /// Forgets all frames of a segment, of any epoch: it was deleted from the store.
+    pub fn forget_segment(&self, owner: OwnerId, sequence: u32) {
+        let state = &mut *self.state.lock();
+        let slots: Vec<u32> = if state.frame_max < self.layout.slots {
+            let key = |frame| FrameKey { owner, sequence, epoch: 0, frame };
+            (0..=state.frame_max).flat_map(|frame| self.index.any_epoch(&state.turn, &key(frame))).collect()
+        } else {
+            let of_segment = |key: FrameKey| key.owner == owner && key.sequence == sequence;
+            let filled = persist::QUEUES.into_iter().flat_map(|tier| state.eviction.oldest_first(tier));
+            filled.filter(|slot| of_segment(self.index.entry(&state.turn, *slot).0)).collect()
+        };
+        for slot in slots {
+            self.remove(state, slot);
+            state.eviction.free(slot);
+        }
+    }
+
+    /// A picture of the cache.
+    pub fn stats(&self) -> CacheStats {
+        let state = self.state.lock();
+        CacheStats {
+            hits: self.counters.hits.load(Relaxed),
+            misses: self.counters.misses.load(Relaxed),
+            inserted: self.counters.inserted.load(Relaxed),
+            evicted: self.counters.evicted.load(Relaxed),
+            damaged: self.counters.damaged.load(Relaxed),
+            stale: self.counters.stale.load(Relaxed),
+            bytes: state.bytes,
+            frames: state.eviction.filled(),
+            slots: self.layout.slots,
+            memory_bytes: (self.index.memory_bytes() + state.eviction.memory_bytes()) as u64,
+            insertion_off: state.pause.reason.clone(),
+            index: self.index_state.clone(),
+        }
+    }
+}
+
+impl Pause {
+    /// Whether to skip this insertion.
+    fn skips(&mut self) -> bool {
+        let skips = self.left > 0;
+        self.left -= u32::from(skips);
+        skips
+    }
+
+    fn after_failure(&mut self, error: &io::Error) {
+        self.length = (self.length * 2).clamp(PAUSE_INSERTS, PAUSE_INSERTS_MAX);
+        self.left = self.length;
+        if self.reason.is_none() {
+            tracing::warn!(%error, "read cache: the disk cannot be written; inserting nothing for a while");
+        }
+        self.reason = Some(error.to_string());
+    }
+
+    fn after_success(&mut self) {
+        if self.reason.is_some() {
+            tracing::info!("read cache: inserting again");
+            *self = Pause::default();
+        }
+    }
+}

@@ -1,0 +1,588 @@
+//! What the read cache promises, on a disk in memory that can fail on demand.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use tempfile::TempDir;
+
+use super::eviction::Tier;
+use super::*;
+
+const FRAME: u32 = 64 << 10;
+const PAGE: usize = 4096;
+type Hook = Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
+/// Pages with a lock each: a read beside a write may see half of it, as on a real disk.
+struct MemoryDisk {
+    pages: Vec<Mutex<[u8; PAGE]>>,
+    fail_writes: AtomicBool,
+    fail_reads: AtomicBool,
+    would_block: AtomicBool,
+    writes: AtomicU64,
+    /// Done once, before the bytes of the next read are taken.
+    before_read: Hook,
+    /// Done once, after the bytes of the next read were taken.
+    after_read: Hook,
+}
+
+impl MemoryDisk {
+    fn with_slots(slots: u32) -> Arc<MemoryDisk> {
+        let pages = 1 + slots as usize * FRAME as usize / PAGE;
+        Arc::new(MemoryDisk {
+            pages: (0..pages).map(|_| Mutex::new([0; PAGE])).collect(),
+            fail_writes: AtomicBool::new(false),
+            fail_reads: AtomicBool::new(false),
+            would_block: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
+            before_read: Mutex::default(),
+            after_read: Mutex::default(),
+        })
+    }
+
+    fn corrupt(&self, at: usize) {
+        self.pages[at / PAGE].lock()[at % PAGE] ^= 0x10;
+    }
+
+    /// Calls `with` for each page of a range: the page, where in the page, where in the range.
+    fn pages(&self, offset: u64, length: usize, mut with: impl FnMut(&mut [u8], Range<usize>)) {
+        let (offset, mut done) = (offset as usize, 0);
+        while done < length {
+            let (page, start) = ((offset + done) / PAGE, (offset + done) % PAGE);
+            let count = (PAGE - start).min(length - done);
+            with(&mut self.pages[page].lock()[start..start + count], done..done + count);
+            done += count;
+        }
+    }
+}
+
+fn run(hook: &Hook) {
+    let hook = hook.lock().take();
+    hook.into_iter().for_each(|hook| hook());
+}
+
+impl Disk for MemoryDisk {
+    fn len_bytes(&self) -> u64 {
+        (self.pages.len() * PAGE) as u64
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if self.fail_reads.load(Relaxed) {
+            return Err(io::Error::other("the device is broken"));
+        }
+        run(&self.before_read);
+        self.pages(offset, into.len(), |page, range| into[range].copy_from_slice(page));
+        run(&self.after_read);
+        Ok(())
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        match self.would_block.load(Relaxed) {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => self.read_at(offset, into),
+        }
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.writes.fetch_add(1, Relaxed);
+        if self.fail_writes.load(Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.pages(offset, bytes.len(), |page, range| page.copy_from_slice(&bytes[range]));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn open(disk: &Arc<MemoryDisk>, index: Option<PathBuf>) -> ReadCache {
+    ReadCache::open(disk.clone(), index, CacheOptions::default())
+}
+
+fn cache(slots: u32) -> (Arc<MemoryDisk>, ReadCache) {
+    let disk = MemoryDisk::with_slots(slots);
+    let cache = open(&disk, None);
+    assert_eq!(cache.stats().slots, slots);
+    (disk, cache)
+}
+
+/// Frame number `number` of segment 7 of the first volume.
+fn frame(cache: &ReadCache, number: u32) -> FrameKey {
+    FrameKey { owner: cache.owner(VolumeId([1; 16])), sequence: 7, epoch: 3, frame: number }
+}
+
+/// The data of a frame: different in every block of every frame.
+fn data(key: &FrameKey, length: u32) -> Vec<u8> {
+    let mut state = index::hash(key) ^ key.epoch.wrapping_mul(0x0123_4567_89AB_CDEF) | 1;
+    let mut bytes = Vec::with_capacity(length as usize + 8);
+    while bytes.len() < length as usize {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length as usize);
+    bytes
+}
+
+fn insert(cache: &ReadCache, key: FrameKey) {
+    cache.insert(key, &data(&key, FRAME));
+}
+
+/// Reads a whole frame; `None` is a miss. Wrong bytes fail the test.
+fn get(cache: &ReadCache, key: FrameKey) -> Option<()> {
+    get_written_as(cache, key, key)
+}
+
+/// As `get`, of a frame that had another key when it was inserted.
+fn get_written_as(cache: &ReadCache, key: FrameKey, written: FrameKey) -> Option<()> {
+    let mut bytes = vec![0; FRAME as usize];
+    let hit = cache.read_now(key, 0, &mut bytes) == CacheRead::Hit;
+    assert!(!hit || bytes == data(&written, FRAME), "a hit has the right bytes");
+    hit.then_some(())
+}
+
+/// Runs new frames through the cache, each read in small steps right after it came in.
+fn scan(cache: &ReadCache, frames: Range<u32>) {
+    for number in frames {
+        let key = frame(cache, number);
+        insert(cache, key);
+        for step in 0..16 {
+            let _ = cache.read_now(key, step * 4096, &mut [0; 4096]);
+        }
+    }
+}
+
+#[test]
+fn what_was_inserted_is_read_whole_and_in_any_part() {
+    let (_disk, cache) = cache(4);
+    let key = frame(&cache, 0);
+    for length in [1, 511, 4096, 5000, 65_535, FRAME] {
+        cache.forget_segment(key.owner, key.sequence);
+        let data = data(&key, length);
+        cache.insert(key, &data);
+        for (start, end) in [(0, length), (0, 1), (length - 1, length), (length / 3, length / 2)] {
+            let mut bytes = vec![0xEE; (end - start) as usize];
+            assert_eq!(cache.read_now(key, start, &mut bytes), CacheRead::Hit, "{start}..{end} of {length}");
+            assert_eq!(bytes, data[start as usize..end as usize], "{start}..{end} of {length}");
+            assert!(cache.read(key, start, &mut bytes));
+        }
+        assert_eq!(cache.read_now(key, length, &mut [0]), CacheRead::Miss, "past the data");
+        assert_eq!(cache.read_now(key, u32::MAX, &mut [0]), CacheRead::Miss, "past the data");
+        assert!(cache.contains(key), "a read past the data is no damage");
+    }
+}
+
+#[test]
+fn every_part_of_the_key_counts() {
+    let (_disk, cache) = cache(8);
+    let key = frame(&cache, 2);
+    insert(&cache, key);
+    let other_owner = cache.owner(VolumeId([2; 16]));
+    assert_ne!(other_owner, key.owner);
+    assert_eq!(cache.owner(VolumeId([1; 16])), key.owner);
+    let others = [
+        FrameKey { owner: other_owner, ..key },
+        FrameKey { sequence: 8, ..key },
+        FrameKey { epoch: 4, ..key },
+        FrameKey { frame: 3, ..key },
+    ];
+    for other in others {
+        assert_eq!(get(&cache, other), None, "{other:?}");
+        insert(&cache, other);
+    }
+    for known in others.into_iter().chain([key]) {
+        assert_eq!(get(&cache, known), Some(()), "{known:?}");
+    }
+    assert_eq!((cache.stats().frames, cache.stats().bytes), (5, 5 * u64::from(FRAME)));
+}
+
+#[test]
+fn a_frame_is_kept_once_and_unfit_data_not_at_all() {
+    let (disk, cache) = cache(8);
+    let key = frame(&cache, 0);
+    cache.insert(key, &[]);
+    cache.insert(key, &vec![0; FRAME as usize + 1]);
+    assert!(!cache.contains(key));
+    insert(&cache, key);
+    let writes = disk.writes.load(Relaxed);
+    insert(&cache, key);
+    assert_eq!(disk.writes.load(Relaxed), writes);
+    assert_eq!(cache.stats().inserted, 1);
+}
+
+#[test]
+fn a_forgotten_segment_is_gone_in_all_epochs_and_nothing_else_is() {
+    let (_disk, cache) = cache(64);
+    let other = FrameKey { sequence: 8, ..frame(&cache, 5) };
+    insert(&cache, other);
+    for number in 0..20 {
+        insert(&cache, frame(&cache, number));
+        insert(&cache, FrameKey { epoch: 9, ..frame(&cache, number) });
+    }
+    cache.forget_segment(other.owner, 7);
+    assert_eq!(cache.stats().frames, 1);
+    assert_eq!(get(&cache, other), Some(()));
+    // A frame number beyond the number of slots: found by another way.
+    insert(&cache, frame(&cache, 4_000_000_000));
+    insert(&cache, frame(&cache, 1));
+    cache.forget_segment(other.owner, 7);
+    assert_eq!((cache.stats().frames, cache.stats().bytes), (1, u64::from(FRAME)));
+    (0..64).for_each(|number| insert(&cache, frame(&cache, number)));
+    assert_eq!(cache.stats().evicted, 1, "forgotten slots were used again");
+}
+
+#[test]
+fn a_hot_set_survives_a_scan_of_four_times_the_cache() {
+    let (_disk, cache) = cache(200);
+    let hot = 0..100;
+    scan(&cache, hot.clone());
+    scan(&cache, 1000..1100);
+    for number in hot.clone() {
+        assert_eq!(get(&cache, frame(&cache, number)), Some(()));
+    }
+    scan(&cache, 2000..2800);
+    let left = hot.filter(|number| get(&cache, frame(&cache, *number)).is_some()).count();
+    assert!(left >= 95, "{left} of 100 hot frames survived");
+}
+
+#[test]
+fn a_scan_in_small_steps_does_not_make_its_frames_hot() {
+    let (_disk, cache) = cache(200);
+    scan(&cache, 0..1000);
+    let state = cache.state.lock();
+    assert_eq!(state.eviction.oldest_first(Tier::Main).count(), 0);
+}
+
+#[test]
+fn a_frame_wanted_again_soon_after_it_was_given_up_stays_for_long() {
+    let (_disk, cache) = cache(100);
+    let key = frame(&cache, 0);
+    insert(&cache, key);
+    scan(&cache, 1000..1110);
+    assert!(!cache.contains(key), "given up");
+    insert(&cache, key);
+    scan(&cache, 2000..2300);
+    assert!(cache.contains(key), "the second time it came into the main queue");
+}
+
+#[test]
+fn hits_are_right_under_random_use() {
+    let (_disk, cache) = cache(60);
+    let owners = [1, 2, 3].map(|owner| cache.owner(VolumeId([owner; 16])));
+    let mut lengths: HashMap<FrameKey, u32> = HashMap::new();
+    let mut random = 42_u64;
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % limit
+    };
+    for _ in 0..20_000 {
+        let key = FrameKey {
+            owner: owners[below(3) as usize],
+            sequence: below(8) as u32,
+            epoch: below(2),
+            frame: below(10) as u32,
+        };
+        match below(20) {
+            0 => cache.forget_segment(key.owner, key.sequence),
+            1..8 => {
+                let length = *lengths.entry(key).or_insert(1 + below(9000) as u32);
+                cache.insert(key, &data(&key, length));
+            }
+            _ => {
+                let length = lengths.get(&key).copied().unwrap_or(100);
+                let start = below(u64::from(length)) as u32;
+                let mut bytes = vec![0; below(u64::from(length - start) + 1) as usize];
+                if cache.read_now(key, start, &mut bytes) == CacheRead::Hit {
+                    let end = start as usize + bytes.len();
+                    assert_eq!(bytes, data(&key, length)[start as usize..end]);
+                }
+            }
+        }
+    }
+    let stats = cache.stats();
+    assert!(stats.hits > 1000 && stats.evicted > 1000, "the cache was used: {stats:?}");
+    assert_eq!(stats.damaged + stats.stale, 0);
+    let state = cache.state.lock();
+    let filled: Vec<u32> = persist::QUEUES.into_iter().flat_map(|t| state.eviction.oldest_first(t)).collect();
+    for slot in filled {
+        let (key, _) = cache.index.entry(&state.turn, slot);
+        assert_eq!(
+            cache.index.find(&key).map(|found| found.slot),
+            Some(slot),
+            "each slot is found by its key"
+        );
+    }
+}
+
+#[test]
+fn a_restart_keeps_the_frames_and_their_owners() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(20);
+    let before = open(&disk, Some(path.clone()));
+    assert_eq!(before.stats().index, IndexState::New);
+    before.owner(VolumeId([9; 16]));
+    for number in 0..30 {
+        insert(&before, frame(&before, number));
+        get(&before, frame(&before, 3));
+    }
+    before.save_index().unwrap();
+    let after = open(&disk, Some(path));
+    assert_eq!(after.stats().index, IndexState::Restored { frames: 20 });
+    assert_eq!(after.stats().bytes, before.stats().bytes);
+    for number in 0..30 {
+        let (was, is) = (frame(&before, number), frame(&after, number));
+        assert_eq!(after.contains(is), before.contains(was), "frame {number}");
+        assert_eq!(get_written_as(&after, is, was), get(&before, was), "frame {number}");
+    }
+    assert_eq!(after.owner(VolumeId([1; 16])), OwnerId(0), "an owner without frames is not carried along");
+    for tier in persist::QUEUES {
+        let slots = |cache: &ReadCache| cache.state.lock().eviction.oldest_first(tier).collect::<Vec<_>>();
+        assert_eq!(slots(&after), slots(&before), "the order of {tier:?}");
+    }
+    scan(&after, 100..140);
+    assert_eq!(after.stats().damaged + after.stats().stale, 0);
+}
+
+#[test]
+fn a_stale_index_gives_misses_and_no_wrong_bytes() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(20);
+    let before = open(&disk, Some(path.clone()));
+    scan(&before, 0..20);
+    before.save_index().unwrap();
+    scan(&before, 100..115);
+    let after = open(&disk, Some(path));
+    let hits = (0..20).filter(|number| get(&after, frame(&after, *number)).is_some()).count();
+    assert_eq!(hits, 5, "the slots not reused since");
+    assert_eq!((after.stats().stale, after.stats().damaged, after.stats().frames), (15, 0, 5));
+    scan(&after, 200..215);
+    assert_eq!(after.stats().evicted, 0, "slots of dropped frames are free");
+}
+
+#[test]
+fn a_damaged_index_leaves_an_empty_cache_that_works() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(4);
+    let before = open(&disk, Some(path.clone()));
+    scan(&before, 0..4);
+    before.save_index().unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let damage = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 4;
+        bytes
+    };
+    let flipped = (0..good.len()).step_by(7).map(damage);
+    let cut = (0..good.len()).step_by(50).map(|length| good[..length].to_vec());
+    for bytes in flipped.chain(cut) {
+        std::fs::write(&path, &bytes).unwrap();
+        let after = open(&disk, Some(path.clone()));
+        assert!(matches!(after.stats().index, IndexState::Discarded { .. }));
+        assert_eq!(after.stats().frames, 0);
+        insert(&after, frame(&after, 0));
+        assert_eq!(get(&after, frame(&after, 0)), Some(()));
+    }
+}
+
+#[test]
+fn the_index_of_another_disk_or_frame_size_is_not_used() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let (disk, other) = (MemoryDisk::with_slots(4), MemoryDisk::with_slots(4));
+    drop(open(&other, None));
+    let before = open(&disk, Some(path.clone()));
+    scan(&before, 0..4);
+    before.save_index().unwrap();
+    let index = |disk: &Arc<MemoryDisk>, frame_bytes| {
+        let options = CacheOptions { frame_bytes, ..CacheOptions::default() };
+        ReadCache::open(disk.clone(), Some(path.clone()), options).stats().index
+    };
+    assert!(matches!(index(&other, FRAME), IndexState::Discarded { .. }));
+    assert!(matches!(index(&disk, FRAME / 2), IndexState::Discarded { .. }));
+    assert_eq!(index(&disk, FRAME), IndexState::Restored { frames: 4 });
+}
+
+#[test]
+fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(20);
+    let sized = |slots: u64| {
+        let cache_bytes = HEADER_BYTES + slots * u64::from(FRAME);
+        ReadCache::open(disk.clone(), Some(path.clone()), CacheOptions { cache_bytes, frame_bytes: FRAME })
+    };
+    let cache = sized(10);
+    scan(&cache, 0..10);
+    cache.save_index().unwrap();
+    let larger = sized(20);
+    assert_eq!((larger.stats().frames, larger.stats().slots), (10, 20));
+    let smaller = sized(6);
+    assert_eq!((smaller.stats().frames, smaller.stats().slots), (6, 6));
+    assert_eq!((0..10).filter(|number| get(&smaller, frame(&smaller, *number)).is_some()).count(), 6);
+}
+
+#[test]
+fn a_damaged_slot_is_a_miss_once_and_then_free() {
+    let (disk, cache) = cache(4);
+    let key = frame(&cache, 0);
+    insert(&cache, key);
+    disk.corrupt(HEADER_BYTES as usize + 5 * 4096 + 17);
+    let mut bytes = [0; 4096];
+    assert_eq!(cache.read_now(key, 4 * 4096, &mut bytes), CacheRead::Hit, "another block is not touched");
+    assert_eq!(cache.read_now(key, 5 * 4096 + 100, &mut bytes[..10]), CacheRead::Miss);
+    assert!(!cache.contains(key));
+    assert_eq!((cache.stats().damaged, cache.stats().frames, cache.stats().bytes), (1, 0, 0));
+    insert(&cache, key);
+    assert_eq!(get(&cache, key), Some(()));
+    disk.fail_reads.store(true, Relaxed);
+    assert!(!cache.read(key, 0, &mut bytes), "a read error is a miss");
+    assert_eq!(cache.stats().damaged, 2);
+}
+
+#[test]
+fn a_full_disk_turns_insertion_off_for_a_while_and_reads_go_on() {
+    let (disk, cache) = cache(8);
+    insert(&cache, frame(&cache, 0));
+    disk.fail_writes.store(true, Relaxed);
+    let writes = disk.writes.load(Relaxed);
+    (1..=PAUSE_INSERTS + 1).for_each(|number| insert(&cache, frame(&cache, number)));
+    assert_eq!(disk.writes.load(Relaxed), writes + 1, "after a failure writes are not tried each time");
+    assert!(cache.stats().insertion_off.is_some());
+    assert_eq!(get(&cache, frame(&cache, 0)), Some(()));
+    assert_eq!((cache.stats().frames, cache.stats().inserted), (1, 1));
+
+    insert(&cache, frame(&cache, 1));
+    assert_eq!(disk.writes.load(Relaxed), writes + 2, "then once");
+    disk.fail_writes.store(false, Relaxed);
+    (0..=2 * PAUSE_INSERTS).for_each(|_| insert(&cache, frame(&cache, 2)));
+    assert_eq!(get(&cache, frame(&cache, 2)), Some(()), "and insertion comes back");
+    assert_eq!(cache.stats().insertion_off, None);
+    (100..107).for_each(|number| insert(&cache, frame(&cache, number)));
+    assert_eq!(cache.stats().frames, 8, "no slot was lost to the failures");
+}
+
+#[test]
+fn a_disk_that_cannot_be_marked_serves_and_does_not_save() {
+    let folder = TempDir::new().unwrap();
+    let disk = MemoryDisk::with_slots(4);
+    disk.fail_writes.store(true, Relaxed);
+    let cache = open(&disk, Some(folder.path().join("cache.index")));
+    disk.fail_writes.store(false, Relaxed);
+    insert(&cache, frame(&cache, 0));
+    assert_eq!(get(&cache, frame(&cache, 0)), Some(()));
+    assert!(cache.save_index().is_err());
+}
+
+#[test]
+fn bytes_on_the_device_are_slow_and_then_read() {
+    let (disk, cache) = cache(4);
+    let key = frame(&cache, 0);
+    insert(&cache, key);
+    disk.would_block.store(true, Relaxed);
+    let mut bytes = vec![0; 100];
+    assert_eq!(cache.read_now(key, 50, &mut bytes), CacheRead::Slow);
+    assert_eq!(cache.read_now(frame(&cache, 1), 50, &mut bytes), CacheRead::Miss);
+    assert!(cache.read(key, 50, &mut bytes));
+    assert_eq!(bytes, data(&key, FRAME)[50..150]);
+    assert_eq!((cache.stats().hits, cache.stats().misses, cache.stats().damaged), (1, 1, 0));
+}
+
+#[test]
+fn a_slot_that_changes_hands_during_a_read_is_a_miss_and_no_damage() {
+    let disk = MemoryDisk::with_slots(1);
+    let cache = Arc::new(open(&disk, None));
+    let (key, other) = (frame(&cache, 0), frame(&cache, 1));
+    for hook in [&disk.before_read, &disk.after_read] {
+        cache.forget_segment(key.owner, key.sequence);
+        insert(&cache, key);
+        let at_a_bad_moment = Arc::clone(&cache);
+        *hook.lock() = Some(Box::new(move || insert(&at_a_bad_moment, other)));
+        assert_eq!(get(&cache, key), None);
+        assert_eq!(get(&cache, other), Some(()), "the new frame is not blamed for the old one");
+    }
+    assert_eq!(cache.stats().damaged, 0);
+}
+
+#[test]
+fn readers_beside_insertions_and_deletions_never_see_wrong_bytes() {
+    let (_disk, cache) = cache(24);
+    thread::scope(|scope| {
+        for thread in 0..4_u32 {
+            let cache = &cache;
+            scope.spawn(move || {
+                let mut random = thread + 1;
+                for step in 0..3000 {
+                    random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let key = FrameKey { sequence: random >> 28, ..frame(cache, (random >> 20) % 6) };
+                    if get(cache, key).is_none() {
+                        insert(cache, key);
+                    }
+                    if step % 100 == 0 {
+                        cache.forget_segment(key.owner, key.sequence);
+                    }
+                }
+            });
+        }
+    });
+    let stats = cache.stats();
+    assert_eq!((stats.damaged, stats.stale), (0, 0));
+    assert!(stats.hits > 0 && stats.evicted > 0, "{stats:?}");
+    assert_eq!(stats.bytes, u64::from(stats.frames) * u64::from(FRAME));
+    (0..24).for_each(|number| insert(&cache, frame(&cache, 1000 + number)));
+    assert_eq!(cache.stats().frames, 24, "no slot was lost");
+}
+
+#[test]
+fn an_index_saved_beside_insertions_is_sound() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(16);
+    let cache = open(&disk, Some(path.clone()));
+    thread::scope(|scope| {
+        scope.spawn(|| scan(&cache, 0..400));
+        (0..20).for_each(|_| cache.save_index().unwrap());
+    });
+    let after = open(&disk, Some(path));
+    assert!(matches!(after.stats().index, IndexState::Restored { .. }));
+    let hits = (0..400).filter(|number| get(&after, frame(&after, *number)).is_some()).count() as u64;
+    assert_eq!(hits, after.stats().hits);
+}
+
+#[test]
+fn a_cache_without_room_misses_and_does_nothing_else() {
+    for slots in [0, 1] {
+        let (_disk, cache) = cache(slots);
+        scan(&cache, 0..10);
+        assert_eq!(get(&cache, frame(&cache, 0)), None);
+        assert_eq!(cache.stats().frames, slots);
+        cache.forget_segment(cache.owner(VolumeId([1; 16])), 7);
+        assert_eq!(cache.stats().frames, 0);
+    }
+}
+
+#[test]
+fn other_frame_sizes_are_verified_too() {
+    for frame_bytes in [1, 4096, 10_000, 64 << 10, 100_000, 1 << 20] {
+        let disk = MemoryDisk::with_slots(80);
+        let options = CacheOptions { frame_bytes, ..CacheOptions::default() };
+        let cache = ReadCache::open(disk.clone(), None, options);
+        let key = frame(&cache, 0);
+        let data = data(&key, frame_bytes);
+        cache.insert(key, &data);
+        let mut bytes = vec![0; data.len()];
+        assert!(cache.read(key, 0, &mut bytes) && bytes == data, "{frame_bytes}");
+        disk.corrupt(HEADER_BYTES as usize + data.len() - 1);
+        assert!(!cache.read(key, frame_bytes - 1, &mut [0]), "{frame_bytes}");
+    }
+}
+
+#[test]
+fn the_index_takes_at_most_140_bytes_a_slot() {
+    let (index, _turn) = Index::new(100_000, 10);
+    let bytes = index.memory_bytes() + Eviction::new(100_000).memory_bytes();
+    assert!(bytes <= 140 * 100_000, "{} bytes a slot", bytes / 100_000);
+}

@@ -1,0 +1,171 @@
+//! Reading what is there, changing nothing: for people with a question or a broken volume.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_format::checkpoint::Checkpoint;
+use sawmill_format::ids::VolumeId;
+use sawmill_format::journal::{RING_START_BYTES, RecordOperation, SUPERBLOCK_BYTES, Superblock};
+use sawmill_format::segment::{SegmentHeader, segment_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::ObjectStore;
+use sawmill_sys::{DirectFile, OpenMode};
+
+use crate::disk::Disk;
+use crate::journal::scan::{LogImage, ScanOptions, scan};
+use crate::open;
+use crate::options::OpenOptions;
+use crate::recovery::roll_forward::headers;
+use crate::recovery::{RecoveryReport, Reporter, checkpoint as checkpoints};
+use crate::world::RealWorld;
+use crate::{Error, ErrorKind, Result};
+
+/// What a journal holds.
+#[derive(Clone, Debug)]
+pub struct JournalReport {
+    /// Whose it is.
+    pub volume_id: VolumeId,
+    /// The newest superblock.
+    pub superblock: Superblock,
+    /// Where the scan began: the trim.
+    pub from: u64,
+    /// Where the log on the disk ends.
+    pub end: u64,
+    /// Everything before here was flushed.
+    pub flushed_through: u64,
+    /// Why the log ends there.
+    pub ended_by: String,
+    /// Writes and their payload bytes.
+    pub writes: u64,
+    /// See `writes`.
+    pub write_bytes: u64,
+    /// Discards and write-zeroes.
+    pub discards: u64,
+    /// Padding and voids.
+    pub padding: u64,
+    /// Epochs of the records, first and last.
+    pub epochs: Option<(u64, u64)>,
+}
+
+/// A volume as the store has it, for one that is not served here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtRest {
+    /// The newest epoch.
+    pub epoch: u64,
+    /// All writes before this position are in the store.
+    pub position: u64,
+    /// The last attachment ended with everything stored.
+    pub clean: bool,
+    /// Bytes of the address space that hold data.
+    pub live_bytes: u64,
+    /// Data bytes in segments, live or not.
+    pub data_bytes: u64,
+    /// Bytes of segment objects.
+    pub object_bytes: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Extents of the map.
+    pub extents: u64,
+    /// Newest checkpoint.
+    pub checkpoint_number: u64,
+    /// Last segment.
+    pub stored_sequence: u64,
+}
+
+/// The header of one segment.
+pub fn segment(store: &dyn ObjectStore, record: &VolumeRecord, sequence: u64) -> Result<SegmentHeader> {
+    let header = headers(store, record.volume_id, &[sequence]).pop().unwrap_or(Ok(None))?;
+    header.ok_or_else(|| {
+        let text = format!("there is no segment {}", segment_key(record.volume_id, sequence));
+        Error::new(ErrorKind::NotFound, text)
+    })
+}
+
+/// A checkpoint, by number or the newest.
+pub fn checkpoint(store: &dyn ObjectStore, record: &VolumeRecord, number: Option<u64>) -> Result<Checkpoint> {
+    checkpoints::read(store, record.volume_id, number)
+}
+
+/// The journal at `path`, as the disk has it. (What only lives in memory after a crash is not looked at.)
+pub fn journal(path: &Path) -> Result<JournalReport> {
+    let unreadable = |error: std::io::Error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            _ => ErrorKind::Unavailable,
+        };
+        Error::new(kind, format!("the journal {} cannot be read: {error}", path.display()))
+    };
+    let corrupt =
+        |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {}: {what}", path.display()));
+    let disk = Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?);
+    if disk.len_bytes() < RING_START_BYTES {
+        return Err(corrupt(format!("only {} bytes long: not a journal", disk.len_bytes())));
+    }
+    let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
+    Disk::read_at(&*disk, 0, &mut copies).map_err(unreadable)?;
+    let owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    let volume_id = owners.last().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
+    let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
+    let superblock = sawmill_format::journal::choose_superblock(first, second, volume_id)
+        .map_err(|error| corrupt(error.to_string()))?;
+    if disk.len_bytes() < RING_START_BYTES + superblock.capacity_bytes {
+        return Err(corrupt("it is truncated".into()));
+    }
+    let mut log = LogImage::new(disk, superblock.capacity_bytes, None);
+    let options = ScanOptions {
+        tag: superblock.journal_tag,
+        from: superblock.trim,
+        epoch: superblock.epoch.max(superblock.intent_epoch),
+        mark: superblock.logged,
+        accept_loss: true,
+    };
+    let found = scan(&mut log, &options)?;
+    let count = |operations: &[RecordOperation]| {
+        found.found.iter().filter(|record| operations.contains(&record.header.operation)).count() as u64
+    };
+    let damaged = found.end < found.mark;
+    let epoch = |record: Option<&crate::journal::scan::Found>| record.map(|record| record.header.epoch);
+    Ok(JournalReport {
+        volume_id,
+        from: superblock.trim,
+        end: found.end,
+        flushed_through: found.mark,
+        ended_by: if damaged { format!("damage: {}", found.why) } else { found.why.to_owned() },
+        writes: count(&[RecordOperation::Write]),
+        write_bytes: found.found.iter().filter_map(|f| f.record.as_ref()).map(|r| r.payload_bytes()).sum(),
+        discards: count(&[RecordOperation::Discard, RecordOperation::Zero]),
+        padding: count(&[RecordOperation::Pad, RecordOperation::Void]),
+        epochs: epoch(found.found.first()).zip(epoch(found.found.last())),
+        superblock,
+    })
+}
+
+/// What attaching would find and do, step by step; with `journal_path`, the journal is judged too.
+pub fn recovery(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    journal_path: Option<&Path>,
+) -> Result<RecoveryReport> {
+    let options = journal_path.map(|path| OpenOptions::new(PathBuf::from(path)));
+    open::dry_run(store, &record.name, options.as_ref(), &RealWorld::default())
+}
+
+/// A volume as the store has it.
+pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<AtRest> {
+    let world = RealWorld::default();
+    let stored = open::stored(store, &record.name, &mut Reporter::new(&world))?;
+    let totals = stored.view.segments.totals();
+    Ok(AtRest {
+        epoch: stored.end.epoch,
+        position: stored.end.position,
+        clean: stored.end.clean,
+        live_bytes: stored.view.map.mapped_bytes(),
+        data_bytes: totals.data_bytes,
+        object_bytes: totals.object_bytes,
+        segments: totals.segments,
+        extents: stored.view.map.extents(),
+        checkpoint_number: stored.newest.number_max,
+        stored_sequence: stored.end.stored_sequence,
+    })
+}

@@ -1,0 +1,313 @@
+//! The journal: the write-back log on the local disk, one order for all writes of a volume.
+//!
+//! A write appends by reserving a slot in the staging ring (memory that outlives the process), filling it,
+//! entering the journal map and being declared complete. From then on it is *accepted*. The journal's
+//! thread ([`writer`]) moves complete records in order to the disk and syncs: then they are *logged*.
+//!
+//! Rooms: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's payload), [`scan`]
+//! (what a journal holds, after a crash).
+//!
+//! Invariants:
+//! 1. Positions are reserved, queued for the writer and, if it comes to it, recovered in the same order.
+//! 2. Only a contiguous prefix of complete records reaches the disk: it never holds a hole.
+//! 3. A flush is answered after a sync that began when everything before it was on the disk.
+//! 4. Ring space is used again only after a superblock with the new trim is durable.
+//! 5. A failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried as if
+//!    the bytes were still dirty.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation};
+use sawmill_sys::{Full, Ring};
+
+use crate::disk::Disk;
+use crate::record::{Record, checks_of};
+use crate::wake::Wake;
+use crate::{Error, ErrorKind, Result, limits};
+
+mod read;
+pub(crate) mod scan;
+pub(crate) mod superblock;
+pub(crate) mod writer;
+
+pub(crate) use read::JournalRead;
+
+/// Bytes at the ring's end that only padding may use, so that a flush can always end in a whole block.
+pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
+
+/// Somebody who waits for everything before `target` to be logged.
+pub(crate) struct FlushWaiter {
+    pub(crate) target: u64,
+    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
+/// What the journal's users share.
+pub(crate) struct Journal {
+    pub(crate) ring: Arc<Ring>,
+    disk: Arc<dyn Disk>,
+    tag: u64,
+    epoch: u64,
+    capacity_bytes: u64,
+    /// Reserved records the writer has not taken yet, in order of position.
+    order: Mutex<VecDeque<Arc<Record>>>,
+    /// Durable through here.
+    logged: AtomicU64,
+    /// Nothing before here can be read any more.
+    trim: AtomicU64,
+    /// Segments cover everything before here, and end here.
+    segments_end: AtomicU64,
+    stored_sequence: AtomicU64,
+    waiters: Mutex<Vec<FlushWaiter>>,
+    waiting: AtomicUsize,
+    unstored_records: AtomicUsize,
+    /// Writers met a full journal: trim as far as possible.
+    pressed: AtomicUsize,
+    failed: OnceLock<Error>,
+    /// The writer sleeps until somebody has something: the next append rings.
+    resting: AtomicBool,
+    pub(crate) wake: Wake,
+    pub(crate) syncs: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+}
+
+/// Where a journal starts its life in this process.
+pub(crate) struct Start {
+    pub(crate) tag: u64,
+    pub(crate) epoch: u64,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) position: u64,
+    pub(crate) trim: u64,
+    pub(crate) segments_end: u64,
+    pub(crate) stored_sequence: u64,
+    pub(crate) unstored_records: usize,
+}
+
+impl Journal {
+    pub(crate) fn new(ring: Arc<Ring>, disk: Arc<dyn Disk>, start: &Start) -> Self {
+        ring.set_limit(start.trim + start.capacity_bytes - PAD_RESERVE_BYTES);
+        Journal {
+            ring,
+            disk,
+            tag: start.tag,
+            epoch: start.epoch,
+            capacity_bytes: start.capacity_bytes,
+            order: Mutex::default(),
+            logged: AtomicU64::new(start.position),
+            trim: AtomicU64::new(start.trim),
+            segments_end: AtomicU64::new(start.segments_end),
+            stored_sequence: AtomicU64::new(start.stored_sequence),
+            waiters: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            unstored_records: AtomicUsize::new(start.unstored_records),
+            pressed: AtomicUsize::new(0),
+            failed: OnceLock::new(),
+            resting: AtomicBool::new(false),
+            wake: Wake::default(),
+            syncs: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Appends one record. `fill` puts the payload in place; `enter` puts the record into the journal map.
+    /// When this returns the record is accepted.
+    pub(crate) fn append(
+        &self,
+        operation: RecordOperation,
+        address: u64,
+        length: u64,
+        fill: impl FnOnce(&mut [u8]),
+        enter: impl FnOnce(&Arc<Record>),
+    ) -> std::result::Result<Arc<Record>, Full> {
+        if self.unstored_records.load(Ordering::Relaxed) >= limits::RECORDS_UNSTORED_MAX {
+            return Err(Full::Journal);
+        }
+        let payload_bytes = if operation == RecordOperation::Write { length } else { 0 };
+        let slot_bytes = RECORD_HEADER_BYTES as u64 + payload_bytes;
+        let (mut slot, record) = self.ring.reserve(slot_bytes, |position, bytes| {
+            self.header(operation, position, slot_bytes, address, length).encode_slot(bytes);
+            let record = Arc::new(Record::new(position, operation, address, length, slot_bytes as u32));
+            self.order.lock().push_back(record.clone());
+            record
+        })?;
+        self.unstored_records.fetch_add(1, Ordering::Relaxed);
+        let payload = &mut slot[RECORD_HEADER_BYTES..];
+        fill(payload);
+        let (checks, payload_crc) = checks_of(address, payload);
+        let mut header = self.header(operation, record.position, slot_bytes, address, length);
+        header.payload_crc = payload_crc;
+        encode_header(&header, &mut slot);
+        record.fill(Some(slot.publish()), checks);
+        enter(&record);
+        record.set_complete();
+        self.nudge();
+        Ok(record)
+    }
+
+    /// Appends padding up to a whole block. False when the ring has no room yet.
+    fn pad(&self) -> bool {
+        let padded = self.ring.reserve_to_block(RECORD_HEADER_BYTES as u64, |position, bytes| {
+            let slot_bytes = bytes.len() as u64;
+            let header = self.header(RecordOperation::Pad, position, slot_bytes, 0, 0);
+            bytes.fill(0);
+            encode_header(&header, bytes);
+            let record = Arc::new(Record::new(position, RecordOperation::Pad, 0, 0, slot_bytes as u32));
+            self.order.lock().push_back(record.clone());
+            record
+        });
+        match padded {
+            Ok(Some((slot, record))) => {
+                record.fill(Some(slot.publish()), crate::record::Checks::None);
+                record.set_complete();
+                true
+            }
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
+    fn header(
+        &self,
+        operation: RecordOperation,
+        position: u64,
+        slot_bytes: u64,
+        address: u64,
+        length: u64,
+    ) -> RecordHeader {
+        RecordHeader {
+            slot_bytes: slot_bytes as u32,
+            position,
+            tag: self.tag,
+            operation,
+            epoch: self.epoch,
+            logged: self.logged(),
+            address,
+            length,
+            payload_crc: 0,
+        }
+    }
+
+    /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this record.
+    fn nudge(&self) {
+        let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
+        let behind = self.ring.next() - self.ring.written();
+        if resting || behind >= limits::SPAN_BYTES || self.waiting.load(Ordering::Relaxed) > 0 {
+            self.wake.ring();
+        }
+    }
+
+    /// Calls `tell` once everything appended so far is logged, or with the failure.
+    pub(crate) fn when_logged(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
+        if let Some(error) = self.failed.get() {
+            return tell(Err(error.clone()));
+        }
+        if target <= self.logged() {
+            return tell(Ok(()));
+        }
+        {
+            let mut waiters = self.waiters.lock();
+            waiters.push(FlushWaiter { target, tell });
+            self.waiting.store(waiters.len(), Ordering::SeqCst);
+        }
+        self.wake.ring();
+        // The journal may have failed between the first look and the push; then nobody else tells the waiter.
+        if let Some(error) = self.failed.get() {
+            self.fail(error.clone());
+        }
+    }
+
+    /// The writer's sleep when nothing has come for a while: until somebody rings or appends.
+    pub(crate) fn rest(&self) {
+        self.resting.store(true, Ordering::SeqCst);
+        // What was appended before the flag was up rang nobody.
+        if self.order.lock().is_empty() {
+            self.wake.sleep(None);
+        }
+        self.resting.store(false, Ordering::SeqCst);
+    }
+
+    /// Everything before here is durable on the journal disk.
+    pub(crate) fn logged(&self) -> u64 {
+        self.logged.load(Ordering::Acquire)
+    }
+
+    /// Everything before here has been given up.
+    pub(crate) fn trim(&self) -> u64 {
+        self.trim.load(Ordering::Acquire)
+    }
+
+    /// A stored segment covers everything before `end`.
+    pub(crate) fn set_stored(&self, sequence: u64, end: u64, records: usize) {
+        self.stored_sequence.store(sequence, Ordering::Release);
+        self.segments_end.store(end, Ordering::Release);
+        self.unstored_records.fetch_sub(records, Ordering::Relaxed);
+        self.wake.ring();
+    }
+
+    /// Where the last stored segment ends.
+    pub(crate) fn segments_end(&self) -> u64 {
+        self.segments_end.load(Ordering::Acquire)
+    }
+
+    /// A writer waits for room.
+    pub(crate) fn press(&self) {
+        self.pressed.store(1, Ordering::Release);
+        self.wake.ring();
+    }
+
+    pub(crate) fn unstored_records(&self) -> usize {
+        self.unstored_records.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Why the journal can no longer be used, if so.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failed.get()
+    }
+
+    /// Gives the journal up: every waiter and every later flush hears of it.
+    pub(crate) fn fail(&self, error: Error) {
+        let error = self.failed.get_or_init(|| error).clone();
+        let waiters = std::mem::take(&mut *self.waiters.lock());
+        self.waiting.store(0, Ordering::SeqCst);
+        for waiter in waiters {
+            (waiter.tell)(Err(error.clone()));
+        }
+    }
+
+    /// The two parts of the disk that hold positions `[position, position + length)`.
+    fn parts(&self, position: u64, length: u64) -> [(u64, u64); 2] {
+        disk_parts(self.capacity_bytes, position, length)
+    }
+}
+
+/// Encodes a header at the front of its slot.
+pub(crate) fn encode_header(header: &RecordHeader, slot: &mut [u8]) {
+    if let Some(front) = slot.first_chunk_mut::<RECORD_HEADER_BYTES>() {
+        header.encode(front);
+    }
+}
+
+/// Offset and length of the (at most two) parts of a journal disk that hold a range of positions.
+pub(crate) fn disk_parts(capacity_bytes: u64, position: u64, length: u64) -> [(u64, u64); 2] {
+    let at = position % capacity_bytes;
+    let first = length.min(capacity_bytes - at);
+    [(RING_START_BYTES + at, first), (RING_START_BYTES, length - first)]
+}
+
+/// The failure of a journal disk.
+pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        format!(
+            "the journal disk failed to {what}: {error}; writes stop, what was accepted is still being stored; \
+             replace the disk and serve again"
+        ),
+    )
+}

@@ -1,0 +1,250 @@
+//! What a journal holds: its records from a position on, read from the staging memory that outlived a process
+//! where there is one, else from the disk, and judged one by one.
+//!
+//! Not here: what is done about the verdict (`open`), or with the records (`recovery`).
+
+use std::sync::Arc;
+
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation};
+use sawmill_sys::{BLOCK_BYTES, StagingFile};
+
+use super::{disk_failed, disk_parts};
+use crate::disk::Disk;
+use crate::limits;
+use crate::record::{Record, checks_of};
+use crate::recovery::cases::{Facts, Verdict, judge};
+use crate::{Error, ErrorKind, Result};
+
+/// The log as one stream of bytes: the disk's ring, overlaid by what staging memory still holds.
+pub(crate) struct LogImage {
+    disk: Arc<dyn Disk>,
+    capacity_bytes: u64,
+    /// The memory, and the position from which it (and not the disk) is right.
+    staging: Option<(StagingFile, u64)>,
+    /// Read-ahead of the disk: position and bytes.
+    window: (u64, Vec<u8>),
+}
+
+const WINDOW_BYTES: u64 = 2 << 20;
+
+impl LogImage {
+    pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, staging: Option<StagingFile>) -> Self {
+        let staging = staging.map(|mut file| {
+            let from = file.written();
+            (file, from)
+        });
+        LogImage { disk, capacity_bytes, staging, window: (0, Vec::new()) }
+    }
+
+    /// From where on the bytes come from memory.
+    pub(crate) fn staged_from(&self) -> Option<u64> {
+        self.staging.as_ref().map(|(_, from)| *from)
+    }
+
+    fn is_staged(&self, position: u64) -> bool {
+        self.staged_from().is_some_and(|from| position >= from)
+    }
+
+    /// Copies `[position, position + into.len())`.
+    pub(crate) fn read(&mut self, position: u64, into: &mut [u8]) -> Result<()> {
+        let split = match self.staged_from() {
+            Some(from) => from.saturating_sub(position).min(into.len() as u64) as usize,
+            None => into.len(),
+        };
+        let (on_disk, in_memory) = into.split_at_mut(split);
+        if !on_disk.is_empty() {
+            self.read_disk(position, on_disk)?;
+        }
+        if let Some((staging, from)) = &mut self.staging
+            && !in_memory.is_empty()
+        {
+            let at = position + split as u64;
+            // Beyond the ring's reach nothing was ever staged.
+            if at + in_memory.len() as u64 > *from + staging.capacity_bytes() {
+                in_memory.fill(0);
+            } else {
+                staging.copy_out(at, in_memory);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_disk(&mut self, position: u64, into: &mut [u8]) -> Result<()> {
+        let length = into.len() as u64;
+        let (start, bytes) = &self.window;
+        let covered = position >= *start && position + length <= *start + bytes.len() as u64;
+        if !covered {
+            let reach = WINDOW_BYTES.max(length).min(self.capacity_bytes);
+            let mut window = vec![0; reach as usize];
+            let mut done = 0;
+            for (offset, length) in disk_parts(self.capacity_bytes, position, reach) {
+                let part = &mut window[done..done + length as usize];
+                if !part.is_empty() {
+                    self.disk.read_at(offset, part).map_err(|e| disk_failed("read", &e))?;
+                }
+                done += length as usize;
+            }
+            self.window = (position, window);
+        }
+        let (start, bytes) = &self.window;
+        let from = (position - start) as usize;
+        into.copy_from_slice(&bytes[from..from + into.len()]);
+        Ok(())
+    }
+
+    /// Gives the staging memory back.
+    pub(crate) fn into_staging(self) -> Option<StagingFile> {
+        self.staging.map(|(file, _)| file)
+    }
+}
+
+/// A record found, complete and verified.
+pub(crate) struct Found {
+    pub(crate) header: RecordHeader,
+    /// None for padding and voids.
+    pub(crate) record: Option<Arc<Record>>,
+}
+
+/// What a scan found.
+pub(crate) struct Scan {
+    pub(crate) found: Vec<Found>,
+    /// Where the log ends.
+    pub(crate) end: u64,
+    /// Slots that were reserved and never filled: position and length.
+    pub(crate) voids: Vec<(u64, u64)>,
+    /// Why the scan ended there.
+    pub(crate) why: &'static str,
+    /// Everything before here was flushed.
+    pub(crate) mark: u64,
+}
+
+/// Which log is scanned.
+#[derive(Clone, Copy)]
+pub(crate) struct ScanOptions {
+    pub(crate) tag: u64,
+    pub(crate) from: u64,
+    /// The highest epoch a record may have.
+    pub(crate) epoch: u64,
+    /// The superblock's mark.
+    pub(crate) mark: u64,
+    /// Take damage for the end (the user accepts the loss).
+    pub(crate) accept_loss: bool,
+}
+
+/// Scans a log from `options.from` to its end.
+pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
+    let mut mark = options.mark;
+    let mut scan = Scan { found: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
+    let mut looked_ahead = false;
+    let mut epoch = 0;
+    let end_max = options.from + log.capacity_bytes;
+    loop {
+        let position = scan.end;
+        if position + RECORD_HEADER_BYTES as u64 > end_max {
+            scan.why = "the whole ring";
+            break;
+        }
+        let (facts, found, slot_bytes) = look(log, options.tag, position, epoch..=options.epoch, mark)?;
+        let (label, verdict) = judge(facts);
+        match verdict {
+            Verdict::Keep => {
+                let Some(found) = found else { break };
+                mark = mark.max(found.header.logged);
+                epoch = found.header.epoch;
+                scan.end += slot_bytes;
+                scan.found.push(found);
+            }
+            Verdict::Skip => {
+                scan.voids.push((position, slot_bytes));
+                scan.end += slot_bytes;
+            }
+            Verdict::Stop if !looked_ahead => {
+                // A later record may say that this position was flushed: then it is no tail.
+                looked_ahead = true;
+                mark = mark.max(mark_ahead(log, options, position)?);
+                continue;
+            }
+            Verdict::Refuse if !options.accept_loss => {
+                let text = format!(
+                    "the journal is damaged at position {position} ({label}) although it was flushed through {mark}; \
+                     nothing was changed; see `sawmill inspect journal`, restore the journal disk, or pass \
+                     --accept-journal-loss to go on with what is before it"
+                );
+                return Err(Error::new(ErrorKind::Corrupt, text));
+            }
+            Verdict::Stop | Verdict::Refuse => {
+                scan.why = label;
+                break;
+            }
+        }
+        looked_ahead = false;
+    }
+    scan.mark = mark;
+    Ok(scan)
+}
+
+/// Looks at one position: the facts, the record if it is whole, and the slot's length if its head is valid.
+fn look(
+    log: &mut LogImage,
+    tag: u64,
+    position: u64,
+    epochs: std::ops::RangeInclusive<u64>,
+    mark: u64,
+) -> Result<(Facts, Option<Found>, u64)> {
+    let mut head = [0u8; RECORD_HEADER_BYTES];
+    log.read(position, &mut head)?;
+    let largest = limits::RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64;
+    let slot = RecordHeader::decode_slot(&head, tag, position).ok().map(u64::from);
+    let slot = slot.filter(|bytes| *bytes <= largest.max(2 * BLOCK_BYTES));
+    let header = RecordHeader::decode(&head, tag, position).ok();
+    let header = header.filter(|header| slot.is_some() && epochs.contains(&header.epoch));
+    let mut facts = Facts {
+        slot: slot.is_some(),
+        header: header.is_some(),
+        payload: false,
+        below_mark: position < mark,
+        staged: log.is_staged(position),
+    };
+    let Some(header) = header else { return Ok((facts, None, slot.unwrap_or(0))) };
+    let mut record = None;
+    match header.operation {
+        RecordOperation::Write => {
+            let mut payload = vec![0; header.length as usize];
+            log.read(position + RECORD_HEADER_BYTES as u64, &mut payload)?;
+            let (checks, whole) = checks_of(header.address, &payload);
+            facts.payload = whole == header.payload_crc;
+            let found =
+                Record::new(position, header.operation, header.address, header.length, header.slot_bytes);
+            found.fill(None, checks);
+            record = Some(Arc::new(found));
+        }
+        RecordOperation::Discard | RecordOperation::Zero => {
+            facts.payload = true;
+            let found =
+                Record::new(position, header.operation, header.address, header.length, header.slot_bytes);
+            found.fill(None, crate::record::Checks::None);
+            record = Some(Arc::new(found));
+        }
+        RecordOperation::Pad | RecordOperation::Void => facts.payload = true,
+    }
+    Ok((facts, Some(Found { header, record }), u64::from(header.slot_bytes)))
+}
+
+/// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at block boundaries
+/// often enough; and a mark reaches the superblock every [`limits::MARK_BYTES`].
+fn mark_ahead(log: &mut LogImage, options: &ScanOptions, position: u64) -> Result<u64> {
+    let mut mark = 0;
+    let mut at = (position + 1).next_multiple_of(BLOCK_BYTES);
+    let end = (position + 2 * limits::MARK_BYTES).min(options.from + log.capacity_bytes - BLOCK_BYTES);
+    let mut head = [0u8; RECORD_HEADER_BYTES];
+    while at < end {
+        log.read(at, &mut head)?;
+        if let Ok(header) = RecordHeader::decode(&head, options.tag, at)
+            && header.epoch <= options.epoch
+        {
+            mark = mark.max(header.logged);
+        }
+        at += BLOCK_BYTES;
+    }
+    Ok(mark)
+}

@@ -1,0 +1,225 @@
+//! The journal's thread, as steps: take complete records, write them in large spans, sync once for all flushes
+//! that wait, keep the marks and the trim.
+//!
+//! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`keeper`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sawmill_sys::{BLOCK_BYTES, Consumer, Span};
+
+use super::superblock::SuperblockFile;
+use super::{Journal, PAD_RESERVE_BYTES, disk_failed};
+use crate::record::Record;
+use crate::{Result, limits};
+
+/// What a step did and what is to happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something was done; step again at once.
+    Busy,
+    /// A flush waits for a writer that is still filling its slot: step again very soon.
+    Waiting,
+    /// Nothing to do until somebody rings.
+    Idle,
+    /// Nothing to do, but the marks on the disk are behind: settle them if nobody rings for a while.
+    Unsettled,
+}
+
+/// The state of the journal's thread.
+pub(crate) struct JournalWriter {
+    journal: Arc<Journal>,
+    consumer: Consumer,
+    superblock: SuperblockFile,
+    /// Complete records that are not on the disk yet.
+    span: Option<Span>,
+    /// Written to the disk, not yet synced.
+    written: u64,
+}
+
+impl JournalWriter {
+    pub(crate) fn new(journal: Arc<Journal>, consumer: Consumer, superblock: SuperblockFile) -> Self {
+        let written = journal.ring.written();
+        JournalWriter { journal, consumer, superblock, span: None, written }
+    }
+
+    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so that
+    /// the trim can move to at most the given position, and returns how far it may.
+    pub(crate) fn step(
+        &mut self,
+        take: &mut dyn FnMut(Vec<Arc<Record>>),
+        give_up: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<Step> {
+        let mut taken = self.take_complete();
+        let target = self.flush_target();
+        if target.is_some() && self.journal.pad() {
+            taken.extend(self.take_complete());
+        }
+        if !taken.is_empty() {
+            take(taken);
+        }
+        let wrote = self.write(target.is_some())?;
+        let synced = match target {
+            Some(_) => self.sync_for_waiters()?,
+            None => false,
+        };
+        let trimmed = self.trim(give_up)?;
+        if wrote || synced || trimmed {
+            return Ok(Step::Busy);
+        }
+        if target.is_some() {
+            return Ok(Step::Waiting);
+        }
+        let settled = self.superblock.current().logged >= self.journal.logged();
+        Ok(if settled { Step::Idle } else { Step::Unsettled })
+    }
+
+    /// Moves the marks to the disk when nothing else does.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.write_superblock(self.superblock.current().trim, false)
+    }
+
+    /// The last words of a journal: everything is stored (`clean`) or not.
+    pub(crate) fn close(&mut self, clean: bool) -> Result<()> {
+        let trim =
+            if clean { self.journal.segments_end.load(Ordering::Acquire) } else { self.journal.trim() };
+        self.write_superblock(trim.max(self.superblock.current().trim), clean)
+    }
+
+    /// Pops the complete records at the front of the order and adds them to the span.
+    fn take_complete(&mut self) -> Vec<Arc<Record>> {
+        let mut taken = Vec::new();
+        let mut order = self.journal.order.lock();
+        while order.front().is_some_and(|record| record.is_complete()) {
+            let Some(record) = order.pop_front() else { break };
+            let Some(slot) = record.filled().and_then(|filled| filled.slot) else { break };
+            match &mut self.span {
+                Some(span) => span.extend(&slot),
+                None => self.span = Some(Span::of(&slot)),
+            }
+            taken.push(record);
+        }
+        taken
+    }
+
+    /// The farthest position a flush waits for.
+    fn flush_target(&self) -> Option<u64> {
+        if self.journal.waiting.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.journal.waiters.lock().iter().map(|waiter| waiter.target).max()
+    }
+
+    /// Writes whole blocks: all there are if a flush waits, else only when it pays.
+    fn write(&mut self, flushing: bool) -> Result<bool> {
+        let Some(span) = &mut self.span else { return Ok(false) };
+        let end = span.end() / BLOCK_BYTES * BLOCK_BYTES;
+        let start = span.start();
+        if end <= start || (!flushing && end - start < limits::SPAN_BYTES) {
+            return Ok(false);
+        }
+        // One span at a time, so that its memory can be used again while the next is written.
+        let end = end.min(start + 4 * limits::SPAN_BYTES);
+        let part = span.split_to(end);
+        if span.start() == span.end() {
+            self.span = None;
+        }
+        let bytes = self.consumer.bytes(&part);
+        let mut done = 0;
+        for (offset, length) in self.journal.parts(start, end - start) {
+            if length > 0 {
+                let piece = &bytes[done..done + length as usize];
+                self.journal.disk.write_at(offset, piece).map_err(|e| disk_failed("write", &e))?;
+                done += length as usize;
+            }
+        }
+        self.consumer.declare_written(end);
+        self.written = end;
+        self.journal.written_bytes.fetch_add(end - start, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Syncs when some waiter's target is on the disk, and answers all whose is.
+    fn sync_for_waiters(&mut self) -> Result<bool> {
+        let reached = {
+            let waiters = self.journal.waiters.lock();
+            waiters.iter().any(|waiter| waiter.target <= self.written)
+        };
+        // More complete bytes may be waiting: they are written first and share the sync.
+        let more =
+            self.span.as_ref().is_some_and(|span| span.end() / BLOCK_BYTES * BLOCK_BYTES > span.start());
+        if !reached || more {
+            return Ok(false);
+        }
+        if self.written > self.journal.logged() {
+            self.journal.disk.sync().map_err(|e| disk_failed("sync", &e))?;
+            self.synced();
+        }
+        let logged = self.journal.logged();
+        let mut answered = Vec::new();
+        {
+            let mut waiters = self.journal.waiters.lock();
+            let mut kept = Vec::new();
+            for waiter in waiters.drain(..) {
+                if waiter.target <= logged { answered.push(waiter) } else { kept.push(waiter) }
+            }
+            *waiters = kept;
+            self.journal.waiting.store(waiters.len(), Ordering::SeqCst);
+        }
+        for waiter in answered {
+            (waiter.tell)(Ok(()));
+        }
+        Ok(true)
+    }
+
+    fn synced(&self) {
+        self.journal.syncs.fetch_add(1, Ordering::Relaxed);
+        self.journal.logged.store(self.written, Ordering::Release);
+    }
+
+    /// Makes room when the ring is nearly full or a writer waits, and keeps the marks from falling far behind.
+    fn trim(&mut self, give_up: &mut dyn FnMut(u64) -> u64) -> Result<bool> {
+        let journal = self.journal.clone();
+        let trim = journal.trim();
+        let stored = journal.segments_end.load(Ordering::Acquire);
+        let next = journal.ring.next();
+        let capacity = journal.capacity_bytes;
+        let pressed = journal.pressed.swap(0, Ordering::AcqRel) > 0;
+        let crowded = next - trim > capacity - capacity / 4;
+        if stored > trim && (crowded || pressed) {
+            // Free an eighth of the ring at a time, as far as segments allow: each time costs a sync.
+            let wanted = (next + capacity * 3 / 8).saturating_sub(capacity).max(trim + capacity / 8);
+            let reached = give_up(wanted.clamp(trim + 1, stored));
+            if reached > trim {
+                // Readers must see the new trim before a byte below it can change.
+                journal.trim.store(reached, Ordering::Release);
+                self.write_superblock(reached, false)?;
+                journal.ring.set_limit(reached + capacity - PAD_RESERVE_BYTES);
+                return Ok(true);
+            }
+        }
+        if journal.logged() >= self.superblock.current().logged + limits::MARK_BYTES {
+            self.write_superblock(self.superblock.current().trim, false)?;
+        }
+        Ok(false)
+    }
+
+    fn write_superblock(&mut self, trim: u64, clean: bool) -> Result<()> {
+        let journal = &self.journal;
+        let logged = journal.logged();
+        let position = journal.segments_end.load(Ordering::Acquire);
+        let sequence = journal.stored_sequence.load(Ordering::Acquire);
+        self.superblock.write(|block| {
+            block.trim = trim;
+            block.logged = block.logged.max(logged);
+            block.stored_sequence = block.stored_sequence.max(sequence);
+            block.stored_position = block.stored_position.max(position);
+            block.clean = clean;
+        })?;
+        // That sync covered everything written before it.
+        if self.written > logged {
+            self.synced();
+        }
+        Ok(())
+    }
+}

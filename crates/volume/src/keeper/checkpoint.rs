@@ -1,0 +1,335 @@
+//! Checkpoints: the map as objects, frozen at a stored segment; and the deletes that only a durable one allows.
+//!
+//! The keeper alone changes the map, so encoding it between two applied segments freezes a cut without stopping
+//! anybody. Only groups of addresses that changed are written again; the root names the parts of all groups.
+//!
+//! Deletes: a dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
+//! checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{
+    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
+};
+use sawmill_format::ids::PutId;
+use sawmill_format::map_part::{
+    MapExtent, PartIdentity, encode_part, map_prefix, parse_part_key, part_crc, part_key,
+};
+use sawmill_format::segment::segment_key;
+use sawmill_store::{Class, Get, List, Put, PutOutcome};
+
+use super::{Event, Keeper};
+use crate::map::GROUP_BYTES;
+use crate::shared::add;
+use crate::{Error, ErrorKind, Result};
+
+const REPEAT_AFTER: Duration = Duration::from_millis(500);
+
+/// An object of a checkpoint on its way.
+struct Outgoing {
+    key: String,
+    body: Bytes,
+    stored: bool,
+    repeat_at: Option<Duration>,
+}
+
+/// A checkpoint being written: all parts, then the root as the last object.
+pub(super) struct Writing {
+    root: Checkpoint,
+    objects: Vec<Outgoing>,
+    parts_left: usize,
+    root_sent: bool,
+    deletable: Vec<u32>,
+    /// Reads that may have looked up a deletable segment are of this generation or before.
+    generation: u64,
+}
+
+impl Writing {
+    pub(super) fn repeat_at(&self) -> Option<Duration> {
+        self.objects.iter().filter_map(|object| object.repeat_at).min()
+    }
+}
+
+impl Keeper {
+    /// Starts a checkpoint when one is due, and repeats what the store could not take.
+    pub(super) fn keep_checkpoints(&mut self, now: Duration) {
+        if self.writing.is_some() {
+            return self.repeat_objects(now);
+        }
+        let closing = self.shared.inbox.is_closing()
+            && self.pending.is_empty()
+            && self.uploads.is_empty()
+            && self.changed_since_checkpoint;
+        let due = self.log_bytes >= self.options.checkpoint_bytes;
+        if (due || closing)
+            && let Err(error) = self.begin_checkpoint(closing)
+        {
+            self.shared.fail(error);
+        }
+    }
+
+    fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
+        let shared = self.shared.clone();
+        let view = shared.view();
+        let number = self.checkpoint_number + 1;
+        let put_id = PutId(shared.world.random()?);
+        let mut objects = Vec::new();
+        let mut parts = self.checkpoint_parts.clone();
+        for group in view.map.dirty_groups() {
+            let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+            view.map.mark_clean(group);
+            parts.retain(|part| part.group != group);
+            if extents.is_empty() {
+                continue;
+            }
+            let identity = PartIdentity { volume_id: shared.record.volume_id, group, number, put_id };
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+                Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
+            })?;
+            parts.push(PartEntry {
+                group,
+                number,
+                put_id,
+                bytes: bytes.len() as u32,
+                extents: extents.len() as u32,
+                crc: part_crc(&bytes),
+            });
+            objects.push(Outgoing {
+                key: part_key(&identity),
+                body: Bytes::from(bytes),
+                stored: false,
+                repeat_at: None,
+            });
+        }
+        parts.sort_by_key(|part| part.group);
+        let (segments, deletable) = view.segments.freeze(number);
+        let root = Checkpoint {
+            volume_id: shared.record.volume_id,
+            put_id,
+            number,
+            epoch: shared.epoch,
+            through_sequence: self.stored_sequence,
+            next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
+            position: self.stored_position,
+            wall_unix_ms: shared.world.unix_ms(),
+            size_bytes: shared.record.size_bytes,
+            clean,
+            extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
+            live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
+            segments,
+            parts,
+        };
+        self.log_bytes = 0;
+        self.changed_since_checkpoint = false;
+        let generation = shared.readers.advance();
+        let parts_left = objects.len();
+        self.writing = Some(Writing { root, objects, parts_left, root_sent: false, deletable, generation });
+        for object in 0..parts_left {
+            self.put_object(object);
+        }
+        self.send_root_if_ready();
+        Ok(())
+    }
+
+    fn put_object(&self, object: usize) {
+        let Some(outgoing) = self.writing.as_ref().and_then(|writing| writing.objects.get(object)) else {
+            return;
+        };
+        let put = Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
+        let answered = self.shared.clone();
+        let tell = move |outcome| answered.inbox.push_event(Event::CheckpointPut { object, outcome });
+        self.shared.store.put(put, Box::new(tell));
+    }
+
+    /// The root goes after every part it names is durable.
+    fn send_root_if_ready(&mut self) {
+        let Some(writing) = &mut self.writing else { return };
+        if writing.parts_left > 0 || writing.root_sent {
+            return;
+        }
+        writing.root_sent = true;
+        writing.objects.push(Outgoing {
+            key: checkpoint_key(writing.root.volume_id, writing.root.number),
+            body: Bytes::from(writing.root.encode()),
+            stored: false,
+            repeat_at: None,
+        });
+        let root = writing.objects.len() - 1;
+        self.put_object(root);
+    }
+
+    pub(super) fn hear_checkpoint_put(
+        &mut self,
+        object: usize,
+        outcome: sawmill_store::Result<PutOutcome>,
+        now: Duration,
+    ) {
+        let Some(writing) = &mut self.writing else { return };
+        let is_root = writing.root_sent && object + 1 == writing.objects.len();
+        let Some(outgoing) = writing.objects.get_mut(object) else { return };
+        match outcome {
+            Ok(PutOutcome::Created) if !outgoing.stored => {
+                outgoing.stored = true;
+                outgoing.body = Bytes::new();
+                self.shared.state.store_answered();
+                if is_root {
+                    self.finish_checkpoint();
+                } else {
+                    writing.parts_left -= 1;
+                    self.send_root_if_ready();
+                }
+            }
+            Ok(PutOutcome::Created) => {}
+            Ok(PutOutcome::Taken) if is_root => self.ask_for_rival(),
+            Ok(PutOutcome::Taken) => {
+                let text = format!("{} exists although its name is random", outgoing.key);
+                self.shared.fail(Error::new(ErrorKind::Internal, text));
+            }
+            Err(error) => {
+                outgoing.repeat_at = Some(now + REPEAT_AFTER);
+                self.shared.state.store_failed(now, error.to_string());
+            }
+        }
+    }
+
+    fn repeat_objects(&mut self, now: Duration) {
+        let Some(writing) = &mut self.writing else { return };
+        let mut due = Vec::new();
+        for (object, outgoing) in writing.objects.iter_mut().enumerate() {
+            if outgoing.repeat_at.is_some_and(|at| at <= now) {
+                outgoing.repeat_at = None;
+                due.push(object);
+            }
+        }
+        for object in due {
+            self.put_object(object);
+        }
+    }
+
+    /// The root's number is taken: by a stale writer of an older epoch (then ours takes the next number), or by a
+    /// newer one (then we are fenced). Its content says which.
+    fn ask_for_rival(&mut self) {
+        let Some(writing) = &self.writing else { return };
+        let key = checkpoint_key(writing.root.volume_id, writing.root.number);
+        let get = Get { key, range: None, class: Class::Upload };
+        let answered = self.shared.clone();
+        let tell = move |outcome| answered.inbox.push_event(Event::RivalCheckpoint { outcome });
+        self.shared.store.get(get, Box::new(tell));
+    }
+
+    pub(super) fn hear_rival(&mut self, outcome: sawmill_store::Result<Bytes>, now: Duration) {
+        let Some(writing) = &mut self.writing else { return };
+        let identity = CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
+        let rival = match outcome {
+            Ok(bytes) => Checkpoint::decode(&bytes, &identity),
+            Err(error) => {
+                self.shared.state.store_failed(now, error.to_string());
+                return self.ask_for_rival();
+            }
+        };
+        match rival {
+            Ok(rival) if rival.epoch < writing.root.epoch => {
+                writing.root.number += 1;
+                writing.root_sent = false;
+                writing.objects.pop();
+                self.send_root_if_ready();
+            }
+            Ok(rival) => self.shared.fence(format!(
+                "volume {}: another writer (epoch {}) has taken it over from this one (epoch {})",
+                self.shared.name, rival.epoch, self.shared.epoch
+            )),
+            Err(error) => {
+                let key = checkpoint_key(identity.volume_id, identity.number);
+                let text = format!("{key} is in the way and cannot be read: {error}");
+                self.shared.fail(Error::new(ErrorKind::Corrupt, text));
+            }
+        }
+    }
+
+    fn finish_checkpoint(&mut self) {
+        let Some(writing) = self.writing.take() else { return };
+        let shared = self.shared.clone();
+        let previous = self.checkpoint_number;
+        self.checkpoint_number = writing.root.number;
+        shared.inbox.set_checkpoint_number(writing.root.number);
+        add(&shared.tally.checkpoints, 1);
+        if !writing.deletable.is_empty() && shared.readers.passed(writing.generation) {
+            self.delete_segments(writing.deletable);
+        }
+        let keep = [previous, writing.root.number];
+        let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
+        let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
+        self.checkpoint_parts = writing.root.parts;
+        self.list_old_checkpoints(keep, named);
+    }
+
+    fn delete_segments(&self, sequences: Vec<u32>) {
+        let volume_id = self.shared.record.volume_id;
+        let keys = sequences.iter().map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect();
+        let answered = self.shared.clone();
+        let tell = move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { sequences, outcome });
+        self.shared.store.delete(keys, Class::Background, Box::new(tell));
+    }
+
+    /// Segments whose delete failed stay in the table as dead; the next checkpoint tries again.
+    pub(super) fn hear_deleted(&mut self, sequences: &[u32], outcome: sawmill_store::Result<()>) {
+        if let Err(error) = outcome {
+            tracing::warn!("{} dead segments could not be deleted yet: {error}", sequences.len());
+            return;
+        }
+        let view = self.shared.view();
+        for sequence in sequences {
+            view.segments.remove(*sequence);
+            if let Some((cache, owner)) = &self.shared.cache {
+                cache.forget_segment(*owner, *sequence);
+            }
+        }
+        add(&self.shared.tally.segments_deleted, sequences.len() as u64);
+    }
+
+    /// Finds roots and parts that the newest two checkpoints do not need.
+    fn list_old_checkpoints(&self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>) {
+        let volume_id = self.shared.record.volume_id;
+        let oldest_kept = keep[0];
+        let list = |prefix: String, is_old: Box<dyn Fn(&str) -> bool + Send>| {
+            let answered = self.shared.clone();
+            let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
+                // A failed listing only leaves garbage for the next checkpoint to find.
+                let keys = outcome.unwrap_or_default().into_iter().map(|object| object.key);
+                let keys: Vec<_> = keys.filter(|key| is_old(key)).collect();
+                if !keys.is_empty() {
+                    answered.inbox.push_event(Event::Listed { keys });
+                }
+            };
+            self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+        };
+        list(
+            checkpoint_prefix(volume_id),
+            Box::new(move |key| {
+                parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < oldest_kept)
+            }),
+        );
+        let newest = keep[1];
+        list(
+            map_prefix(volume_id),
+            Box::new(move |key| {
+                parse_part_key(key).is_some_and(|part| {
+                    part.volume_id == volume_id
+                        && part.number <= newest
+                        && !named.contains(&(part.group, part.number, part.put_id))
+                })
+            }),
+        );
+    }
+
+    pub(super) fn delete_old_checkpoints(&mut self, keys: &[String]) {
+        let tell = |outcome: sawmill_store::Result<()>| {
+            if let Err(error) = outcome {
+                tracing::warn!("old checkpoints could not be deleted yet: {error}");
+            }
+        };
+        self.shared.store.delete(keys.to_vec(), Class::Background, Box::new(tell));
+    }
+}

@@ -1,0 +1,188 @@
+//! How others reach the keeper, and what they may look at: its records, its events, its marks and its waiters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use sawmill_store::PutOutcome;
+
+use crate::record::Record;
+use crate::shared::Shared;
+use crate::wake::Wake;
+use crate::{Error, Result};
+
+/// What the store answered.
+pub(crate) enum Event {
+    Put { sequence: u64, outcome: sawmill_store::Result<PutOutcome> },
+    CheckpointPut { object: usize, outcome: sawmill_store::Result<PutOutcome> },
+    RivalCheckpoint { outcome: sawmill_store::Result<Bytes> },
+    Listed { keys: Vec<String> },
+    SegmentsDeleted { sequences: Vec<u32>, outcome: sawmill_store::Result<()> },
+}
+
+struct StoredWaiter {
+    target: u64,
+    tell: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    records: Mutex<Vec<Arc<Record>>>,
+    record_bytes: AtomicU64,
+    events: Mutex<Vec<Event>>,
+    seal_through: AtomicU64,
+    stored: AtomicU64,
+    stored_sequence: AtomicU64,
+    checkpoint_number: AtomicU64,
+    uploads: AtomicU64,
+    waiters: Mutex<Vec<StoredWaiter>>,
+    closing: AtomicBool,
+    closed: Mutex<bool>,
+    closed_bell: Condvar,
+    pub(crate) wake: Wake,
+}
+
+impl Inbox {
+    /// Hands over complete records, in order. Rings when there is a batch's worth, or when there was nothing.
+    pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
+        let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
+        let wanted = self.sealed_through_wanted();
+        let urgent = records.first().is_some_and(|record| record.position < wanted);
+        let was_empty = {
+            let mut kept = self.records.lock();
+            let was_empty = kept.is_empty();
+            kept.extend(records);
+            was_empty
+        };
+        let before = self.record_bytes.fetch_add(bytes, Ordering::AcqRel);
+        if was_empty || urgent || before + bytes >= segment_bytes / 4 {
+            self.wake.ring();
+        }
+    }
+
+    pub(crate) fn take_records(&self) -> Vec<Arc<Record>> {
+        self.record_bytes.store(0, Ordering::Release);
+        std::mem::take(&mut *self.records.lock())
+    }
+
+    pub(crate) fn push_event(&self, event: Event) {
+        self.events.lock().push(event);
+        self.wake.ring();
+    }
+
+    pub(crate) fn take_events(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.events.lock())
+    }
+
+    /// Everything before `position` shall be sealed without waiting for a full batch.
+    pub(crate) fn seal_through(&self, position: u64) {
+        if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
+            self.wake.ring();
+        }
+    }
+
+    pub(crate) fn sealed_through_wanted(&self) -> u64 {
+        self.seal_through.load(Ordering::Acquire)
+    }
+
+    /// Calls `tell` once everything before `target` is in the store.
+    pub(crate) fn when_stored(&self, shared: &Shared, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
+        if target <= self.stored() {
+            return tell(Ok(()));
+        }
+        self.waiters.lock().push(StoredWaiter { target, tell });
+        self.seal_through(target);
+        if let Some(journal) = &shared.journal {
+            journal.wake.ring();
+        }
+        self.wake.ring();
+        if shared.state.is_dead()
+            && let Some(error) = shared.state.refusal()
+        {
+            self.fail_waiters(&error);
+        }
+    }
+
+    pub(crate) fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn stored_sequence(&self) -> u64 {
+        self.stored_sequence.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn checkpoint_number(&self) -> u64 {
+        self.checkpoint_number.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_checkpoint_number(&self, number: u64) {
+        self.checkpoint_number.store(number, Ordering::Release);
+    }
+
+    pub(crate) fn set_stored(&self, position: u64, sequence: u64, checkpoint_number: u64) {
+        self.stored_sequence.store(sequence, Ordering::Release);
+        self.set_checkpoint_number(checkpoint_number);
+        self.advance_stored(position);
+    }
+
+    pub(crate) fn advance_stored(&self, position: u64) {
+        self.stored.fetch_max(position, Ordering::AcqRel);
+    }
+
+    pub(crate) fn uploads(&self) -> u64 {
+        self.uploads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_uploads(&self, count: usize) {
+        self.uploads.store(count as u64, Ordering::Relaxed);
+    }
+
+    /// Answers those whose target is stored.
+    pub(crate) fn tell_stored(&self) {
+        let stored = self.stored();
+        let told: Vec<_> = {
+            let mut waiters = self.waiters.lock();
+            if waiters.is_empty() {
+                return;
+            }
+            let (told, kept) = waiters.drain(..).partition(|waiter| waiter.target <= stored);
+            *waiters = kept;
+            told
+        };
+        for waiter in told {
+            (waiter.tell)(Ok(()));
+        }
+    }
+
+    pub(crate) fn fail_waiters(&self, error: &Error) {
+        let waiters = std::mem::take(&mut *self.waiters.lock());
+        for waiter in waiters {
+            (waiter.tell)(Err(error.clone()));
+        }
+    }
+
+    /// Asks the keeper to store everything, write a last checkpoint and end.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.wake.ring();
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_closed(&self) {
+        *self.closed.lock() = true;
+        self.closed_bell.notify_all();
+    }
+
+    /// Waits for the keeper to have ended.
+    pub(crate) fn wait_closed(&self) {
+        let mut closed = self.closed.lock();
+        while !*closed {
+            self.closed_bell.wait(&mut closed);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The keeper: the one owner of what is in the store. It seals batches, puts them, enters stored ones into the map in
+//! order, writes checkpoints and deletes what they supersede. A loop of [`Keeper::step`]s, handed the time.
+//!
+//! Invariants:
+//! 1. Batches are cut from the records in order of position; segment sequences follow.
+//! 2. A segment counts as stored only when all before it are. Only then does the map name it.
+//! 3. The bytes of a (sequence, epoch) never change: a put that failed is repeated with the same object.
+//! 4. A key taken by somebody else's object ends this attachment: fenced.
+//! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
+//!
+//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write, delete).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sawmill_format::checkpoint::PartEntry;
+use sawmill_format::journal::RecordOperation;
+
+use crate::limits;
+use crate::record::Record;
+use crate::shared::Shared;
+use crate::write;
+
+mod checkpoint;
+mod inbox;
+mod upload;
+
+pub(crate) use inbox::{Event, Inbox};
+pub(crate) use upload::apply_extents;
+
+use checkpoint::Writing;
+use upload::Upload;
+
+/// What one attachment chose for its keeper.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeeperOptions {
+    pub(crate) segment_age_max: Duration,
+    pub(crate) checkpoint_bytes: u64,
+    pub(crate) uploads_max: usize,
+}
+
+/// Where the keeper starts: the state recovery left.
+pub(crate) struct KeeperStart {
+    pub(crate) next_sequence: u64,
+    pub(crate) stored_sequence: u64,
+    pub(crate) stored_position: u64,
+    pub(crate) checkpoint_number: u64,
+    pub(crate) checkpoint_parts: Vec<PartEntry>,
+    /// Bytes of log since that checkpoint.
+    pub(crate) log_bytes: u64,
+    /// Records replayed from the journal, in order.
+    pub(crate) records: Vec<Arc<Record>>,
+}
+
+/// See the head of this file.
+pub(crate) struct Keeper {
+    shared: Arc<Shared>,
+    options: KeeperOptions,
+    /// Records not yet in a segment, in order of position.
+    pending: VecDeque<Arc<Record>>,
+    pending_bytes: u64,
+    pending_since: Duration,
+    /// Segments on their way, in order of sequence.
+    uploads: VecDeque<Upload>,
+    next_sequence: u64,
+    /// Where the last sealed segment ends.
+    sealed_position: u64,
+    stored_sequence: u64,
+    /// Where the last stored segment ends.
+    stored_position: u64,
+    checkpoint_number: u64,
+    /// Parts of the newest durable checkpoint, by group.
+    checkpoint_parts: Vec<PartEntry>,
+    log_bytes: u64,
+    changed_since_checkpoint: bool,
+    writing: Option<Writing>,
+    closed: bool,
+}
+
+impl Keeper {
+    pub(crate) fn new(shared: Arc<Shared>, options: KeeperOptions, start: KeeperStart) -> Self {
+        let pending_bytes = start.records.iter().map(|record| record.payload_bytes()).sum();
+        let pending_since = shared.world.now();
+        shared.inbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
+        Keeper {
+            shared,
+            options,
+            pending: start.records.into(),
+            pending_bytes,
+            pending_since,
+            uploads: VecDeque::new(),
+            next_sequence: start.next_sequence,
+            sealed_position: start.stored_position,
+            stored_sequence: start.stored_sequence,
+            stored_position: start.stored_position,
+            checkpoint_number: start.checkpoint_number,
+            checkpoint_parts: start.checkpoint_parts,
+            log_bytes: start.log_bytes,
+            changed_since_checkpoint: true,
+            writing: None,
+            closed: false,
+        }
+    }
+
+    /// One step at time `now`. Returns how long the keeper may sleep if nobody rings; `None`: until rung.
+    pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
+        self.take_records(now);
+        for event in self.shared.inbox.take_events() {
+            self.hear(event, now);
+        }
+        if self.shared.state.is_dead() {
+            self.closed = true;
+            self.shared.inbox.set_closed();
+            return None;
+        }
+        self.apply_stored();
+        self.repeat_failed(now);
+        self.seal(now);
+        self.advance_over_padding();
+        self.keep_checkpoints(now);
+        self.finish_closing();
+        self.shared.inbox.tell_stored();
+        self.sleep_max(now)
+    }
+
+    /// Whether the keeper has nothing left to do, for good.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn take_records(&mut self, now: Duration) {
+        let records = self.shared.inbox.take_records();
+        if self.pending.is_empty() && !records.is_empty() {
+            self.pending_since = now;
+        }
+        for record in records {
+            self.pending_bytes += record.payload_bytes();
+            self.pending.push_back(record);
+        }
+    }
+
+    fn hear(&mut self, event: Event, now: Duration) {
+        match event {
+            Event::Put { sequence, outcome } => self.hear_put(sequence, outcome, now),
+            Event::CheckpointPut { object, outcome } => self.hear_checkpoint_put(object, outcome, now),
+            Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
+            Event::Listed { keys } => self.delete_old_checkpoints(&keys),
+            Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome),
+        }
+    }
+
+    /// Padding needs no storing: positions that only pad are stored as soon as all before them is.
+    fn advance_over_padding(&mut self) {
+        if !self.uploads.is_empty() {
+            return;
+        }
+        while self.pending.front().is_some_and(|record| is_padding(record)) {
+            if let Some(record) = self.pending.pop_front() {
+                self.shared.inbox.advance_stored(record.end());
+            }
+        }
+    }
+
+    fn finish_closing(&mut self) {
+        let closing = self.shared.inbox.is_closing();
+        let settled = self.pending.is_empty() && self.uploads.is_empty() && self.writing.is_none();
+        if closing && settled && !self.changed_since_checkpoint && !self.closed {
+            self.closed = true;
+            self.shared.inbox.set_closed();
+        }
+    }
+
+    fn sleep_max(&self, now: Duration) -> Option<Duration> {
+        let age = self.options.segment_age_max;
+        let seal_in = (!self.pending.is_empty() && !age.is_zero())
+            .then(|| (self.pending_since + age).saturating_sub(now).max(Duration::from_millis(1)));
+        let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
+        let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();
+        let repeat_in = repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1)));
+        seal_in.into_iter().chain(repeat_in).min()
+    }
+
+    /// Whether a batch is to be cut from what is pending.
+    fn batch_is_due(&self, now: Duration) -> bool {
+        let Some(front) = self.pending.front() else { return false };
+        let age = self.options.segment_age_max;
+        self.pending_bytes >= u64::from(self.shared.record.segment_bytes)
+            || self.pending.len() >= limits::SEGMENT_RECORDS_MAX
+            || front.position < self.shared.inbox.sealed_through_wanted()
+            || self.shared.inbox.is_closing()
+            || (!age.is_zero() && now >= self.pending_since + age)
+    }
+
+    /// Room was made in the journal or in memory.
+    fn resume_writers(&self) {
+        write::resume(&self.shared);
+    }
+}
+
+/// Whether a record only fills space.
+fn is_padding(record: &Record) -> bool {
+    matches!(record.operation, RecordOperation::Pad | RecordOperation::Void)
+}

@@ -1,0 +1,256 @@
+//! Seal a batch, put it, and enter it into the map once it and all before it are stored.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sawmill_format::ids::PutId;
+use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole, segment_key};
+use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
+
+use super::{Event, Keeper, is_padding};
+use crate::record::Record;
+use crate::segment::builder::{self, Built};
+use crate::segment::resident::ResidentPiece;
+use crate::segment::table::SegmentInfo;
+use crate::shared::add;
+use crate::{Error, ErrorKind, limits};
+
+/// How long to wait after the store has used up its own retries.
+const REPEAT_AFTER: Duration = Duration::from_millis(500);
+
+enum Stage {
+    UnderWay,
+    RepeatAt(Duration),
+    Stored,
+}
+
+/// A sealed segment that is not yet part of the map.
+pub(super) struct Upload {
+    header: SegmentHeader,
+    header_bytes: u32,
+    object_bytes: u64,
+    /// Kept until stored, to be put again.
+    object: Bytes,
+    resident: Vec<ResidentPiece>,
+    records: Vec<Arc<Record>>,
+    stage: Stage,
+}
+
+impl Upload {
+    pub(super) fn sequence(&self) -> u64 {
+        self.header.sequence
+    }
+
+    pub(super) fn repeat_at(&self) -> Option<Duration> {
+        match self.stage {
+            Stage::RepeatAt(at) => Some(at),
+            _ => None,
+        }
+    }
+}
+
+impl Keeper {
+    /// Cuts, builds and puts batches while they are due and there is room on the way.
+    pub(super) fn seal(&mut self, now: Duration) {
+        while self.uploads.len() < self.options.uploads_max && self.batch_is_due(now) {
+            let records = self.cut_batch(now);
+            if records.iter().all(|record| is_padding(record)) {
+                self.put_back(records);
+                return;
+            }
+            if self.next_sequence >= limits::SEQUENCE_MAX {
+                let text = "the volume has used up its segment sequences; copy it to a new one";
+                return self.shared.fail(Error::new(ErrorKind::Full, text));
+            }
+            if let Err(error) = self.build_and_put(records) {
+                return self.shared.fail(error);
+            }
+        }
+        self.shared.inbox.set_uploads(self.uploads.len());
+    }
+
+    /// Takes the front of what is pending: a batch's worth of payload, and padding with it.
+    fn cut_batch(&mut self, now: Duration) -> Vec<Arc<Record>> {
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        while bytes < u64::from(self.shared.record.segment_bytes)
+            && records.len() < limits::SEGMENT_RECORDS_MAX
+        {
+            let Some(record) = self.pending.pop_front() else { break };
+            bytes += record.payload_bytes();
+            records.push(record);
+        }
+        self.pending_bytes -= bytes;
+        self.pending_since = now;
+        records
+    }
+
+    /// Padding alone needs no segment: it waits for records to travel with, or is passed over when nothing is
+    /// under way.
+    fn put_back(&mut self, records: Vec<Arc<Record>>) {
+        for record in records.into_iter().rev() {
+            self.pending.push_front(record);
+        }
+    }
+
+    fn build_and_put(&mut self, records: Vec<Arc<Record>>) -> crate::Result<()> {
+        let shared = self.shared.clone();
+        let Some(journal) = &shared.journal else { return Ok(()) };
+        let position_end = records.last().map_or(self.sealed_position, |record| record.end());
+        let header = SegmentHeader {
+            volume_id: shared.record.volume_id,
+            put_id: PutId(shared.world.random()?),
+            sequence: self.next_sequence,
+            epoch: shared.epoch,
+            previous_sequence: self.uploads.back().map_or(self.stored_sequence, |last| last.header.sequence),
+            stored_through: self.stored_sequence,
+            checkpoint_number: self.checkpoint_number,
+            position_start: self.sealed_position,
+            position_end,
+            wall_unix_ms: shared.world.unix_ms(),
+            next_sequence: self.next_sequence + 1,
+            role: SegmentRole::Data,
+            frame_bytes: shared.record.frame_bytes,
+            data_bytes: 0,
+            extents: Vec::new(),
+            frames: Vec::new(),
+        };
+        let Built { header, object, header_bytes, resident, coalesced_bytes } =
+            builder::build(&records, journal, header)?;
+        add(&shared.tally.coalesced_bytes, coalesced_bytes);
+        self.next_sequence += 1;
+        self.sealed_position = position_end;
+        let object_bytes = object.len() as u64;
+        let stage = Stage::UnderWay;
+        let upload = Upload { header, header_bytes, object_bytes, object, resident, records, stage };
+        self.put(&upload);
+        self.uploads.push_back(upload);
+        Ok(())
+    }
+
+    fn put(&self, upload: &Upload) {
+        let sequence = upload.header.sequence;
+        let shared = self.shared.clone();
+        let key = segment_key(shared.record.volume_id, sequence);
+        let put = Put { key, body: upload.object.clone(), class: Class::Upload };
+        let answered = self.shared.clone();
+        let tell = move |outcome| answered.inbox.push_event(Event::Put { sequence, outcome });
+        shared.store.put(put, Box::new(tell));
+    }
+
+    pub(super) fn hear_put(
+        &mut self,
+        sequence: u64,
+        outcome: sawmill_store::Result<PutOutcome>,
+        now: Duration,
+    ) {
+        let Some(upload) = self.uploads.iter_mut().find(|upload| upload.header.sequence == sequence) else {
+            return;
+        };
+        match outcome {
+            Ok(PutOutcome::Created) => {
+                upload.stage = Stage::Stored;
+                upload.object = Bytes::new();
+                self.shared.state.store_answered();
+            }
+            Ok(PutOutcome::Taken) => {
+                let key = segment_key(self.shared.record.volume_id, sequence);
+                self.shared.fence(format!(
+                    "volume {}: another writer has taken it over (it wrote {key}); nothing written here after \
+                     position {} is in the store; it is kept in the journal for `sawmill inspect journal`",
+                    self.shared.name, self.stored_position
+                ));
+            }
+            Err(error) => {
+                let denied = error.kind() == StoreErrorKind::Denied;
+                upload.stage = Stage::RepeatAt(now + REPEAT_AFTER * if denied { 4 } else { 1 });
+                self.shared.state.store_failed(now, error.to_string());
+            }
+        }
+    }
+
+    /// Puts again, byte for byte, what the store could not take.
+    pub(super) fn repeat_failed(&mut self, now: Duration) {
+        for index in 0..self.uploads.len() {
+            if self.uploads[index].repeat_at().is_some_and(|at| at <= now) {
+                self.uploads[index].stage = Stage::UnderWay;
+                self.put(&self.uploads[index]);
+            }
+        }
+    }
+
+    /// Enters stored segments into the map, in order.
+    pub(super) fn apply_stored(&mut self) {
+        let mut applied = false;
+        while self.uploads.front().is_some_and(|upload| matches!(upload.stage, Stage::Stored)) {
+            if let Some(upload) = self.uploads.pop_front() {
+                self.apply(upload);
+                applied = true;
+            }
+        }
+        if applied {
+            self.shared.inbox.set_uploads(self.uploads.len());
+            self.resume_writers();
+        }
+    }
+
+    /// The order matters to readers, who look in the journal map first and in the object map second: a byte is in
+    /// the object map (and readable from the journal as a resident) before it leaves the journal map.
+    fn apply(&mut self, upload: Upload) {
+        let shared = self.shared.clone();
+        let Some(journal) = &shared.journal else { return };
+        let view = shared.view();
+        let header = &upload.header;
+        let sequence = header.sequence as u32;
+        shared.residents.add(sequence, header.position_end, upload.resident);
+        let info = SegmentInfo {
+            epoch: header.epoch,
+            header_bytes: upload.header_bytes,
+            data_bytes: header.data_bytes,
+            live_bytes: header.data_bytes,
+            object_bytes: upload.object_bytes,
+            wall_unix_ms: header.wall_unix_ms,
+            dead_since: 0,
+        };
+        view.segments.add(sequence, info);
+        apply_extents(&view, header);
+        for record in &upload.records {
+            if record.length > 0 {
+                shared.journal_map.remove(record.address, record.length, record.position);
+            }
+        }
+        self.stored_sequence = header.sequence;
+        self.stored_position = header.position_end;
+        self.log_bytes += upload.object_bytes;
+        self.changed_since_checkpoint = true;
+        shared.inbox.set_stored(header.position_end, header.sequence, self.checkpoint_number);
+        let counted = upload.records.iter().filter(|record| !is_padding(record)).count();
+        journal.set_stored(header.sequence, header.position_end, counted);
+        add(&shared.tally.segments_stored, 1);
+        add(&shared.tally.segment_bytes_stored, upload.object_bytes);
+    }
+}
+
+/// Enters a segment's extents into the map and takes what they cover from the segments they cover.
+pub(crate) fn apply_extents(view: &crate::shared::View, header: &SegmentHeader) {
+    let mut losses: HashMap<u32, u64> = HashMap::new();
+    let mut replaced = |sequence: u32, bytes: u64| *losses.entry(sequence).or_default() += bytes;
+    for extent in &header.extents {
+        match extent.kind {
+            ExtentKind::Data => view.map.insert(
+                extent.address,
+                extent.length,
+                header.sequence as u32,
+                extent.data_offset,
+                &mut replaced,
+            ),
+            ExtentKind::Zero | ExtentKind::Discard => {
+                view.map.remove(extent.address, extent.length, &mut replaced);
+            }
+        }
+    }
+    let losses: Vec<_> = losses.into_iter().collect();
+    view.segments.lose(&losses);
+}

@@ -1,0 +1,219 @@
+//! A sorted list of runs in one area: the sparse form, and what a dense area cannot keep as whole pages.
+//!
+//! Invariants: sorted by start, never overlapping, never empty, and no two neighbours that could be one run.
+//! Addresses are bytes from the start of the area. Capacity stays within about an eighth of the length.
+//!
+//! Not here: locks, the choice of form.
+
+use super::{AREA_BYTES, Location};
+
+/// Contiguous bytes of an area that lie contiguously in one segment: 16 bytes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) start: u32,
+    pub(super) length: u32,
+    pub(super) location: Location,
+}
+
+impl Run {
+    pub(super) fn new(start: u32, end: u32, location: Location) -> Run {
+        Run { start, length: end - start, location }
+    }
+
+    pub(super) fn end(&self) -> u32 {
+        self.start + self.length
+    }
+
+    /// The part of this run inside `start..end`, which must overlap it.
+    pub(super) fn clipped(&self, start: u32, end: u32) -> Run {
+        let from = self.start.max(start);
+        Run::new(from, self.end().min(end), self.location.advanced(from - self.start))
+    }
+
+    /// Whether `next` follows in the area and in the segment, so that both are one run.
+    pub(super) fn continues_in(&self, next: &Run) -> bool {
+        self.end() == next.start
+            && self.location.sequence == next.location.sequence
+            && u64::from(self.location.data_offset) + u64::from(self.length)
+                == u64::from(next.location.data_offset)
+    }
+
+    fn joined(&self, next: &Run) -> Run {
+        Run { start: self.start, length: self.length + next.length, location: self.location }
+    }
+}
+
+/// Collects what an operation replaces and reports it in as few calls as the order allows.
+pub(super) struct Tally<'a> {
+    sink: &'a mut dyn FnMut(u32, u64),
+    sequence: u32,
+    bytes: u64,
+    total_bytes: u64,
+}
+
+impl<'a> Tally<'a> {
+    pub(super) fn new(sink: &'a mut dyn FnMut(u32, u64)) -> Tally<'a> {
+        Tally { sink, sequence: 0, bytes: 0, total_bytes: 0 }
+    }
+
+    pub(super) fn add(&mut self, sequence: u32, bytes: u32) {
+        if sequence != self.sequence {
+            self.report();
+            self.sequence = sequence;
+        }
+        self.bytes += u64::from(bytes);
+        self.total_bytes += u64::from(bytes);
+    }
+
+    fn report(&mut self) {
+        if self.bytes > 0 {
+            (self.sink)(self.sequence, self.bytes);
+            self.bytes = 0;
+        }
+    }
+
+    /// Reports the rest; returns all replaced bytes.
+    pub(super) fn finish(mut self) -> u64 {
+        self.report();
+        self.total_bytes
+    }
+}
+
+/// The sorted list.
+#[derive(Default)]
+pub(super) struct Runs {
+    list: Vec<Run>,
+}
+
+impl Runs {
+    /// A list with no slack. `list` keeps the invariants above.
+    pub(super) fn from_sorted(list: &[Run]) -> Runs {
+        Runs { list: list.to_vec() }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Run] {
+        &self.list
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Run>()
+    }
+
+    /// Index of the first run that ends after `at` (`len` if none).
+    ///
+    /// Runs of an area tend to be evenly spread, so the search starts where that would put the run and widens
+    /// by doubling: a cold area costs two or three cache misses, where bisection costs one per step.
+    fn first_ending_after(&self, at: u32) -> usize {
+        let list = &self.list[..];
+        let guess = (u64::from(at) * list.len() as u64 / AREA_BYTES) as usize;
+        let ends_before = |index: usize| list[index].end() <= at;
+        let (mut low, mut high) = (0, list.len());
+        // Two cache lines.
+        let mut step = 8;
+        if guess < high && ends_before(guess) {
+            low = guess + 1;
+            while low + step < high {
+                if !ends_before(low + step) {
+                    high = low + step;
+                    break;
+                }
+                low += step + 1;
+                step *= 2;
+            }
+        } else {
+            high = high.min(guess);
+            while low + step < high {
+                if ends_before(high - step) {
+                    low = high - step + 1;
+                    break;
+                }
+                high -= step;
+                step *= 2;
+            }
+        }
+        low + list[low..high].partition_point(|run| run.end() <= at)
+    }
+
+    /// Visits what is mapped in `start..end`, clipped to it, in order.
+    pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
+        for run in &self.list[self.first_ending_after(start)..] {
+            if run.start >= end {
+                break;
+            }
+            visit(run.clipped(start, end));
+        }
+    }
+
+    /// Maps `start..end` to `with` (or to nothing), whatever was there before.
+    pub(super) fn replace(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+        let mut first = self.first_ending_after(start);
+        let mut last = first;
+        let (mut left, mut right) = (None, None);
+        while let Some(run) = self.list.get(last).filter(|run| run.start < end) {
+            let cut = run.clipped(start, end);
+            replaced.add(cut.location.sequence, cut.length);
+            if run.start < start {
+                left = Some(run.clipped(0, start));
+            }
+            if run.end() > end {
+                right = Some(run.clipped(end, u32::MAX));
+            }
+            last += 1;
+        }
+        let mut middle = with.map(|location| Run::new(start, end, location));
+        if let Some(run) = &mut middle {
+            if left.is_none() && first > 0 && self.list[first - 1].continues_in(run) {
+                first -= 1;
+                left = Some(self.list[first]);
+            }
+            if let Some(before) = left.filter(|before| before.continues_in(run)) {
+                *run = before.joined(run);
+                left = None;
+            }
+            if right.is_none() && self.list.get(last).is_some_and(|after| run.continues_in(after)) {
+                right = Some(self.list[last]);
+                last += 1;
+            }
+            if let Some(after) = right.filter(|after| run.continues_in(after)) {
+                *run = run.joined(&after);
+                right = None;
+            }
+        }
+        let mut fresh = [Run::new(0, 0, Location { sequence: 0, data_offset: 0 }); 3];
+        let mut count = 0;
+        for run in [left, middle, right].into_iter().flatten() {
+            fresh[count] = run;
+            count += 1;
+        }
+        self.splice(first, last, &fresh[..count]);
+    }
+
+    /// Puts `fresh` in place of `first..last`.
+    fn splice(&mut self, first: usize, last: usize, fresh: &[Run]) {
+        let old_len = self.list.len();
+        let fresh_end = first + fresh.len();
+        if fresh_end > last {
+            let more = fresh_end - last;
+            if self.list.capacity() - old_len < more {
+                self.list.reserve_exact(more.max(old_len / 8).max(2));
+            }
+            self.list.resize(old_len + more, fresh[0]);
+            self.list.copy_within(last..old_len, fresh_end);
+        } else if fresh_end < last {
+            self.list.copy_within(last.., fresh_end);
+            self.list.truncate(old_len - (last - fresh_end));
+        }
+        self.list[first..fresh_end].copy_from_slice(fresh);
+        if self.list.capacity() > 8 + self.list.len() + self.list.len() / 4 {
+            self.list.shrink_to(self.list.len() + self.list.len() / 16);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Volumes by name: create, find, list, delete. The name is an object of its own (`volumes/<name>`); everything else of
+//! a volume lives under its id, so that a name can be given again without meeting old data.
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::segment::segment_key;
+use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome, probe_conditional_create};
+
+use crate::ask::{self, store_error};
+use crate::open::{self, fence};
+use crate::options::CreateOptions;
+use crate::world::{RealWorld, World};
+use crate::{Error, ErrorKind, Result, limits};
+
+/// One volume of a store.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its record, or why it cannot be read.
+    pub record: Result<VolumeRecord>,
+}
+
+/// What a delete removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deleted {
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Makes a new, empty volume.
+pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> Result<VolumeRecord> {
+    check_name(name)?;
+    check_options(options)?;
+    if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
+        return Err(exists(name));
+    }
+    let probe = probe_conditional_create(store, 1, 8).map_err(|error| store_error(&error))?;
+    if !probe.is_honest() {
+        tracing::warn!(
+            "this store cannot keep two writers apart ({}); `sawmill doctor` says more",
+            probe.summary()
+        );
+    }
+    let world = RealWorld::default();
+    let volume_id = VolumeId(world.random()?);
+    let record = VolumeRecord {
+        volume_id,
+        put_id: PutId(world.random()?),
+        size_bytes: options.size_bytes,
+        block_bytes: options.block_bytes,
+        segment_bytes: options.segment_bytes,
+        frame_bytes: limits::FRAME_BYTES,
+        flush_mode: options.flush,
+        created_unix_ms: world.unix_ms(),
+        name: name.to_owned(),
+    };
+    // The first checkpoint goes first: a name that can be found can be opened.
+    let first = Checkpoint {
+        volume_id,
+        put_id: PutId(world.random()?),
+        number: 1,
+        epoch: 0,
+        through_sequence: 0,
+        next_sequence: 1,
+        position: 0,
+        wall_unix_ms: world.unix_ms(),
+        size_bytes: options.size_bytes,
+        clean: true,
+        extent_total: 0,
+        live_bytes: 0,
+        segments: Vec::new(),
+        parts: Vec::new(),
+    };
+    put(store, &checkpoint_key(volume_id, 1), first.encode())?;
+    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    match put(store, &volume_key(name), encoded)? {
+        PutOutcome::Created => Ok(record),
+        PutOutcome::Taken => {
+            // Somebody was faster; what we made is ours alone. A failure leaves one small object behind.
+            let _ = Blocking(store).delete(vec![checkpoint_key(volume_id, 1)], Class::Background);
+            Err(exists(name))
+        }
+    }
+}
+
+/// Finds a volume.
+pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
+    check_name(name)?;
+    let bytes = ask::get(store, &volume_key(name), None, Class::Read)?.ok_or_else(|| {
+        let text = format!(
+            "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` makes one"
+        );
+        Error::new(ErrorKind::NotFound, text)
+    })?;
+    decode(name, &bytes)
+}
+
+/// Lists the volumes of a store, sorted by name.
+pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
+    let listed = Blocking(store).list(VOLUME_PREFIX, Class::Read).map_err(|error| store_error(&error))?;
+    let mut names: Vec<String> =
+        listed.iter().filter_map(|object| parse_volume_key(&object.key)).map(str::to_owned).collect();
+    names.sort();
+    let mut volumes = Vec::new();
+    for names in names.chunks(32) {
+        let wanted = names.iter().map(|name| (volume_key(name), None)).collect();
+        for (name, answer) in names.iter().zip(ask::get_all(store, wanted, Class::Read)) {
+            let record = match answer {
+                // Deleted since it was listed.
+                Ok(None) => continue,
+                Ok(Some(bytes)) => decode(name, &bytes),
+                Err(error) => Err(error),
+            };
+            volumes.push(Listed { name: name.clone(), record });
+        }
+    }
+    Ok(volumes)
+}
+
+/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever, so
+/// that the writer cannot take its absence for success.
+pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+    let record = find(store, name)?;
+    let volume_id = record.volume_id;
+    let world = RealWorld::default();
+    let kept = match open::end_of_log(store, &record) {
+        Ok(mut end) => Some(fence(store, &record, &mut end, PutId(world.random()?))?),
+        // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => None,
+        Err(error) => return Err(error),
+    };
+    let ask = Blocking(store);
+    let convert = |error: sawmill_store::StoreError| store_error(&error);
+    ask.delete(vec![volume_key(name)], Class::Upload).map_err(convert)?;
+    let kept = kept.map(|sequence| segment_key(volume_id, sequence));
+    let mut deleted = Deleted { objects: 1, bytes: 0 };
+    let objects = ask.list(&format!("{volume_id}/"), Class::Upload).map_err(convert)?;
+    let doomed: Vec<_> = objects.into_iter().filter(|object| Some(&object.key) != kept.as_ref()).collect();
+    for objects in doomed.chunks(1000) {
+        let keys = objects.iter().map(|object| object.key.clone()).collect();
+        ask.delete(keys, Class::Upload).map_err(convert)?;
+        deleted.objects += objects.len() as u64;
+        deleted.bytes += objects.iter().map(|object| object.size_bytes).sum::<u64>();
+    }
+    Ok(deleted)
+}
+
+fn put(store: &dyn ObjectStore, key: &str, body: Vec<u8>) -> Result<PutOutcome> {
+    Blocking(store).put(key, Bytes::from(body), Class::Upload).map_err(|error| store_error(&error))
+}
+
+fn decode(name: &str, bytes: &[u8]) -> Result<VolumeRecord> {
+    let damaged = |error| Error::new(ErrorKind::Corrupt, format!("{}: {error}", volume_key(name)));
+    VolumeRecord::decode(bytes, name).map_err(damaged)
+}
+
+fn exists(name: &str) -> Error {
+    let text =
+        format!("there is a volume {name:?} already: choose another name, or `sawmill delete {name}` first");
+    Error::new(ErrorKind::Exists, text)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let fine = !name.is_empty()
+        && name.len() <= 128
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if fine {
+        return Ok(());
+    }
+    let text = format!(
+        "{name:?} cannot name a volume: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.'"
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
+}
+
+fn check_options(options: &CreateOptions) -> Result<()> {
+    let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+    let block = u64::from(options.block_bytes);
+    if block != 512 && block != 4096 {
+        return invalid(format!("a block size of {block} is not offered: choose 512 or 4096"));
+    }
+    let size = options.size_bytes;
+    if size == 0 || !size.is_multiple_of(block) {
+        return invalid(format!("a size of {size} bytes is not a multiple of the block size {block}"));
+    }
+    if size > limits::SIZE_BYTES_MAX {
+        return invalid(format!("a size of {size} bytes is beyond the limit of {}", limits::SIZE_BYTES_MAX));
+    }
+    let segment = options.segment_bytes;
+    let range = limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX;
+    if !segment.is_power_of_two() || !range.contains(&segment) {
+        return invalid(format!(
+            "segments of {segment} bytes are not offered: choose a power of two from {} to {}",
+            limits::SEGMENT_BYTES_MIN,
+            limits::SEGMENT_BYTES_MAX
+        ));
+    }
+    Ok(())
+}

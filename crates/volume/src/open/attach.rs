@@ -1,0 +1,365 @@
+//! Attaching for writing: act on what was judged. See `open` for the order and why.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_format::ids::PutId;
+use sawmill_format::journal::{
+    RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation, Superblock,
+};
+use sawmill_format::staging::StagingHeader;
+use sawmill_store::ObjectStore;
+use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, DirectFile, FileLock, OpenMode, Ring, StagingFile};
+
+use super::journal::{Judged, Usable, cannot_lock, judge, staging_path};
+use super::{Stored, demand_fencing, fence};
+use crate::disk::Disk;
+use crate::journal::scan::{LogImage, Scan};
+use crate::journal::superblock::SuperblockFile;
+use crate::journal::{Start, disk_failed, disk_parts, encode_header};
+use crate::options::OpenOptions;
+use crate::record::Record;
+use crate::recovery::Reporter;
+use crate::recovery::roll_forward::roll_forward;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result, limits};
+
+/// A live writer may put segments as fast as we find them; past this many we say so.
+const FENCE_TRIES_MAX: u32 = 1000;
+
+/// Everything the loops start from.
+pub(crate) struct Attached {
+    pub(crate) stored: Stored,
+    pub(crate) start: Start,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) lock: FileLock,
+    pub(crate) staging_path: PathBuf,
+    pub(crate) superblock: SuperblockFile,
+    pub(crate) ring: Arc<Ring>,
+    pub(crate) consumer: Consumer,
+    /// Records to replay, in order.
+    pub(crate) records: Vec<Arc<Record>>,
+}
+
+/// Attaches for writing.
+pub(crate) fn attach(
+    store: &dyn ObjectStore,
+    name: &str,
+    options: &OpenOptions,
+    world: &dyn World,
+    reporter: &mut Reporter<'_>,
+) -> Result<Attached> {
+    let mut stored = super::stored(store, name, reporter)?;
+    check_options(&stored, options)?;
+    demand_fencing(store, options)?;
+    let judged = judge(&stored, options)?;
+    reporter.step("journal", judged.describe());
+    let put_id = PutId(world.random()?);
+    let (lock, disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
+    fence_at_end(store, &mut stored, put_id)?;
+    reporter
+        .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
+    let epoch = stored.end.epoch;
+    let capacity_bytes = superblock.current().capacity_bytes;
+    let tag = superblock.current().journal_tag;
+    let trim = stored.end.position;
+    let end = match &scan {
+        Some(scan) => scan.end.max(trim),
+        // Positions of a journal are never used twice.
+        None => trim.max(superblock.current().logged),
+    };
+    let staging = match (log, &scan) {
+        (Some(log), Some(scan)) => settle_staged(log, scan, &*disk, capacity_bytes, tag, epoch)?,
+        _ => None,
+    };
+    let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
+    superblock.write(|block| {
+        block.epoch = epoch;
+        block.intent_epoch = 0;
+        block.intent_put_id = PutId([0; 16]);
+        block.trim = trim;
+        block.logged = position;
+        block.stored_sequence = stored.end.stored_sequence;
+        block.stored_position = trim;
+        block.clean = false;
+    })?;
+    // Only now, when the disk has all of it, may the old memory go.
+    drop(staging);
+    let staging_path = staging_path(stored.record.volume_id, tag, options);
+    let (ring, consumer) = new_ring(&stored, &staging_path, options, tag, position)?;
+    let records = replayable(scan, trim);
+    let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
+    reporter.step(
+        "replay",
+        format!("{} records, {bytes} bytes; the journal goes on at {position}", records.len()),
+    );
+    let start = Start {
+        tag,
+        epoch,
+        capacity_bytes,
+        position,
+        trim,
+        segments_end: trim,
+        stored_sequence: stored.end.stored_sequence,
+        unstored_records: records.len(),
+    };
+    Ok(Attached { stored, start, disk, lock, staging_path, superblock, ring, consumer, records })
+}
+
+fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
+    let least = limits::journal_bytes_min(stored.record.segment_bytes);
+    if options.journal_bytes < least {
+        let text = format!(
+            "a journal of {} bytes is too small for segments of {} bytes: give --journal-bytes at least {least}",
+            options.journal_bytes, stored.record.segment_bytes
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    if options.staging_bytes < limits::STAGING_BYTES_MIN || !options.staging_bytes.is_multiple_of(BLOCK_BYTES)
+    {
+        let text = format!(
+            "a staging ring of {} bytes is not offered: at least {}, in multiples of {BLOCK_BYTES}",
+            options.staging_bytes,
+            limits::STAGING_BYTES_MIN
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    if options.uploads_max == 0 || options.uploads_max > limits::UPLOADS_MAX {
+        let text =
+            format!("{} uploads at once are not offered: 1 to {}", options.uploads_max, limits::UPLOADS_MAX);
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(())
+}
+
+type Intended = (FileLock, Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);
+
+/// Makes the journal if need be, and writes into it what is about to be done.
+fn intend(
+    stored: &Stored,
+    options: &OpenOptions,
+    judged: Judged,
+    put_id: PutId,
+    world: &dyn World,
+) -> Result<Intended> {
+    let intent_epoch = stored.end.epoch + 1;
+    match judged {
+        Judged::Use(usable) => {
+            let Usable { lock, disk, mut superblock, log, scan } = *usable;
+            if superblock.current().capacity_bytes + RING_START_BYTES != options.journal_bytes {
+                tracing::info!(
+                    "the journal keeps its size of {} bytes",
+                    superblock.current().capacity_bytes + RING_START_BYTES
+                );
+            }
+            superblock.write(|block| {
+                block.intent_epoch = intent_epoch;
+                block.intent_put_id = put_id;
+                block.clean = false;
+            })?;
+            Ok((lock, disk, superblock, log, scan))
+        }
+        Judged::Make { set_aside, .. } => {
+            let path = &options.journal_path;
+            let disk: Arc<dyn Disk> = Arc::new(make_journal(path, set_aside.as_deref(), options, world)?);
+            let lock = FileLock::take(path).map_err(|error| cannot_lock(path, &error))?;
+            let capacity_bytes = (disk.len_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
+            let random = world.random()?;
+            let mut tag = [0; 8];
+            tag.copy_from_slice(&random[..8]);
+            let first = Superblock {
+                volume_id: stored.record.volume_id,
+                journal_tag: u64::from_le_bytes(tag),
+                generation: 0,
+                epoch: 0,
+                intent_epoch,
+                intent_put_id: put_id,
+                capacity_bytes,
+                trim: stored.end.position,
+                logged: 0,
+                stored_sequence: 0,
+                stored_position: 0,
+                clean: false,
+            };
+            let mut superblock = SuperblockFile::first(disk.clone(), first);
+            superblock.write(|_| ())?;
+            Ok((lock, disk, superblock, None, None))
+        }
+    }
+}
+
+/// Makes the journal file; on a block device the superblock is simply written anew.
+fn make_journal(
+    path: &Path,
+    set_aside: Option<&Path>,
+    options: &OpenOptions,
+    world: &dyn World,
+) -> Result<DirectFile> {
+    let failed = |what: &str, error: std::io::Error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            _ => ErrorKind::Unavailable,
+        };
+        let text = format!(
+            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place with --journal \
+             or another size with --journal-bytes",
+            path.display(),
+            options.journal_bytes
+        );
+        Error::new(kind, text)
+    };
+    if path.exists() && !path.is_file() {
+        return DirectFile::open(path, OpenMode::Direct).map_err(|error| failed("opened", error));
+    }
+    if let Some(old) = set_aside {
+        let empty = std::fs::metadata(old).is_ok_and(|meta| meta.len() == 0);
+        let mut aside = old.as_os_str().to_owned();
+        aside.push(format!(".aside-{}", world.unix_ms()));
+        let moved = if empty { std::fs::remove_file(old) } else { std::fs::rename(old, &aside) };
+        moved.map_err(|error| failed("set aside", error))?;
+        if !empty {
+            tracing::warn!("the old journal was set aside as {}", Path::new(&aside).display());
+        }
+    }
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| failed("made", error))?;
+    }
+    let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
+    DirectFile::create(path, bytes, OpenMode::Direct).map_err(|error| failed("made", error))
+}
+
+/// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is tried again.
+fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> Result<()> {
+    let epoch = stored.end.epoch;
+    for _ in 0..FENCE_TRIES_MAX {
+        match fence(store, &stored.record, &mut stored.end, put_id) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Exists => {
+                roll_forward(store, stored.record.volume_id, Some(&stored.view), &mut stored.end)?;
+                if stored.end.epoch != epoch {
+                    let text = format!(
+                        "volume {} was attached by somebody else at the same moment (epoch {}): make sure that only one \
+                         attaches, then try again",
+                        stored.record.name, stored.end.epoch
+                    );
+                    return Err(Error::new(ErrorKind::Fenced, text));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let text =
+        format!("volume {} is being written faster than it can be fenced: try again", stored.record.name);
+    Err(Error::new(ErrorKind::Unavailable, text))
+}
+
+/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and syncs. Returns the
+/// memory, which stays valid until the superblock says that it is not needed.
+fn settle_staged(
+    mut log: LogImage,
+    scan: &Scan,
+    disk: &dyn Disk,
+    capacity_bytes: u64,
+    tag: u64,
+    epoch: u64,
+) -> Result<Option<StagingFile>> {
+    const CHUNK_BYTES: u64 = 1 << 20;
+    let Some(from) = log.staged_from() else { return Ok(None) };
+    let from = from / BLOCK_BYTES * BLOCK_BYTES;
+    let end = scan.end.next_multiple_of(BLOCK_BYTES);
+    let mut at = from;
+    while at < end {
+        let length = CHUNK_BYTES.min(end - at);
+        let mut chunk = AlignedBytes::zeroed(length as usize);
+        log.read(at, &mut chunk)?;
+        write_ring(disk, capacity_bytes, at, &chunk)?;
+        at += length;
+    }
+    for (position, slot_bytes) in &scan.voids {
+        let mut head = [0; RECORD_HEADER_BYTES];
+        let header = RecordHeader {
+            slot_bytes: *slot_bytes as u32,
+            position: *position,
+            tag,
+            operation: RecordOperation::Void,
+            epoch: scan.found.iter().map(|found| found.header.epoch).max().unwrap_or(epoch).min(epoch),
+            logged: 0,
+            address: 0,
+            length: 0,
+            payload_crc: 0,
+        };
+        encode_header(&header, &mut head);
+        write_ring(disk, capacity_bytes, *position, &head)?;
+    }
+    disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    Ok(log.into_staging())
+}
+
+/// Brings the end of the log to a whole block with a pad of the new epoch; returns where the log goes on.
+fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
+    if end.is_multiple_of(BLOCK_BYTES) {
+        return Ok(end);
+    }
+    let position = (end + RECORD_HEADER_BYTES as u64).next_multiple_of(BLOCK_BYTES);
+    let header = RecordHeader {
+        slot_bytes: (position - end) as u32,
+        position: end,
+        tag,
+        operation: RecordOperation::Pad,
+        epoch,
+        logged: 0,
+        address: 0,
+        length: 0,
+        payload_crc: 0,
+    };
+    let mut pad = vec![0; (position - end) as usize];
+    encode_header(&header, &mut pad);
+    write_ring(disk, capacity_bytes, end, &pad)?;
+    disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    Ok(position)
+}
+
+fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8]) -> Result<()> {
+    let mut done = 0;
+    for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {
+        if length > 0 {
+            let part = &bytes[done..done + length as usize];
+            disk.write_at(offset, part).map_err(|error| disk_failed("write", &error))?;
+            done += length as usize;
+        }
+    }
+    Ok(())
+}
+
+fn new_ring(
+    stored: &Stored,
+    path: &Path,
+    options: &OpenOptions,
+    tag: u64,
+    position: u64,
+) -> Result<(Arc<Ring>, Consumer)> {
+    let failed = |error: std::io::Error| {
+        let text = format!(
+            "the staging file {} of {} bytes cannot be made: {error}; give another folder with --staging",
+            path.display(),
+            options.staging_bytes
+        );
+        Error::new(ErrorKind::Unavailable, text)
+    };
+    let mut staging = StagingFile::create(path, options.staging_bytes).map_err(failed)?;
+    let header = StagingHeader {
+        volume_id: stored.record.volume_id,
+        journal_tag: tag,
+        capacity_bytes: options.staging_bytes,
+        boot_id: sawmill_sys::boot_id().map_err(failed)?,
+    };
+    staging.set_header(&header.encode());
+    Ok(staging.into_ring(position))
+}
+
+/// The records that are not in a segment yet.
+fn replayable(scan: Option<Scan>, trim: u64) -> Vec<Arc<Record>> {
+    let found = scan.map(|scan| scan.found).unwrap_or_default();
+    found.into_iter().filter_map(|found| found.record).filter(|record| record.position >= trim).collect()
+}

@@ -1,0 +1,254 @@
+//! Judging the journal at hand against the end of the log in the store: is it ours, is anything in it, may it be used?
+//! Reads only; `attach` acts on the verdict.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_format::ids::VolumeId;
+use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
+use sawmill_format::staging::{StagingHeader, StagingIdentity};
+use sawmill_sys::{DirectFile, FileLock, OpenMode, StagingFile};
+
+use super::Stored;
+use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
+use crate::journal::superblock::SuperblockFile;
+use crate::options::OpenOptions;
+use crate::{Error, ErrorKind, Result};
+
+/// What the journal is, and what it holds.
+pub(crate) enum Judged {
+    /// There is none, or nothing of worth in it: make one. Holds a file to set aside first.
+    Make { set_aside: Option<PathBuf>, why: String },
+    /// It is this volume's newest: use it.
+    Use(Box<Usable>),
+}
+
+/// A journal that goes with the end of the log.
+pub(crate) struct Usable {
+    pub(crate) lock: FileLock,
+    pub(crate) disk: Arc<DirectFile>,
+    pub(crate) superblock: SuperblockFile,
+    pub(crate) log: Option<LogImage>,
+    pub(crate) scan: Option<Scan>,
+}
+
+impl Judged {
+    /// One line for the report.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Judged::Make { why, .. } => why.clone(),
+            Judged::Use(usable) => match &usable.scan {
+                None => "closed cleanly, nothing to replay".into(),
+                Some(scan) => format!(
+                    "{} records to position {} (flushed through {}), {} slots never filled; ended by {}",
+                    scan.found.len(),
+                    scan.end,
+                    scan.mark,
+                    scan.voids.len(),
+                    scan.why
+                ),
+            },
+        }
+    }
+}
+
+/// The staging file of a journal: one of its own, so that the journal's lock covers it too.
+pub(crate) fn staging_path(volume_id: VolumeId, journal_tag: u64, options: &OpenOptions) -> PathBuf {
+    options.staging_folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
+}
+
+/// Judges the journal named in the options.
+pub(crate) fn judge(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
+    let path = &options.journal_path;
+    let opened = FileLock::take(path).and_then(|lock| Ok((lock, DirectFile::open(path, OpenMode::Direct)?)));
+    let (lock, disk) = match opened {
+        Ok((lock, disk)) => (lock, Arc::new(disk)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return absent(stored, options),
+        Err(error) => return Err(cannot_lock(path, &error)),
+    };
+    match read_superblock(&disk, path, stored) {
+        Ok(None) => absent(stored, options),
+        Ok(Some(superblock)) => judge_against_store(stored, options, lock, disk, superblock),
+        Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
+        Err(error) => unusable(stored, options, &error.to_string()),
+    }
+}
+
+/// Why a journal's lock could not be had.
+pub(crate) fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
+    let (kind, what) = match error.kind() {
+        std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is in use by another process".to_owned()),
+        std::io::ErrorKind::PermissionDenied => (ErrorKind::Denied, format!("cannot be opened: {error}")),
+        _ => (ErrorKind::Unavailable, format!("cannot be opened: {error}")),
+    };
+    Error::new(kind, format!("the journal {} {what}", path.display()))
+}
+
+/// No journal: fine only if the last attachment left nothing in one.
+fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
+    let path = options.journal_path.display();
+    if stored.end.clean {
+        let set_aside = blank_file(&options.journal_path);
+        return Ok(Judged::Make { set_aside, why: "none needed: the volume was closed cleanly".into() });
+    }
+    if options.accept_journal_loss {
+        let set_aside = blank_file(&options.journal_path);
+        let why = "lost, and the loss accepted: the volume is a cut at the end of the stored log".into();
+        return Ok(Judged::Make { set_aside, why });
+    }
+    let text = format!(
+        "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a journal \
+         elsewhere. Give it with --journal, or pass --accept-journal-loss to go back to the last stored cut (position {})",
+        stored.record.name, stored.end.position
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// A journal file of this name that holds nothing has to make way for a new one.
+fn blank_file(path: &Path) -> Option<PathBuf> {
+    path.is_file().then(|| path.to_owned())
+}
+
+/// A journal that cannot be used: kept, never overwritten.
+fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
+    let path = &options.journal_path;
+    if stored.end.clean || options.accept_journal_loss {
+        let why = format!("set aside: {why}");
+        return Ok(Judged::Make { set_aside: Some(path.clone()), why });
+    }
+    let text = format!(
+        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`, give another one \
+         with --journal, or pass --accept-journal-loss to set it aside and go back to the last stored cut",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// The superblock of this volume's journal; `None` for a blank file; `Invalid` for another volume's.
+fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Result<Option<SuperblockFile>> {
+    if disk.len_bytes() < RING_START_BYTES {
+        if disk.len_bytes() == 0 {
+            return Ok(None);
+        }
+        let text = format!("it has only {} bytes", disk.len_bytes());
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
+    disk.read_at(0, &mut copies)
+        .map_err(|error| Error::new(ErrorKind::Corrupt, format!("its superblock cannot be read: {error}")))?;
+    let owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    if let Some(owner) = owners.last()
+        && owner != stored.record.volume_id
+    {
+        let text = format!(
+            "the journal {} belongs to volume {owner}, not to {} ({}): give this volume a journal of its own with \
+             --journal",
+            path.display(),
+            stored.record.name,
+            stored.record.volume_id
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let Some(superblock) = SuperblockFile::read(disk.clone(), stored.record.volume_id)? else {
+        return Ok(None);
+    };
+    let needed = RING_START_BYTES + superblock.current().capacity_bytes;
+    if disk.len_bytes() < needed {
+        let text = format!("it is truncated: {} bytes of {needed}", disk.len_bytes());
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    Ok(Some(superblock))
+}
+
+/// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never falls behind it.
+fn judge_against_store(
+    stored: &Stored,
+    options: &OpenOptions,
+    lock: FileLock,
+    disk: Arc<DirectFile>,
+    superblock: SuperblockFile,
+) -> Result<Judged> {
+    let block = superblock.current();
+    let end = &stored.end;
+    let ours = (block.epoch == end.epoch && block.epoch > 0)
+        || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
+    if !ours && block.epoch == 0 {
+        // It was being made when its process died, before the volume was its own.
+        return absent(stored, options);
+    }
+    if !ours && block.epoch > end.epoch {
+        let text = format!(
+            "it is of epoch {}, and the store only knows epoch {}: the store has lost objects or is an old copy",
+            block.epoch, end.epoch
+        );
+        return unusable(stored, options, &text);
+    }
+    if !ours {
+        if block.clean {
+            let why = format!("of epoch {}, closed cleanly, since when others attached", block.epoch);
+            return Ok(Judged::Make { set_aside: Some(options.journal_path.clone()), why });
+        }
+        let text = format!(
+            "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds was never \
+             stored and must not be replayed over newer writes",
+            block.epoch, end.epoch
+        );
+        return stale(stored, options, &text);
+    }
+    if block.stored_sequence > end.stored_sequence || block.trim > end.position {
+        let text = format!(
+            "segments up to {} were stored (position {}), and the store only has them up to {} (position {}): the store \
+             has lost objects; nothing was changed; restore it from a copy",
+            block.stored_sequence, block.stored_position, end.stored_sequence, end.position
+        );
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    if end.clean {
+        return Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: None, scan: None })));
+    }
+    let staging = open_staging(stored, options, block)?;
+    let mut log = LogImage::new(disk.clone(), block.capacity_bytes, staging);
+    let wanted = ScanOptions {
+        tag: block.journal_tag,
+        from: end.position,
+        epoch: block.epoch.max(block.intent_epoch),
+        mark: block.logged,
+        accept_loss: options.accept_journal_loss,
+    };
+    let scan = scan(&mut log, &wanted)?;
+    Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: Some(log), scan: Some(scan) })))
+}
+
+/// A journal of an older epoch holds writes that were overtaken: only the user may set it aside.
+fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
+    if options.accept_journal_loss {
+        let why = format!("set aside: {why}");
+        return Ok(Judged::Make { set_aside: Some(options.journal_path.clone()), why });
+    }
+    let text = format!(
+        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`; pass \
+         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is in the store",
+        options.journal_path.display(),
+        stored.record.name
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// Memory of a process that died since the last boot, if it goes with this journal.
+fn open_staging(stored: &Stored, options: &OpenOptions, block: &Superblock) -> Result<Option<StagingFile>> {
+    let path = staging_path(stored.record.volume_id, block.journal_tag, options);
+    let failed = |error: std::io::Error| {
+        let text = format!("the staging file {} cannot be used: {error}", path.display());
+        Error::new(ErrorKind::Unavailable, text)
+    };
+    let Some(mut staging) = StagingFile::open(&path).map_err(failed)? else { return Ok(None) };
+    let identity = StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
+    let boot_id = sawmill_sys::boot_id().map_err(failed)?;
+    match StagingHeader::decode(&staging.header(), &identity) {
+        Ok(header) if header.boot_id == boot_id && header.capacity_bytes == staging.capacity_bytes() => {
+            Ok(Some(staging))
+        }
+        // Of another boot or another journal: its bytes mean nothing here.
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,186 @@
+//! Opening a volume: find the end of its log, judge the journal, fence other writers, replay, start the loops.
+//!
+//! The order is such that everything that can refuse does so before anything is written: checkpoint, roll forward,
+//! journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> journal bound to the new epoch.
+//! A crash between any two of these is met by the next attach: the intent tells it that the fence was our own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sawmill_format::ids::PutId;
+use sawmill_format::segment::{FENCE_WINDOW, SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome, probe_conditional_create};
+
+use crate::ask::store_error;
+use crate::options::OpenOptions;
+use crate::recovery::checkpoint::{self, Newest};
+use crate::recovery::roll_forward::{LogEnd, roll_forward};
+use crate::recovery::{RecoveryReport, Reporter};
+use crate::shared::{Shared, View};
+use crate::world::World;
+use crate::{Error, ErrorKind, Result, limits, names};
+
+mod attach;
+pub(crate) mod journal;
+
+pub(crate) use attach::attach;
+
+/// A volume as the store has it.
+pub(crate) struct Stored {
+    pub(crate) record: VolumeRecord,
+    pub(crate) newest: Newest,
+    pub(crate) view: View,
+    pub(crate) end: LogEnd,
+}
+
+/// Reads a volume's stored part, step by step.
+pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporter<'_>) -> Result<Stored> {
+    let record = names::find(store, name)?;
+    reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
+    let newest = checkpoint::newest(store, record.volume_id)?;
+    let root = &newest.checkpoint;
+    reporter.step(
+        "newest checkpoint",
+        format!(
+            "number {}, epoch {}, through segment {}, {} parts{}",
+            root.number,
+            root.epoch,
+            root.through_sequence,
+            root.parts.len(),
+            if newest.notes.is_empty() { String::new() } else { format!("; {}", newest.notes.join("; ")) }
+        ),
+    );
+    let view = checkpoint::load(store, root)?;
+    reporter.step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
+    let mut end = start_of(root);
+    roll_forward(store, record.volume_id, Some(&view), &mut end)?;
+    reporter.step(
+        "roll forward",
+        format!(
+            "{} segments, {} extents; the log ends before segment {}, at position {}, epoch {}{}",
+            end.segments,
+            end.extents,
+            end.next_sequence,
+            end.position,
+            end.epoch,
+            if end.clean { ", cleanly" } else { "" }
+        ),
+    );
+    Ok(Stored { record, newest, view, end })
+}
+
+fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
+    LogEnd {
+        epoch: root.epoch,
+        fence_put_id: None,
+        next_sequence: root.next_sequence,
+        stored_sequence: root.through_sequence,
+        position: root.position,
+        clean: root.clean,
+        log_bytes: 0,
+        segments: 0,
+        extents: 0,
+    }
+}
+
+/// Where a volume's log ends, without its map.
+pub(crate) fn end_of_log(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<LogEnd> {
+    let newest = checkpoint::newest(store, record.volume_id)?;
+    let mut end = start_of(&newest.checkpoint);
+    roll_forward(store, record.volume_id, None, &mut end)?;
+    Ok(end)
+}
+
+/// Puts the fence of the next epoch at the end of the log, and moves `end` behind it. Returns its sequence.
+/// A segment that got there first is another writer's: the log has grown, so this attach begins again.
+pub(crate) fn fence(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    end: &mut LogEnd,
+    put_id: PutId,
+) -> Result<u64> {
+    let sequence = end.next_sequence;
+    if sequence >= limits::SEQUENCE_MAX {
+        let text = "the volume has used up its segment sequences; copy it to a new one";
+        return Err(Error::new(ErrorKind::Full, text));
+    }
+    let header = SegmentHeader {
+        volume_id: record.volume_id,
+        put_id,
+        sequence,
+        epoch: end.epoch + 1,
+        previous_sequence: end.stored_sequence,
+        stored_through: end.stored_sequence,
+        checkpoint_number: 0,
+        position_start: end.position,
+        position_end: end.position,
+        wall_unix_ms: crate::world::RealWorld::default().unix_ms(),
+        next_sequence: sequence + FENCE_WINDOW,
+        role: SegmentRole::Fence,
+        frame_bytes: record.frame_bytes,
+        data_bytes: 0,
+        extents: Vec::new(),
+        frames: Vec::new(),
+    };
+    let key = segment_key(record.volume_id, sequence);
+    let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);
+    match outcome.map_err(|error| store_error(&error))? {
+        PutOutcome::Created => {
+            end.epoch += 1;
+            end.fence_put_id = Some(put_id);
+            end.stored_sequence = sequence;
+            end.next_sequence = header.next_sequence;
+            end.clean = false;
+            Ok(sequence)
+        }
+        PutOutcome::Taken => {
+            Err(Error::new(ErrorKind::Exists, format!("{key} was written by somebody else")))
+        }
+    }
+}
+
+/// Refuses a store that cannot keep two writers apart, unless told to go on.
+fn demand_fencing(store: &dyn ObjectStore, options: &OpenOptions) -> Result<()> {
+    if options.no_fencing {
+        return Ok(());
+    }
+    let probe = probe_conditional_create(store, 1, 8).map_err(|error| store_error(&error))?;
+    if probe.is_honest() {
+        return Ok(());
+    }
+    let text = format!(
+        "this store cannot keep two writers apart ({}): `sawmill doctor` says more; if nobody else can ever \
+         attach this volume, pass --no-fencing",
+        probe.summary()
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// What attaching would find, without changing anything.
+pub(crate) fn dry_run(
+    store: &dyn ObjectStore,
+    name: &str,
+    journal: Option<&OpenOptions>,
+    world: &dyn World,
+) -> Result<RecoveryReport> {
+    let mut reporter = Reporter::new(world);
+    let stored = stored(store, name, &mut reporter)?;
+    if let Some(options) = journal {
+        match journal::judge(&stored, options) {
+            Ok(judged) => reporter.step("journal", judged.describe()),
+            Err(error) => reporter.step("journal", format!("would stop: {error}")),
+        }
+    }
+    Ok(reporter.report)
+}
+
+/// Moves a read-only attachment to the newest cut, because what it needs is gone.
+pub(crate) fn follow(shared: &Arc<Shared>) -> Result<()> {
+    let mut reporter = Reporter::new(&*shared.world);
+    let stored = stored(&*shared.store, &shared.name, &mut reporter)?;
+    tracing::info!("moved on to the cut at position {}", stored.end.position);
+    shared.inbox.set_stored(stored.end.position, stored.end.stored_sequence, stored.newest.number_max);
+    *shared.view.write() = Arc::new(stored.view);
+    Ok(())
+}

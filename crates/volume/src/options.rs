@@ -1,0 +1,88 @@
+//! What a volume is born with ([`CreateOptions`]) and what one attachment may choose ([`OpenOptions`]).
+//!
+//! Not here: where files go by default, units as people write them, environment variables (the binary's matter).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use sawmill_format::volume_record::FlushMode;
+
+use crate::cache::ReadCache;
+use crate::limits;
+
+/// What a volume is born with; kept in its record in the store.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Size of the disk. At least one block, a multiple of `block_bytes`, at most [`limits::SIZE_BYTES_MAX`].
+    pub size_bytes: u64,
+    /// Logical block shown by doors with sectors: 512 or 4096.
+    pub block_bytes: u32,
+    /// A batch is sealed at this many bytes of data. A power of two within
+    /// [`limits::SEGMENT_BYTES_MIN`]..=[`limits::SEGMENT_BYTES_MAX`].
+    pub segment_bytes: u32,
+    /// What a completed flush means.
+    pub flush: FlushMode,
+}
+
+impl CreateOptions {
+    /// The defaults for a disk of `size_bytes`: 4096-byte blocks, 8 MiB segments, flush = logged.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        CreateOptions {
+            size_bytes,
+            block_bytes: 4096,
+            segment_bytes: limits::SEGMENT_BYTES_DEFAULT,
+            flush: FlushMode::Logged,
+        }
+    }
+}
+
+/// What one attachment of a volume may choose.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// The journal: a file (made when absent) or a block device. Not used when `read_only`.
+    pub journal_path: PathBuf,
+    /// Size of the journal when it is made. At least [`limits::journal_bytes_min`].
+    pub journal_bytes: u64,
+    /// Folder for the staging file: memory that outlives the process (a tmpfs such as /dev/shm).
+    pub staging_folder: PathBuf,
+    /// Capacity of the staging ring.
+    pub staging_bytes: u64,
+    /// The read cache, shared by all volumes of the process.
+    pub cache: Option<Arc<ReadCache>>,
+    /// Open for reading only: no journal, no fence, nothing written.
+    pub read_only: bool,
+    /// Go on although the journal that holds the newest writes is lost; the volume becomes a cut.
+    pub accept_journal_loss: bool,
+    /// Go on although the store does not keep its word on conditional create.
+    pub no_fencing: bool,
+    /// Seal a batch that is this old, even if small. Zero: never by age.
+    pub segment_age_max: Duration,
+    /// Bytes of log after which a checkpoint is written.
+    pub checkpoint_bytes: u64,
+    /// Segments on their way to the store at once, at most [`limits::UPLOADS_MAX`].
+    pub uploads_max: u32,
+    /// Bytes read ahead of a sequential reader.
+    pub prefetch_bytes: u64,
+}
+
+impl OpenOptions {
+    /// The defaults with the journal at `journal_path`.
+    pub fn new(journal_path: impl Into<PathBuf>) -> Self {
+        OpenOptions {
+            journal_path: journal_path.into(),
+            journal_bytes: limits::JOURNAL_BYTES_DEFAULT,
+            staging_folder: PathBuf::from("/dev/shm"),
+            staging_bytes: limits::STAGING_BYTES_DEFAULT,
+            cache: None,
+            read_only: false,
+            accept_journal_loss: false,
+            no_fencing: false,
+            segment_age_max: Duration::from_secs(5),
+            checkpoint_bytes: limits::CHECKPOINT_BYTES_DEFAULT,
+            uploads_max: limits::UPLOADS_DEFAULT,
+            prefetch_bytes: limits::PREFETCH_BYTES_DEFAULT,
+        }
+    }
+}

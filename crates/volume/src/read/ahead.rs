@@ -1,0 +1,117 @@
+//! Reading ahead: runs of reads that follow each other get the next part of the address space fetched before they ask,
+//! within a budget. (Data written together is neighbourly in a segment; that is `fetch`'s concern.)
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_store::Class;
+
+use super::{Place, resolve};
+use crate::cache::FrameKey;
+use crate::fetch::{self, FrameName, Waiter};
+use crate::shared::{Shared, View, add};
+
+/// Sequential readers told apart.
+const STREAMS_MAX: usize = 16;
+/// Reads in a row before anything is fetched ahead.
+const ROW_MIN: u32 = 2;
+
+#[derive(Clone, Copy)]
+struct Stream {
+    next: u64,
+    fetched_to: u64,
+    row: u32,
+}
+
+/// The sequential readers seen lately, newest last.
+pub(crate) struct Streams {
+    seen: Mutex<Vec<Stream>>,
+    pub(crate) ahead_bytes: u64,
+}
+
+impl Streams {
+    pub(crate) fn new(ahead_bytes: u64) -> Self {
+        Streams { seen: Mutex::default(), ahead_bytes }
+    }
+
+    /// Notes a read and says which range to fetch ahead, if any.
+    fn note(&self, address: u64, length: u64, size_bytes: u64) -> Option<(u64, u64)> {
+        if self.ahead_bytes == 0 {
+            return None;
+        }
+        let end = address + length;
+        let mut seen = self.seen.lock();
+        let Some(index) = seen.iter().position(|stream| stream.next == address) else {
+            if seen.len() == STREAMS_MAX {
+                seen.remove(0);
+            }
+            seen.push(Stream { next: end, fetched_to: end, row: 0 });
+            return None;
+        };
+        let mut stream = seen.remove(index);
+        stream.next = end;
+        stream.row += 1;
+        let mut wanted = None;
+        // Refilled when half is used up, so that requests stay large.
+        if stream.row >= ROW_MIN && stream.fetched_to < end + self.ahead_bytes / 2 {
+            let from = stream.fetched_to.max(end);
+            let to = (end + self.ahead_bytes).min(size_bytes);
+            if from < to {
+                stream.fetched_to = to;
+                wanted = Some((from, to - from));
+            }
+        }
+        seen.push(stream);
+        wanted
+    }
+}
+
+/// Notes a read that touched stored data, and fetches ahead of it if it is one of a row.
+pub(super) fn note(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
+    let size_bytes = shared.geometry.size_bytes;
+    if let Some((from, length)) = shared.fetcher.streams.note(address, length, size_bytes) {
+        fetch_range(shared, view, from, length);
+    }
+}
+
+/// Fetches the stored frames of a range that are not cached, in the background.
+pub(super) fn fetch_range(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
+    let Some((cache, owner)) = &shared.cache else { return };
+    let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
+    for atom in resolve(shared, view, address, length) {
+        let Place::Frame { name, .. } = atom.place else { continue };
+        let key = FrameKey { owner: *owner, sequence: name.sequence, epoch: name.epoch, frame: name.frame };
+        if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {
+            wanted.push((name, None));
+        }
+    }
+    add(&shared.tally.prefetched_frames, wanted.len() as u64);
+    fetch::fetch(shared, wanted, Class::Background);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reads_in_a_row_are_fetched_ahead_and_never_past_the_end() {
+        let streams = Streams::new(1 << 20);
+        assert_eq!(streams.note(0, 4096, 1 << 21), None);
+        assert_eq!(streams.note(1 << 19, 4096, 1 << 21), None);
+        assert_eq!(streams.note(4096, 4096, 1 << 21), None);
+        assert_eq!(streams.note(8192, 4096, 1 << 21), Some((12288, 1 << 20)));
+        assert_eq!(streams.note(12288, 4096, 1 << 21), None, "enough is on its way");
+        let end = (1 << 21) - 4096;
+        streams.note(end - 8192, 4096, 1 << 21);
+        streams.note(end - 4096, 4096, 1 << 21);
+        assert_eq!(streams.note(end, 4096, 1 << 21), None);
+    }
+
+    #[test]
+    fn a_disabled_budget_fetches_nothing() {
+        let streams = Streams::new(0);
+        for block in 0..10 {
+            assert_eq!(streams.note(block * 4096, 4096, 1 << 21), None);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! A read, from request to answer. It takes no lock of the write path and never asks the keeper.
+//!
+//! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame of a stored
+//! segment. Atoms at hand are served at once; the rest go side by side to threads that may wait for the local disk
+//! and to the [`fetch`](crate::fetch) room, and the last one to end answers.
+//!
+//! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its record's or
+//! its frame's checksum; an atom whose place was given up meanwhile is resolved again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_device::{Allocation, Reply, Request};
+use sawmill_format::journal::RecordOperation;
+
+use crate::cache::{CacheRead, FrameKey};
+use crate::fetch::{self, Fetched, FrameName};
+use crate::journal::JournalRead;
+use crate::readers::Reading;
+use crate::record::Record;
+use crate::shared::{Shared, View, add};
+use crate::{Error, ErrorKind, Result};
+
+mod ahead;
+
+pub(crate) use ahead::Streams;
+
+/// How often one atom may be resolved again before we call it a bug.
+const RESOLVE_AGAIN_MAX: u32 = 16;
+
+/// A run of bytes that comes from one place.
+#[derive(Clone)]
+pub(crate) struct Atom {
+    /// First byte in the volume.
+    pub(crate) address: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+    pub(crate) place: Place,
+}
+
+#[derive(Clone)]
+pub(crate) enum Place {
+    Zero,
+    Record { record: Arc<Record>, offset: u64 },
+    Frame { name: FrameName, offset: u32 },
+}
+
+/// What came of an attempt to serve an atom from what is at hand.
+enum Served {
+    Done,
+    /// The local disk must be waited for.
+    Slow,
+    /// The store must be asked.
+    Absent,
+    /// The place was given up: resolve again.
+    Gone,
+}
+
+/// Which places served a read, for the counters.
+#[derive(Default)]
+struct Sources {
+    cache: bool,
+    journal: bool,
+}
+
+/// Takes a read.
+pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
+    let reading = shared.readers.enter();
+    let view = shared.view();
+    let (start, length) = (request.address, request.length);
+    add(&shared.tally.reads, 1);
+    add(&shared.tally.read_bytes, length);
+    let mut sources = Sources::default();
+    let mut later = Vec::new();
+    let mut atoms = resolve(shared, &view, start, length);
+    let mut again = 0;
+    while let Some(atom) = atoms.pop() {
+        let at = (atom.address - start) as usize;
+        let into = &mut request.buffer()[at..at + atom.length as usize];
+        match serve(shared, &atom, into, false, &mut sources) {
+            Ok(Served::Done) => {}
+            Ok(Served::Slow) => later.push((atom, true)),
+            Ok(Served::Absent) => later.push((atom, false)),
+            Ok(Served::Gone) if again < RESOLVE_AGAIN_MAX => {
+                again += 1;
+                atoms.extend(resolve(shared, &view, atom.address, atom.length));
+            }
+            Ok(Served::Gone) => return request.fail(lost(&atom)),
+            Err(error) => return request.fail(error),
+        }
+    }
+    let streams = view_reads_store(&later) || sources.cache;
+    if later.is_empty() {
+        add(if sources.cache { &shared.tally.reads_cache } else { &shared.tally.reads_journal }, 1);
+        request.done();
+    } else {
+        later.reverse();
+        Job::start(shared, request, later, reading);
+    }
+    if streams {
+        ahead::note(shared, &view, start, length);
+    }
+}
+
+fn view_reads_store(later: &[(Atom, bool)]) -> bool {
+    later.iter().any(|(atom, _)| matches!(atom.place, Place::Frame { .. }))
+}
+
+/// Takes a prefetch: a hint, answered at once.
+pub(crate) fn prefetch(shared: &Arc<Shared>, request: Request) {
+    let view = shared.view();
+    ahead::fetch_range(shared, &view, request.address, request.length);
+    request.done();
+}
+
+/// Takes an allocation query.
+pub(crate) fn allocation(shared: &Shared, request: Request) {
+    /// Past this many runs the rest of the range is reported as data: true enough, and bounded.
+    const RUNS_MAX: usize = 1 << 20;
+    let view = shared.view();
+    let end = request.address + request.length;
+    let mut runs: Vec<Allocation> = Vec::new();
+    let mut at = request.address;
+    while at < end && runs.len() < RUNS_MAX {
+        // In steps, so that the answer stays bounded.
+        let step = (end - at).min(1 << 30);
+        for (length, data) in resolve_places(shared, &view, at, step) {
+            match runs.last_mut() {
+                Some(last) if last.data == data => last.length += length,
+                _ => runs.push(Allocation { length, data }),
+            }
+        }
+        at += step;
+    }
+    if at < end {
+        runs.push(Allocation { length: end - at, data: true });
+    }
+    request.complete(Ok(Reply::Allocation(runs)));
+}
+
+/// Lengths and whether there is data, in address order.
+fn resolve_places(shared: &Shared, view: &View, address: u64, length: u64) -> Vec<(u64, bool)> {
+    let mut runs = Vec::new();
+    let mut holes = Vec::new();
+    shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
+        Some((_, record)) => {
+            runs.push((piece.address, piece.length, record.operation == RecordOperation::Write));
+        }
+        None => holes.push((piece.address, piece.length)),
+    });
+    for (address, length) in holes {
+        view.map.lookup(address, length, &mut |piece| {
+            runs.push((piece.address, piece.length, piece.location.is_some()));
+        });
+    }
+    runs.sort_unstable_by_key(|run| run.0);
+    runs.into_iter().map(|(_, length, data)| (length, data)).collect()
+}
+
+/// Resolves a range into atoms. Their order does not matter.
+pub(crate) fn resolve(shared: &Shared, view: &View, address: u64, length: u64) -> Vec<Atom> {
+    let mut atoms = Vec::with_capacity(2);
+    let mut holes: Vec<(u64, u64)> = Vec::new();
+    shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
+        Some((_, record)) => {
+            let place = if record.operation == RecordOperation::Write {
+                Place::Record { record: record.clone(), offset: piece.address - record.address }
+            } else {
+                Place::Zero
+            };
+            atoms.push(Atom { address: piece.address, length: piece.length, place });
+        }
+        None => holes.push((piece.address, piece.length)),
+    });
+    for (address, length) in holes {
+        view.map.lookup(address, length, &mut |piece| match piece.location {
+            None => atoms.push(Atom { address: piece.address, length: piece.length, place: Place::Zero }),
+            Some(location) => {
+                resolve_stored(shared, view, piece.address, piece.length, location, &mut atoms);
+            }
+        });
+    }
+    atoms
+}
+
+/// Cuts a stored run at resident records and at frames.
+fn resolve_stored(
+    shared: &Shared,
+    view: &View,
+    address: u64,
+    length: u64,
+    location: crate::map::Location,
+    atoms: &mut Vec<Atom>,
+) {
+    let frame_bytes = shared.record.frame_bytes;
+    let sequence = location.sequence;
+    let epoch = view.segments.get(sequence).map_or(0, |info| info.epoch);
+    let mut done = 0;
+    while done < length {
+        let data_offset = location.data_offset + done as u32;
+        let (place, available) = match shared.residents.find(sequence, data_offset) {
+            Some((record, offset, available)) => (Place::Record { record, offset }, available),
+            None => {
+                let frame = data_offset / frame_bytes;
+                let offset = data_offset % frame_bytes;
+                let name = FrameName { sequence, epoch, frame };
+                (Place::Frame { name, offset }, u64::from(frame_bytes - offset))
+            }
+        };
+        let run = available.min(length - done);
+        atoms.push(Atom { address: address + done, length: run, place });
+        done += run;
+    }
+}
+
+/// Serves an atom from what is at hand, or, if it may wait, from the local disk.
+fn serve(
+    shared: &Shared,
+    atom: &Atom,
+    into: &mut [u8],
+    may_wait: bool,
+    sources: &mut Sources,
+) -> Result<Served> {
+    match &atom.place {
+        Place::Zero => {
+            into.fill(0);
+            Ok(Served::Done)
+        }
+        Place::Record { record, offset } => {
+            let Some(journal) = &shared.journal else { return Ok(Served::Gone) };
+            sources.journal = true;
+            Ok(match journal.read(record, *offset, into, may_wait)? {
+                JournalRead::Done => Served::Done,
+                JournalRead::Slow => Served::Slow,
+                JournalRead::Gone => Served::Gone,
+            })
+        }
+        Place::Frame { name, offset } => {
+            let Some((cache, owner)) = &shared.cache else { return Ok(Served::Absent) };
+            let key =
+                FrameKey { owner: *owner, sequence: name.sequence, epoch: name.epoch, frame: name.frame };
+            if may_wait {
+                return Ok(if cache.read(key, *offset, into) { Served::Done } else { Served::Absent });
+            }
+            Ok(match cache.read_now(key, *offset, into) {
+                CacheRead::Hit => {
+                    sources.cache = true;
+                    Served::Done
+                }
+                CacheRead::Slow => Served::Slow,
+                CacheRead::Miss => Served::Absent,
+            })
+        }
+    }
+}
+
+fn lost(atom: &Atom) -> Error {
+    let text = format!("{} bytes at {} moved faster than they could be read", atom.length, atom.address);
+    Error::new(ErrorKind::Internal, text)
+}
+
+/// A read with atoms under way.
+struct Job {
+    shared: Arc<Shared>,
+    start: u64,
+    request: Mutex<Option<Request>>,
+    left: AtomicUsize,
+    error: Mutex<Option<Error>>,
+    again: AtomicUsize,
+    _reading: Reading,
+}
+
+impl Job {
+    /// Sends atoms on their way: with `true` to the local disk, with `false` to the store.
+    fn start(shared: &Arc<Shared>, request: Request, atoms: Vec<(Atom, bool)>, reading: Reading) {
+        let job = Arc::new(Job {
+            shared: shared.clone(),
+            start: request.address,
+            request: Mutex::new(Some(request)),
+            left: AtomicUsize::new(atoms.len()),
+            error: Mutex::default(),
+            again: AtomicUsize::new(0),
+            _reading: reading,
+        });
+        let mut absent = Vec::new();
+        let mut slow = false;
+        for (atom, local) in atoms {
+            if local {
+                slow = true;
+                let job = job.clone();
+                shared.pool.run(move || job.serve_waiting(atom));
+            } else {
+                absent.push(atom);
+            }
+        }
+        let counter =
+            if absent.is_empty() && slow { &shared.tally.reads_cache } else { &shared.tally.reads_store };
+        add(counter, 1);
+        job.fetch(absent);
+    }
+
+    /// Serves an atom on a thread that may wait.
+    fn serve_waiting(self: &Arc<Self>, atom: Atom) {
+        let mut bytes = vec![0; atom.length as usize];
+        match serve(&self.shared, &atom, &mut bytes, true, &mut Sources::default()) {
+            Ok(Served::Done) => self.arrived(&atom, &bytes),
+            Ok(Served::Absent | Served::Slow) => self.fetch(vec![atom]),
+            Ok(Served::Gone) => self.resolve_again(&atom),
+            Err(error) => self.end_atom(Some(error)),
+        }
+    }
+
+    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share a request.
+    fn fetch(self: &Arc<Self>, atoms: Vec<Atom>) {
+        let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
+        for atom in atoms {
+            let Place::Frame { name, offset } = atom.place else {
+                self.resolve_again(&atom);
+                continue;
+            };
+            let job = self.clone();
+            wanted.push((
+                name,
+                Some(Box::new(move |fetched| match fetched {
+                    Fetched::Frame(data) => {
+                        let end = offset as usize + atom.length as usize;
+                        match data.get(offset as usize..end) {
+                            Some(bytes) => job.arrived(&atom, bytes),
+                            None => job.end_atom(Some(short_frame(&job.shared, name))),
+                        }
+                    }
+                    Fetched::Gone => job.resolve_again(&atom),
+                    Fetched::Failed(error) => job.end_atom(Some(error)),
+                })),
+            ));
+        }
+        fetch::fetch(&self.shared, wanted, sawmill_store::Class::Read);
+    }
+
+    fn resolve_again(self: &Arc<Self>, atom: &Atom) {
+        if self.again.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX {
+            return self.end_atom(Some(lost(atom)));
+        }
+        let view = self.shared.view();
+        let atoms = resolve(&self.shared, &view, atom.address, atom.length);
+        self.left.fetch_add(atoms.len(), Ordering::AcqRel);
+        for atom in atoms {
+            let job = self.clone();
+            self.shared.pool.run(move || job.serve_waiting(atom));
+        }
+        self.end_atom(None);
+    }
+
+    fn arrived(&self, atom: &Atom, bytes: &[u8]) {
+        if let Some(request) = &mut *self.request.lock() {
+            let at = (atom.address - self.start) as usize;
+            request.buffer()[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        self.end_atom(None);
+    }
+
+    fn end_atom(&self, error: Option<Error>) {
+        if let Some(error) = error {
+            self.error.lock().get_or_insert(error);
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let Some(request) = self.request.lock().take() else { return };
+        match self.error.lock().take() {
+            None => request.done(),
+            Some(error) => request.fail(error),
+        }
+    }
+}
+
+fn short_frame(shared: &Shared, name: FrameName) -> Error {
+    let key = sawmill_format::segment::segment_key(shared.record.volume_id, u64::from(name.sequence));
+    let text = format!("{key}: frame {} is shorter than the map says; run `sawmill check`", name.frame);
+    Error::new(ErrorKind::Corrupt, text)
+}

@@ -1,0 +1,115 @@
+//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail is not damage
+//! (`docs/crash-consistency.md`), and the mark tells them apart.
+//!
+//! Invariant: every combination of facts matches exactly one row; a test goes through all of them.
+
+/// What was found at the next position of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Facts {
+    /// The slot head is valid and is of this journal and position.
+    pub(crate) slot: bool,
+    /// The whole header is valid (only together with a valid slot head) and of an allowed epoch.
+    pub(crate) header: bool,
+    /// The payload has its checksum (or there is none).
+    pub(crate) payload: bool,
+    /// The position lies below a mark: it was flushed, or a later record says so.
+    pub(crate) below_mark: bool,
+    /// The bytes come from memory that outlived the process, not from the disk.
+    pub(crate) staged: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Verdict {
+    /// A record: replay it and go on behind it.
+    Keep,
+    /// A slot that was reserved and never filled when the process died: nobody was answered. Go on behind it.
+    Skip,
+    /// The end of the log.
+    Stop,
+    /// Flushed data is missing: damage.
+    Refuse,
+}
+
+struct Row {
+    label: &'static str,
+    slot: Option<bool>,
+    header: Option<bool>,
+    payload: Option<bool>,
+    below_mark: Option<bool>,
+    staged: Option<bool>,
+    verdict: Verdict,
+}
+
+const YES: Option<bool> = Some(true);
+const NO: Option<bool> = Some(false);
+const ANY: Option<bool> = None;
+
+/// The rows. `header` without `slot` cannot be and is read as no header.
+#[rustfmt::skip]
+const ROWS: [Row; 7] = [
+    Row { label: "whole record",              slot: YES, header: YES, payload: YES, below_mark: ANY, staged: ANY, verdict: Verdict::Keep },
+    Row { label: "never filled slot",         slot: YES, header: NO,  payload: ANY, below_mark: NO,  staged: YES, verdict: Verdict::Skip },
+    Row { label: "unfilled yet flushed",      slot: YES, header: NO,  payload: ANY, below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
+    Row { label: "torn header on the disk",   slot: YES, header: NO,  payload: ANY, below_mark: NO,  staged: NO,  verdict: Verdict::Stop },
+    Row { label: "torn payload",              slot: YES, header: YES, payload: NO,  below_mark: NO,  staged: ANY, verdict: Verdict::Stop },
+    Row { label: "damaged payload",           slot: YES, header: YES, payload: NO,  below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
+    Row { label: "nothing, where data was",   slot: NO,  header: ANY, payload: ANY, below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
+];
+/// What the rows leave: no slot and no mark.
+const END: (&str, Verdict) = ("end of the log", Verdict::Stop);
+
+/// The row that matches, by name, and its verdict.
+pub(crate) fn judge(facts: Facts) -> (&'static str, Verdict) {
+    ROWS.iter().find(|row| row.matches(facts)).map_or(END, |row| (row.label, row.verdict))
+}
+
+impl Row {
+    fn matches(&self, facts: Facts) -> bool {
+        let fits = |wanted: Option<bool>, is: bool| wanted.is_none_or(|wanted| wanted == is);
+        fits(self.slot, facts.slot)
+            && fits(self.header, facts.header)
+            && fits(self.payload, facts.payload)
+            && fits(self.below_mark, facts.below_mark)
+            && fits(self.staged, facts.staged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = Facts> {
+        (0..32u32).map(|bits| Facts {
+            slot: bits & 1 != 0,
+            header: bits & 2 != 0,
+            payload: bits & 4 != 0,
+            below_mark: bits & 8 != 0,
+            staged: bits & 16 != 0,
+        })
+    }
+
+    #[test]
+    fn every_combination_of_facts_matches_exactly_one_row_or_the_end() {
+        for facts in all() {
+            let rows: Vec<_> = ROWS.iter().filter(|row| row.matches(facts)).map(|row| row.label).collect();
+            let end = !facts.slot && !facts.below_mark;
+            assert_eq!(rows.len(), usize::from(!end), "{facts:?} matches {rows:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept() {
+        for facts in all() {
+            let (_, verdict) = judge(facts);
+            let whole = facts.slot && facts.header && facts.payload;
+            assert_eq!(verdict == Verdict::Keep, whole);
+            if facts.below_mark && !whole {
+                assert_eq!(verdict, Verdict::Refuse);
+            }
+            if verdict == Verdict::Skip {
+                assert!(facts.staged && !facts.header, "only memory can show a slot that was never filled");
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The newest checkpoint, and the map it names.
+//!
+//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by name. A checkpoint that
+//! cannot be read is passed over for the one before, from which more is rolled forward: the result is the same.
+
+use sawmill_format::checkpoint::{
+    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
+};
+use sawmill_format::ids::VolumeId;
+use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use crate::ask::{self, store_error};
+use crate::map::{MapExtent, ObjectMap};
+use crate::segment::table::{SegmentInfo, SegmentTable};
+use crate::shared::View;
+use crate::{Error, ErrorKind, Result};
+
+/// Parts fetched at once.
+const PARTS_PARALLEL: usize = 16;
+/// A list that shows only checkpoints deleted since is asked for again this often.
+const LIST_AGAIN_MAX: u32 = 3;
+
+/// A checkpoint found.
+pub(crate) struct Newest {
+    pub(crate) checkpoint: Checkpoint,
+    /// The highest number in use, which may belong to one that cannot be read.
+    pub(crate) number_max: u64,
+    /// What was passed over.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Finds the newest checkpoint that can be read.
+pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
+    for _ in 0..LIST_AGAIN_MAX {
+        let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Read);
+        let listed = listed.map_err(|error| store_error(&error))?;
+        let mut numbers: Vec<u64> = listed
+            .iter()
+            .filter_map(|object| parse_checkpoint_key(&object.key))
+            .filter(|(id, _)| *id == volume_id)
+            .map(|(_, number)| number)
+            .collect();
+        numbers.sort_unstable();
+        if let Some(found) = newest_of(store, volume_id, numbers)? {
+            return Ok(found);
+        }
+    }
+    let text = format!(
+        "volume {volume_id} has no checkpoint that can be read below {}: nothing was changed; restore that folder, or \
+         check that the store's listing is right",
+        checkpoint_prefix(volume_id)
+    );
+    Err(Error::new(ErrorKind::Corrupt, text))
+}
+
+fn newest_of(store: &dyn ObjectStore, volume_id: VolumeId, mut numbers: Vec<u64>) -> Result<Option<Newest>> {
+    let mut notes = Vec::new();
+    // Ask beyond the list, which may lag. Number 1 is written at creation.
+    let mut next = numbers.last().map_or(1, |last| last + 1);
+    let mut beyond = None;
+    while let Some(bytes) = get(store, volume_id, next)? {
+        beyond = Some((next, bytes));
+        numbers.push(next);
+        next += 1;
+    }
+    let number_max = next - 1;
+    while let Some(number) = numbers.pop() {
+        let bytes = match beyond.take() {
+            Some((at, bytes)) if at == number => Some(bytes),
+            _ => get(store, volume_id, number)?,
+        };
+        let Some(bytes) = bytes else { continue };
+        match Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number }) {
+            Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
+            Err(error) => {
+                let note = format!("{} cannot be read: {error}", checkpoint_key(volume_id, number));
+                tracing::warn!("{note}; going back to the one before");
+                notes.push(note);
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn get(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
+    ask::get(store, &checkpoint_key(volume_id, number), None, Class::Read)
+}
+
+/// Reads one checkpoint, by number or the newest.
+pub(crate) fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: Option<u64>) -> Result<Checkpoint> {
+    let Some(number) = number else { return Ok(newest(store, volume_id)?.checkpoint) };
+    let key = checkpoint_key(volume_id, number);
+    let bytes = get(store, volume_id, number)?
+        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no checkpoint {key}")))?;
+    Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
+        .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}")))
+}
+
+/// Loads the map and the table of segments a checkpoint names.
+pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+    let view = View { map: ObjectMap::new(checkpoint.size_bytes), segments: SegmentTable::default() };
+    for entry in &checkpoint.segments {
+        let info = SegmentInfo {
+            epoch: entry.epoch,
+            header_bytes: entry.header_bytes,
+            data_bytes: entry.data_bytes,
+            live_bytes: entry.live_bytes,
+            object_bytes: entry.object_bytes,
+            wall_unix_ms: entry.wall_unix_ms,
+            dead_since: if entry.live_bytes == 0 { checkpoint.number } else { 0 },
+        };
+        view.segments.add(sequence32(entry.sequence)?, info);
+    }
+    for parts in checkpoint.parts.chunks(PARTS_PARALLEL) {
+        let identity = |part: &sawmill_format::checkpoint::PartEntry| PartIdentity {
+            volume_id: checkpoint.volume_id,
+            group: part.group,
+            number: part.number,
+            put_id: part.put_id,
+        };
+        let wanted = parts.iter().map(|part| (part_key(&identity(part)), None)).collect();
+        let answers = ask::get_all(store, wanted, Class::Read);
+        for (part, answer) in parts.iter().zip(answers) {
+            let identity = identity(part);
+            let damaged = |what: String| {
+                let text = format!("{}: {what}; nothing was changed", part_key(&identity));
+                Error::new(ErrorKind::Corrupt, text)
+            };
+            let bytes = answer?.ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
+            if part_crc(&bytes) != part.crc {
+                return Err(damaged("it is not the object the checkpoint names".into()));
+            }
+            let extents = decode_part(&bytes, &identity).map_err(|error| damaged(error.to_string()))?;
+            let extents: Vec<MapExtent> = extents
+                .into_iter()
+                .map(|extent| {
+                    Ok(MapExtent {
+                        address: extent.address,
+                        length: extent.length,
+                        sequence: sequence32(extent.sequence)?,
+                        data_offset: extent.data_offset,
+                    })
+                })
+                .collect::<Result<_>>()?;
+            view.map.import(&extents).map_err(|error| damaged(error.to_string()))?;
+            view.map.mark_clean(part.group);
+        }
+    }
+    Ok(view)
+}
+
+/// A sequence as the map keeps it.
+pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
+    u32::try_from(sequence).map_err(|_| {
+        let text = format!("segment sequence {sequence} is beyond what this version can hold in memory");
+        Error::new(ErrorKind::Invalid, text)
+    })
+}

@@ -1,0 +1,159 @@
+//! Roll forward: the segments after the checkpoint, in order of sequence, until one is definitely not there.
+//!
+//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of the log
+//! only if nothing beyond it says that it was stored: each segment carries how far everything was stored when it was
+//! made. After a fence the sequences it covers are skipped: only late puts of older epochs can be there.
+
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::segment::{
+    FENCE_WINDOW, SegmentHeader, SegmentIdentity, SegmentRole, header_bytes_of, segment_key,
+};
+use sawmill_store::{Class, ObjectStore};
+
+use super::checkpoint::sequence32;
+use crate::ask;
+use crate::keeper::apply_extents;
+use crate::segment::table::SegmentInfo;
+use crate::shared::View;
+use crate::{Error, ErrorKind, Result, limits};
+
+/// How far the log in the store goes.
+#[derive(Clone, Debug)]
+pub(crate) struct LogEnd {
+    /// The newest epoch.
+    pub(crate) epoch: u64,
+    /// The put of that epoch's fence, if it was met.
+    pub(crate) fence_put_id: Option<PutId>,
+    /// The first free sequence.
+    pub(crate) next_sequence: u64,
+    /// The last segment.
+    pub(crate) stored_sequence: u64,
+    /// All writes before this position are in it.
+    pub(crate) position: u64,
+    /// The last attachment stored everything and nobody has attached since.
+    pub(crate) clean: bool,
+    /// Bytes of segments since the checkpoint.
+    pub(crate) log_bytes: u64,
+    /// Segments and extents applied.
+    pub(crate) segments: u64,
+    pub(crate) extents: u64,
+}
+
+/// Applies the segments after `end` to `view`, and moves `end` on.
+pub(crate) fn roll_forward(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    view: Option<&View>,
+    end: &mut LogEnd,
+) -> Result<()> {
+    loop {
+        let first = end.next_sequence;
+        let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
+        for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
+            if *sequence != end.next_sequence {
+                // A fence was met: the rest of this batch lies in its window, and means nothing there or not.
+                break;
+            }
+            match header? {
+                Some(header) => take(view, end, &header)?,
+                None => return judge_gap(store, volume_id, end),
+            }
+        }
+    }
+}
+
+/// Takes the next segment of the log.
+fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
+    let damaged = |what: String| {
+        let key = segment_key(header.volume_id, header.sequence);
+        let text = format!("{key}: {what}; nothing was changed; run `sawmill check`");
+        Err(Error::new(ErrorKind::Corrupt, text))
+    };
+    end.clean = false;
+    match header.role {
+        SegmentRole::Fence => {
+            if header.epoch <= end.epoch {
+                return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
+            }
+            end.epoch = header.epoch;
+            end.fence_put_id = Some(header.put_id);
+        }
+        SegmentRole::Data => {
+            if header.epoch != end.epoch {
+                return damaged(format!("it is of epoch {} in the log of epoch {}", header.epoch, end.epoch));
+            }
+            if header.position_start != end.position {
+                let (start, position) = (header.position_start, end.position);
+                return damaged(format!("it begins at position {start}, and the log ends at {position}"));
+            }
+            if let Some(view) = view {
+                let info = SegmentInfo {
+                    epoch: header.epoch,
+                    header_bytes: header.header_bytes() as u32,
+                    data_bytes: header.data_bytes,
+                    live_bytes: header.data_bytes,
+                    object_bytes: header.object_bytes(),
+                    wall_unix_ms: header.wall_unix_ms,
+                    dead_since: 0,
+                };
+                view.segments.add(sequence32(header.sequence)?, info);
+                apply_extents(view, header);
+            }
+            end.position = header.position_end;
+            end.log_bytes += header.object_bytes();
+            end.segments += 1;
+            end.extents += header.extents.len() as u64;
+        }
+    }
+    end.stored_sequence = header.sequence;
+    end.next_sequence = header.next_sequence;
+    Ok(())
+}
+
+/// The segment at `end.next_sequence` is not there. Does anything beyond say that it was?
+fn judge_gap(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<()> {
+    let gap = end.next_sequence;
+    let beyond: Vec<u64> = (gap + 1..=gap + FENCE_WINDOW).collect();
+    for header in headers(store, volume_id, &beyond) {
+        let Some(header) = header? else { continue };
+        let knew = header.stored_through >= gap || header.epoch > end.epoch;
+        if knew {
+            let text = format!(
+                "{} is gone although it was stored: {} was made after it; nothing was changed; restore it from a \
+                 copy of the store",
+                segment_key(volume_id, gap),
+                segment_key(volume_id, header.sequence)
+            );
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
+    }
+    Ok(())
+}
+
+/// The headers of segments, side by side; `None` where the store says there is none.
+pub(crate) fn headers(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    sequences: &[u64],
+) -> Vec<Result<Option<SegmentHeader>>> {
+    let key = |sequence: u64| segment_key(volume_id, sequence);
+    let probe = Some(0..limits::HEADER_PROBE_BYTES);
+    let wanted = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
+    let answers = ask::get_all(store, wanted, Class::Read);
+    let decode = |sequence: u64, answer: ask::Answer| {
+        let Some(mut bytes) = answer? else { return Ok(None) };
+        let damaged = |error: sawmill_format::FormatError| {
+            let text = format!("{}: {error}; nothing was changed; run `sawmill check`", key(sequence));
+            Error::new(ErrorKind::Corrupt, text)
+        };
+        let header_bytes = header_bytes_of(&bytes).map_err(damaged)?;
+        if header_bytes > bytes.len() as u64 && bytes.len() as u64 >= limits::HEADER_PROBE_BYTES {
+            match ask::get(store, &key(sequence), Some(0..header_bytes), Class::Read)? {
+                Some(more) => bytes = more,
+                None => return Ok(None),
+            }
+        }
+        SegmentHeader::decode(&bytes, &SegmentIdentity { volume_id, sequence }).map(Some).map_err(damaged)
+    };
+    sequences.iter().zip(answers).map(|(sequence, answer)| decode(*sequence, answer)).collect()
+}

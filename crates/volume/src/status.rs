@@ -1,0 +1,140 @@
+//! What a volume tells about itself while it is open. Plain values; the binary prints and exports them.
+
+use std::time::Duration;
+
+use sawmill_format::ids::VolumeId;
+
+/// How well an open volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// All is well.
+    Serving,
+    /// The store cannot be reached; writes go into the journal, cached data can be read.
+    StoreUnavailable {
+        /// For how long.
+        since: Duration,
+        /// What the store said last.
+        reason: String,
+    },
+    /// Another writer has taken the volume over.
+    Fenced {
+        /// What was met.
+        reason: String,
+    },
+    /// The volume stopped rather than guess.
+    Failed {
+        /// What was violated, where.
+        reason: String,
+    },
+    /// Closed.
+    Closed,
+}
+
+/// The three safety positions of a volume, in bytes of log: accepted >= logged >= stored holds for the log's
+/// end; with flush = stored a position may be stored before it is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Positions {
+    /// Answered to the writer: survives the death of the process.
+    pub accepted: u64,
+    /// On the local disk: survives power loss.
+    pub logged: u64,
+    /// In the store, in a contiguous prefix: survives loss of the machine.
+    pub stored: u64,
+}
+
+/// Which safety position to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Safety {
+    /// On the local disk.
+    Logged,
+    /// In the store.
+    Stored,
+}
+
+/// A picture of an open volume.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// The volume's id.
+    pub volume_id: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// How well it is.
+    pub health: Health,
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// The attachment's number.
+    pub epoch: u64,
+    /// Whether it was opened for reading only.
+    pub read_only: bool,
+    /// The safety positions.
+    pub positions: Positions,
+    /// Newest stored segment.
+    pub stored_sequence: u64,
+    /// Newest durable checkpoint.
+    pub checkpoint_number: u64,
+    /// Bytes of the address space that hold data.
+    pub live_bytes: u64,
+    /// Data bytes in segments of the store, live or not.
+    pub segment_data_bytes: u64,
+    /// Bytes of segment objects in the store, headers included.
+    pub segment_object_bytes: u64,
+    /// Segments in the store, dead ones not yet deleted included.
+    pub segments: u64,
+    /// Extents of the object map.
+    pub extents: u64,
+    /// Memory of the object map.
+    pub map_bytes: u64,
+    /// Capacity of the journal.
+    pub journal_bytes: u64,
+    /// Bytes of the journal that hold writes not yet stored.
+    pub journal_unstored_bytes: u64,
+    /// Records that hold writes not yet stored.
+    pub journal_unstored_records: u64,
+    /// Requests waiting because the journal is full.
+    pub stalled_requests: u64,
+    /// Segments on their way to the store.
+    pub uploads_in_flight: u32,
+    /// Counters since open.
+    pub counters: Counters,
+}
+
+/// Counters since a volume was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Payload bytes of writes accepted.
+    pub written_bytes: u64,
+    /// Writes accepted.
+    pub writes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Flushes answered.
+    pub flushes: u64,
+    /// Discards and write-zeroes accepted.
+    pub discards: u64,
+    /// Syncs of the journal disk.
+    pub journal_syncs: u64,
+    /// Bytes written to the journal disk.
+    pub journal_written_bytes: u64,
+    /// Segments stored.
+    pub segments_stored: u64,
+    /// Bytes of segment objects stored, headers included.
+    pub segment_bytes_stored: u64,
+    /// Data bytes that overlapping writes inside a batch made unnecessary to store.
+    pub coalesced_bytes: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Dead segments deleted.
+    pub segments_deleted: u64,
+    /// Reads served from the journal.
+    pub reads_journal: u64,
+    /// Reads served from the read cache.
+    pub reads_cache: u64,
+    /// Reads that had to ask the store.
+    pub reads_store: u64,
+    /// Frames fetched ahead.
+    pub prefetched_frames: u64,
+    /// Writes that had to wait for room in the journal.
+    pub writes_stalled: u64,
+}

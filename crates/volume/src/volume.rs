@@ -1,0 +1,317 @@
+//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`) and runs the loops.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::ObjectStore;
+use sawmill_sys::FileLock;
+
+use crate::driver::Driver;
+use crate::fetch::Fetcher;
+use crate::journal::Journal;
+use crate::journal::writer::JournalWriter;
+use crate::keeper::{Inbox, Keeper, KeeperOptions, KeeperStart};
+use crate::later::Later;
+use crate::map::JournalMap;
+use crate::open::{self, Stored};
+use crate::options::OpenOptions;
+use crate::pool::Pool;
+use crate::readers::Readers;
+use crate::recovery::{RecoveryReport, Reporter};
+use crate::shared::{Shared, Tally};
+use crate::state::State;
+use crate::status::{Positions, Safety, Status};
+use crate::world::{RealWorld, World};
+use crate::{Error, ErrorKind, Result, flush, limits, read, write};
+
+/// See the head of this file.
+pub struct Volume {
+    shared: Arc<Shared>,
+    recovery: RecoveryReport,
+    driver: Driver,
+    staging: Option<std::path::PathBuf>,
+    lock: Mutex<Option<FileLock>>,
+}
+
+impl Volume {
+    /// Opens volume `name` of `store`: recovers it, fences other writers, replays the journal.
+    pub fn open(store: Arc<dyn ObjectStore>, name: &str, options: OpenOptions) -> Result<Arc<Volume>> {
+        let world: Arc<dyn World> = Arc::new(RealWorld::default());
+        if options.read_only {
+            Self::open_to_read(store, name, &options, world)
+        } else {
+            Self::attach(store, name, &options, world)
+        }
+    }
+
+    fn open_to_read(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: &OpenOptions,
+        world: Arc<dyn World>,
+    ) -> Result<Arc<Volume>> {
+        let mut reporter = Reporter::new(&*world);
+        let stored = open::stored(&*store, name, &mut reporter)?;
+        let recovery = reporter.report;
+        let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
+        let checkpoint_number = stored.newest.number_max;
+        let shared = share(store, options, world, stored, None)?;
+        shared.inbox.set_stored(position, sequence, checkpoint_number);
+        let driver = Driver::start(&shared, None)?;
+        Ok(Arc::new(Volume { shared, recovery, driver, staging: None, lock: Mutex::default() }))
+    }
+
+    fn attach(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: &OpenOptions,
+        world: Arc<dyn World>,
+    ) -> Result<Arc<Volume>> {
+        let mut reporter = Reporter::new(&*world);
+        let attached = open::attach(&*store, name, options, &*world, &mut reporter)?;
+        let recovery = reporter.report;
+        let journal = Arc::new(Journal::new(attached.ring, attached.disk, &attached.start));
+        let end = attached.stored.end.clone();
+        let start = KeeperStart {
+            next_sequence: end.next_sequence,
+            stored_sequence: end.stored_sequence,
+            stored_position: end.position,
+            checkpoint_number: attached.stored.newest.number_max,
+            checkpoint_parts: attached.stored.newest.checkpoint.parts.clone(),
+            log_bytes: end.log_bytes,
+            records: attached.records,
+        };
+        let shared = share(store, options, world, attached.stored, Some(journal.clone()))?;
+        for record in &start.records {
+            shared.journal_map.insert(record.address, record.length, record.position, record.clone());
+            record.set_complete();
+        }
+        let options = KeeperOptions {
+            segment_age_max: options.segment_age_max,
+            checkpoint_bytes: options.checkpoint_bytes,
+            uploads_max: options.uploads_max as usize,
+        };
+        let keeper = Keeper::new(shared.clone(), options, start);
+        let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
+        let driver = Driver::start(&shared, Some((writer, keeper)))?;
+        Ok(Arc::new(Volume {
+            shared,
+            recovery,
+            driver,
+            staging: Some(attached.staging_path),
+            lock: Mutex::new(Some(attached.lock)),
+        }))
+    }
+
+    /// What recovery did.
+    #[must_use]
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.recovery
+    }
+
+    /// The volume's record.
+    #[must_use]
+    pub fn record(&self) -> &VolumeRecord {
+        &self.shared.record
+    }
+
+    /// A picture of the volume.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let shared = &self.shared;
+        let view = shared.view();
+        let totals = view.segments.totals();
+        let stored = shared.inbox.stored();
+        let mut counters = shared.tally.counters();
+        let mut positions = Positions { accepted: stored, logged: stored, stored };
+        let (mut journal_bytes, mut unstored_records) = (0, 0);
+        if let Some(journal) = &shared.journal {
+            positions.accepted = journal.ring.next();
+            positions.logged = journal.logged();
+            counters.journal_syncs = journal.syncs.load(Ordering::Relaxed);
+            counters.journal_written_bytes = journal.written_bytes.load(Ordering::Relaxed);
+            journal_bytes = journal.capacity_bytes();
+            unstored_records = journal.unstored_records() as u64;
+        }
+        Status {
+            volume_id: shared.record.volume_id,
+            name: shared.name.clone(),
+            health: shared.state.health(shared.world.now()),
+            size_bytes: shared.record.size_bytes,
+            epoch: shared.epoch,
+            read_only: shared.read_only,
+            positions,
+            stored_sequence: shared.inbox.stored_sequence(),
+            checkpoint_number: shared.inbox.checkpoint_number(),
+            live_bytes: view.map.mapped_bytes(),
+            segment_data_bytes: totals.data_bytes,
+            segment_object_bytes: totals.object_bytes,
+            segments: totals.segments,
+            extents: view.map.extents(),
+            map_bytes: view.map.memory_bytes(),
+            journal_bytes,
+            journal_unstored_bytes: positions.accepted.saturating_sub(stored),
+            journal_unstored_records: unstored_records,
+            stalled_requests: shared.stalled.count() as u64,
+            uploads_in_flight: shared.inbox.uploads() as u32,
+            counters,
+        }
+    }
+
+    /// Waits until everything accepted by now is as safe as asked; false when `timeout` passed first.
+    pub fn wait(&self, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
+        let shared = &self.shared;
+        let Some(journal) = &shared.journal else { return Ok(true) };
+        if let Some(error) = shared.state.refusal() {
+            return Err(error);
+        }
+        let (tell, hear) = sync_channel(1);
+        let told = Box::new(move |outcome| {
+            // The waiter may have given up.
+            let _ = tell.send(outcome);
+        });
+        let target = journal.ring.next();
+        match safety {
+            Safety::Logged => journal.when_logged(target, told),
+            Safety::Stored => shared.inbox.when_stored(shared, target, told),
+        }
+        let closed = || Error::new(ErrorKind::Closed, "the volume was closed meanwhile");
+        match timeout {
+            None => hear.recv().map_err(|_| closed())?.map(|()| true),
+            Some(timeout) => match hear.recv_timeout(timeout) {
+                Ok(outcome) => outcome.map(|()| true),
+                Err(RecvTimeoutError::Timeout) => Ok(false),
+                Err(RecvTimeoutError::Disconnected) => Err(closed()),
+            },
+        }
+    }
+
+    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks while the
+    /// store is away; [`close_now`](Self::close_now) from another thread ends that.
+    pub fn close(&self) -> Result<()> {
+        self.shared.state.set_closing();
+        let closed = self.driver.close();
+        let dead = self.shared.state.refusal().filter(|_| self.shared.state.is_dead());
+        self.shared.state.set_closed();
+        self.shared.pool.close();
+        *self.lock.lock() = None;
+        match (dead, closed) {
+            (Some(error), _) => Err(error),
+            (None, true) => {
+                // Everything is in the store and the journal says so: the memory has done its duty.
+                if let Some(path) = &self.staging {
+                    let _ = std::fs::remove_file(path);
+                }
+                Ok(())
+            }
+            (None, false) => Err(Error::new(
+                ErrorKind::Closed,
+                "the volume was stopped before everything was stored; what was accepted is in the journal",
+            )),
+        }
+    }
+
+    /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that outlives the process.
+    pub fn close_now(&self) {
+        self.shared.state.set_closing();
+        self.driver.abandon();
+        self.shared.state.set_closed();
+        let error = Error::new(ErrorKind::Closed, "the volume was stopped");
+        self.shared.stalled.fail(&error);
+        self.shared.inbox.fail_waiters(&error);
+        if let Some(journal) = &self.shared.journal {
+            journal.fail(error);
+        }
+        self.shared.pool.close();
+        *self.lock.lock() = None;
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.shared.state.refusal().is_none() {
+            self.close_now();
+        }
+    }
+}
+
+impl BlockDevice for Volume {
+    fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        let shared = &self.shared;
+        if let Some(error) = shared.state.refusal() {
+            return request.fail(error);
+        }
+        if let Err(error) = request.check(&shared.geometry) {
+            return request.fail(error);
+        }
+        match request.operation {
+            Operation::Read => read::submit(shared, request),
+            Operation::Prefetch => read::prefetch(shared, request),
+            Operation::Allocation => read::allocation(shared, request),
+            Operation::Flush => flush::submit(shared, request),
+            Operation::Write | Operation::Discard | Operation::WriteZeroes => {
+                match shared.journal.as_ref().and_then(|journal| journal.failure()) {
+                    Some(error) => request.fail(error.clone()),
+                    None => write::submit(shared, request),
+                }
+            }
+        }
+    }
+}
+
+fn share(
+    store: Arc<dyn ObjectStore>,
+    options: &OpenOptions,
+    world: Arc<dyn World>,
+    stored: Stored,
+    journal: Option<Arc<Journal>>,
+) -> Result<Arc<Shared>> {
+    let record = stored.record;
+    let geometry = Geometry {
+        size_bytes: record.size_bytes,
+        block_bytes: record.block_bytes,
+        preferred_bytes: limits::FRAME_BYTES,
+        request_bytes_max: limits::REQUEST_BYTES_MAX,
+        read_only: options.read_only,
+        shared_cache: true,
+        operations: Operations { discard: true, write_zeroes: true, allocation: true },
+    };
+    let pool = Pool::start(limits::READER_THREADS).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("reader threads cannot be started: {error}"))
+    })?;
+    let cache = options.cache.clone().map(|cache| {
+        let owner = cache.owner(record.volume_id);
+        (cache, owner)
+    });
+    Ok(Arc::new(Shared {
+        name: record.name.clone(),
+        record,
+        geometry,
+        epoch: stored.end.epoch,
+        read_only: options.read_only,
+        world,
+        store,
+        journal,
+        journal_map: JournalMap::new(),
+        view: RwLock::new(Arc::new(stored.view)),
+        residents: crate::segment::resident::Residents::default(),
+        cache,
+        readers: Arc::new(Readers::default()),
+        pool,
+        fetcher: Fetcher::new(options.prefetch_bytes),
+        later: Later::default(),
+        state: State::default(),
+        tally: Tally::default(),
+        inbox: Inbox::default(),
+        stalled: write::Stalled::default(),
+    }))
+}

@@ -1,0 +1,44 @@
+//! A thread's bell: rung by many, slept on by one. Ringing while it is awake costs one store and one load.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// See the head of this file. A ring is never lost: it ends the present sleep or the next one.
+#[derive(Default)]
+pub(crate) struct Wake {
+    rung: AtomicBool,
+    asleep: AtomicBool,
+    lock: Mutex<()>,
+    bell: Condvar,
+}
+
+impl Wake {
+    /// Wakes the sleeper, or makes its next sleep end at once.
+    pub(crate) fn ring(&self) {
+        self.rung.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            let _held = self.lock.lock();
+            self.bell.notify_one();
+        }
+    }
+
+    /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Says whether it was rung.
+    pub(crate) fn sleep(&self, timeout: Option<Duration>) -> bool {
+        let mut held = self.lock.lock();
+        self.asleep.store(true, Ordering::SeqCst);
+        let mut rung = self.rung.swap(false, Ordering::SeqCst);
+        if !rung {
+            match timeout {
+                Some(timeout) => {
+                    self.bell.wait_for(&mut held, timeout);
+                }
+                None => self.bell.wait(&mut held),
+            }
+            rung = self.rung.swap(false, Ordering::SeqCst);
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+        rung
+    }
+}

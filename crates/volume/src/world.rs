@@ -1,0 +1,46 @@
+//! Time and chance, handed in: the engine never reaches for a clock or for randomness of its own, so that a
+//! simulation can run it twice alike.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::{Error, ErrorKind, Result};
+
+/// Where the engine gets time and random bytes from.
+pub trait World: Send + Sync {
+    /// Time since some fixed start; never goes back. No safety rule reads it.
+    fn now(&self) -> Duration;
+    /// Wall-clock milliseconds since 1970, for people; may jump.
+    fn unix_ms(&self) -> u64;
+    /// Sixteen bytes nobody has seen before.
+    fn random(&self) -> Result<[u8; 16]>;
+}
+
+/// The real clock and the kernel's random numbers.
+pub struct RealWorld {
+    start: Instant,
+}
+
+impl Default for RealWorld {
+    fn default() -> Self {
+        RealWorld { start: Instant::now() }
+    }
+}
+
+impl World for RealWorld {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn random(&self) -> Result<[u8; 16]> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("the kernel gives no random numbers: {error}"))
+        })?;
+        Ok(bytes)
+    }
+}

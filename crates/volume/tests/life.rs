@@ -1,0 +1,148 @@
+//! The life of a volume: written, read, closed, killed, opened again; always the same bytes.
+
+mod rig;
+
+use std::sync::Arc;
+
+use rig::{MIB, Model, Rig, pattern};
+use sawmill_device::{BlockDevice, BlockDeviceExt, conformance};
+use sawmill_volume::{FlushMode, Safety, check, open_cache};
+
+#[test]
+fn a_volume_keeps_the_contract_of_a_block_device() {
+    let rigs: std::sync::Mutex<Vec<Rig>> = std::sync::Mutex::default();
+    conformance::all(&|| {
+        let rig = Rig::new();
+        let volume: Arc<dyn BlockDevice> = rig.open();
+        rigs.lock().unwrap().push(rig);
+        volume
+    });
+}
+
+#[test]
+fn bytes_survive_a_clean_close() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    volume.write_at(5000, &pattern(5000, 1, 300_000)).unwrap();
+    volume.close().unwrap();
+    let volume = rig.open();
+    assert_eq!(volume.read_at(5000, 300_000).unwrap(), pattern(5000, 1, 300_000));
+    assert_eq!(volume.read_at(0, 5000).unwrap(), vec![0; 5000]);
+    let record = sawmill_volume::find(&*rig.store, "disk").unwrap();
+    let report = check::check(&*rig.store, &record, &mut |_, _| ()).unwrap();
+    assert_eq!(report.damage, vec![]);
+}
+
+#[test]
+fn random_operations_read_back_through_every_kind_of_end() {
+    for seed in 1..=6 {
+        let mut rig = Rig::with(8 * MIB, FlushMode::Logged);
+        rig.options.cache = Some(open_cache(&rig.folder.path().join("cache"), 4 * MIB).unwrap());
+        rig.options.checkpoint_bytes = MIB * seed;
+        let mut model = Model::new(8 * MIB, seed);
+        for life in 0..6 {
+            let volume = rig.open();
+            model.compare_all(&volume);
+            for _ in 0..150 {
+                model.act(&volume);
+            }
+            match (life + seed) % 3 {
+                0 => volume.close().unwrap(),
+                1 => volume.close_now(),
+                _ => {
+                    assert!(volume.wait(Safety::Stored, None).unwrap());
+                    drop(volume);
+                }
+            }
+        }
+        let volume = rig.open();
+        model.compare_all(&volume);
+        volume.close().unwrap();
+        let record = sawmill_volume::find(&*rig.store, "disk").unwrap();
+        let report = check::check(&*rig.store, &record, &mut |_, _| ()).unwrap();
+        assert_eq!(report.damage, vec![], "seed {seed}");
+    }
+}
+
+#[test]
+fn flushed_writes_survive_the_loss_of_memory() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    volume.write_at(4096, &pattern(0, 1, 10_000)).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    drop(volume);
+    rig.lose_memory();
+    let volume = rig.open();
+    assert_eq!(volume.read_at(4096, 10_000).unwrap(), pattern(0, 1, 10_000));
+}
+
+#[test]
+fn stored_flushes_survive_the_loss_of_the_machine() {
+    let rig = Rig::with(64 * MIB, FlushMode::Stored);
+    let volume = rig.open();
+    volume.write_at(0, &pattern(0, 3, 50_000)).unwrap();
+    volume.flush().unwrap();
+    volume.write_at(0, &pattern(0, 4, 100)).unwrap();
+    volume.close_now();
+    let mut other = Rig::over(rig.store.clone());
+    let (kind, text) = other.refused();
+    assert_eq!(kind, sawmill_volume::ErrorKind::Refused);
+    assert!(text.contains("--accept-journal-loss"), "{text}");
+    other.options.accept_journal_loss = true;
+    let volume = other.open();
+    assert_eq!(volume.read_at(0, 50_000).unwrap(), pattern(0, 3, 50_000));
+}
+
+#[test]
+fn more_is_written_than_the_journal_holds() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    let mut model = Model::new(64 * MIB, 9);
+    for round in 0..3u64 {
+        for block in 0..48 {
+            let bytes = pattern(block, round, MIB as usize);
+            volume.write_at(block * MIB, &bytes).unwrap();
+            model.bytes[(block * MIB) as usize..((block + 1) * MIB) as usize].copy_from_slice(&bytes);
+        }
+    }
+    model.compare_all(&volume);
+    let status = volume.status();
+    assert!(status.positions.accepted > 140 * MIB);
+    assert!(status.counters.segments_deleted == 0, "no checkpoint, no delete");
+    volume.close().unwrap();
+    let volume = rig.open();
+    model.compare_all(&volume);
+}
+
+#[test]
+fn dead_segments_are_deleted_only_behind_the_second_checkpoint() {
+    let mut rig = Rig::new();
+    rig.options.checkpoint_bytes = 4 * MIB;
+    let volume = rig.open();
+    for round in 0..40u64 {
+        volume.write_at(0, &pattern(0, round, MIB as usize)).unwrap();
+        assert!(volume.wait(Safety::Stored, None).unwrap());
+    }
+    volume.close().unwrap();
+    let status = volume.status();
+    assert!(status.counters.checkpoints >= 5);
+    assert!(status.counters.segments_deleted > 25, "{}", status.counters.segments_deleted);
+    let volume = rig.open();
+    assert_eq!(volume.read_at(0, MIB as usize).unwrap(), pattern(0, 39, MIB as usize));
+}
+
+#[test]
+fn a_discard_of_the_whole_disk_is_a_handful_of_records() {
+    let rig = Rig::with(2 << 40, FlushMode::Logged);
+    let volume = rig.open();
+    volume.write_at(1 << 40, &[7; 100]).unwrap();
+    let before = volume.status().positions.accepted;
+    volume.discard(0, 2 << 40).unwrap();
+    assert!(volume.status().positions.accepted - before <= 200);
+    assert_eq!(volume.read_at(1 << 40, 100).unwrap(), vec![0; 100]);
+    volume.close().unwrap();
+    let volume = rig.open();
+    assert_eq!(volume.read_at(1 << 40, 100).unwrap(), vec![0; 100]);
+    assert_eq!(volume.status().live_bytes, 0);
+}

@@ -1,0 +1,106 @@
+//! This machine: what it can do, how programs are run on it, and waiting for a condition with a deadline.
+//!
+//! A missing program is a failure, not a skip: the set-up installs it. Only what no set-up can give
+//! (root, FUSE, loop devices) skips a test, with its reason, and is counted.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything that ought to happen may take before the test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The root of the repository.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("the tests lie one folder below the repository's root").to_owned()
+}
+
+/// The binary under test: `SAWMILL_BINARY`, else the release build.
+#[must_use]
+pub fn sawmill_binary() -> PathBuf {
+    let built =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+    let path =
+        std::env::var_os("SAWMILL_BINARY").map_or_else(|| built.join("release/sawmill"), PathBuf::from);
+    assert!(path.is_file(), "{} is missing: run `cargo build --release -p sawmill` first", path.display());
+    path
+}
+
+/// Finds a program on the path, in the places only root has there, or among what the set-up built.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let prepared = repository().join(".prepared/bin").display().to_string();
+    format!("{prepared}:{path}:/usr/sbin:/sbin:/usr/bin")
+        .split(':')
+        .map(|folder| Path::new(folder).join(name))
+        .find(|candidate| candidate.is_file())
+        .unwrap_or_else(|| panic!("{name} is missing: run tests/setup/prepare.sh test"))
+}
+
+/// A command for a program that the set-up installs.
+#[must_use]
+pub fn command(name: &str) -> Command {
+    let mut command = Command::new(program(name));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end and demands success; returns its standard output.
+///
+/// # Panics
+/// When the command cannot be started or fails; the text names it and shows what it said.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
+    assert!(output.status.success(), "{command:?} failed: {}\n{}", output.status, said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a program said on both of its outputs.
+#[must_use]
+pub fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Asks again and again until `ask` has an answer, and gives up with `what` after [`PATIENCE`].
+///
+/// # Panics
+/// When the condition does not come true in time.
+pub fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited {} s in vain: {what}", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Counts the running test as skipped: a line in `SAWMILL_SKIP_LOG`, and on the test's own output.
+pub fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    println!("skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("SAWMILL_SKIP_LOG") {
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        if let Ok(mut log) = log {
+            // Without the line the test would be counted as passed: the only harm.
+            let _ = writeln!(log, "{test}: {why}");
+        }
+    }
+}
+
+/// Whether file systems can be mounted here through FUSE and a loop device.
+pub fn can_mount() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("mounting needs root".to_owned());
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(device);
+        opened.map_err(|error| format!("mounting needs {device}: {error}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,383 @@
+//! Requests in flight and their answers. One thread per connection listens; submitting never waits for an
+//! answer, only for room in the socket.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::handshake::{Dialect, Export, Socket, negotiate};
+use super::wire::{
+    Address, CHUNK, EXTENDED_CHUNK, EXTENDED_REQUEST, REQUEST, SIMPLE_REPLY, read_bytes, read_u16, read_u32,
+    read_u64, violation,
+};
+
+/// What is asked of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields say it: where, how much, what bytes, and force unit access")]
+pub enum Command {
+    Read { offset: u64, length: u32 },
+    Write { offset: u64, bytes: Vec<u8>, fua: bool },
+    Flush,
+    Trim { offset: u64, length: u64 },
+    WriteZeroes { offset: u64, length: u64 },
+    BlockStatus { offset: u64, length: u64 },
+}
+
+/// One run of an allocation answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes in the run.
+    pub length: u64,
+    /// Bit 0: a hole; bit 1: reads as zeroes.
+    pub flags: u64,
+}
+
+/// A good answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// The bytes of a read.
+    pub bytes: Vec<u8>,
+    /// The runs of a block status.
+    pub extents: Vec<Extent>,
+}
+
+/// Why there is no good answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The server answered with this error number.
+    Errno(u32),
+    /// The connection ended first: whether the request took effect is unknown.
+    Gone,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Errno(number) => write!(f, "error {number}"),
+            Failure::Gone => f.write_str("the connection ended"),
+        }
+    }
+}
+
+type Listener = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
+
+struct Waiting {
+    offset: u64,
+    reply: Reply,
+    failure: Option<Failure>,
+    listener: Listener,
+}
+
+#[derive(Default)]
+struct InFlight {
+    next_cookie: u64,
+    waiting: HashMap<u64, Waiting>,
+    gone: bool,
+}
+
+/// A connection. Dropping it breaks the connection off.
+pub struct Client {
+    export: Export,
+    dialect: Dialect,
+    socket: Mutex<Socket>,
+    in_flight: Arc<Mutex<InFlight>>,
+    listener: Option<std::thread::JoinHandle<()>>,
+    shut: Socket,
+}
+
+/// An answer to come.
+pub struct Pending(Receiver<Result<Reply, Failure>>);
+
+impl Pending {
+    /// Waits for the answer.
+    pub fn wait(self) -> Result<Reply, Failure> {
+        self.0.recv().unwrap_or(Err(Failure::Gone))
+    }
+}
+
+impl Client {
+    /// Connects and negotiates.
+    pub fn connect(uri: &str, dialect: Dialect) -> io::Result<Self> {
+        let address = Address::parse(uri)?;
+        let (Address::Unix(_, name) | Address::Tcp(_, name)) = &address;
+        let mut socket = Socket::connect(&address)?;
+        let export = negotiate(&mut socket, name, dialect)?;
+        // From here on silence is legal: a server may let a writer wait for as long as its store is away.
+        socket.limit(None)?;
+        let in_flight = Arc::new(Mutex::new(InFlight::default()));
+        let listening = Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, dialect };
+        let shut = socket.duplicate()?;
+        let listener = Some(std::thread::spawn(move || listening.run()));
+        Ok(Client { export, dialect, socket: Mutex::new(socket), in_flight, listener, shut })
+    }
+
+    /// What the server said about the export.
+    #[must_use]
+    pub fn export(&self) -> &Export {
+        &self.export
+    }
+
+    /// Sends a command; `listener` hears the outcome on the listening thread, or here when the connection
+    /// is gone already.
+    pub fn submit_then(
+        &self,
+        command: &Command,
+        listener: impl FnOnce(Result<Reply, Failure>) + Send + 'static,
+    ) {
+        let mut waiting =
+            Waiting { offset: 0, reply: Reply::default(), failure: None, listener: Box::new(listener) };
+        if let Command::Read { offset, length } = command {
+            waiting.offset = *offset;
+            waiting.reply.bytes = vec![0; *length as usize];
+        }
+        let cookie = {
+            let mut in_flight = lock(&self.in_flight);
+            if in_flight.gone {
+                drop(in_flight);
+                return (waiting.listener)(Err(Failure::Gone));
+            }
+            in_flight.next_cookie += 1;
+            let cookie = in_flight.next_cookie;
+            in_flight.waiting.insert(cookie, waiting);
+            cookie
+        };
+        let message = encode(command, cookie, self.dialect);
+        // A failed send is heard by the listening thread too, which then tells all who wait.
+        let mut socket = lock(&self.socket);
+        if socket.write_all(&message).is_err() {
+            socket.shut();
+        }
+    }
+
+    /// Sends a command.
+    #[must_use]
+    pub fn submit(&self, command: &Command) -> Pending {
+        let (tell, hear) = sync_channel(1);
+        self.submit_then(command, move |outcome| {
+            // Nobody may care for the outcome.
+            let _ = tell.send(outcome);
+        });
+        Pending(hear)
+    }
+
+    /// Sends a command and waits for its answer.
+    pub fn call(&self, command: &Command) -> Result<Reply, Failure> {
+        self.submit(command).wait()
+    }
+
+    /// Reads.
+    pub fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, Failure> {
+        self.call(&Command::Read { offset, length }).map(|reply| reply.bytes)
+    }
+
+    /// Writes.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        self.call(&Command::Write { offset, bytes: bytes.to_vec(), fua: false }).map(drop)
+    }
+
+    /// Flushes.
+    pub fn flush(&self) -> Result<(), Failure> {
+        self.call(&Command::Flush).map(drop)
+    }
+
+    /// Reads the whole export, several requests at a time.
+    pub fn read_all(&self) -> Result<Vec<u8>, Failure> {
+        const STEP: u64 = 1 << 20;
+        let size = self.export.size_bytes;
+        let starts = (0..size).step_by(STEP as usize);
+        let asked: Vec<Pending> = starts
+            .map(|offset| self.submit(&Command::Read { offset, length: STEP.min(size - offset) as u32 }))
+            .collect();
+        let mut image = Vec::with_capacity(size as usize);
+        for pending in asked {
+            image.extend(pending.wait()?.bytes);
+        }
+        Ok(image)
+    }
+
+    /// Requests sent and not yet answered.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        lock(&self.in_flight).waiting.len()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shut.shut();
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn encode(command: &Command, cookie: u64, dialect: Dialect) -> Vec<u8> {
+    const FUA: u16 = 1;
+    let (kind, flags, offset, length, bytes): (u16, u16, u64, u64, &[u8]) = match command {
+        Command::Read { offset, length } => (0, 0, *offset, u64::from(*length), &[]),
+        Command::Write { offset, bytes, fua } => {
+            (1, if *fua { FUA } else { 0 }, *offset, bytes.len() as u64, bytes)
+        }
+        Command::Flush => (3, 0, 0, 0, &[]),
+        Command::Trim { offset, length } => (4, 0, *offset, *length, &[]),
+        Command::WriteZeroes { offset, length } => (6, 0, *offset, *length, &[]),
+        Command::BlockStatus { offset, length } => (7, 0, *offset, *length, &[]),
+    };
+    let mut message = Vec::with_capacity(32 + bytes.len());
+    if dialect == Dialect::Extended {
+        // In this dialect a write says that its length is that of its payload.
+        let flags = if kind == 1 { flags | 1 << 5 } else { flags };
+        message.extend(EXTENDED_REQUEST.to_be_bytes());
+        message.extend(flags.to_be_bytes());
+        message.extend(kind.to_be_bytes());
+        message.extend(cookie.to_be_bytes());
+        message.extend(offset.to_be_bytes());
+        message.extend(length.to_be_bytes());
+    } else {
+        let length = u32::try_from(length).expect("lengths of 4 GiB and more need the extended dialect");
+        message.extend(REQUEST.to_be_bytes());
+        message.extend(flags.to_be_bytes());
+        message.extend(kind.to_be_bytes());
+        message.extend(cookie.to_be_bytes());
+        message.extend(offset.to_be_bytes());
+        message.extend(length.to_be_bytes());
+    }
+    message.extend(bytes);
+    message
+}
+
+/// The listening side of a connection.
+struct Listening {
+    in_flight: Arc<Mutex<InFlight>>,
+    socket: Socket,
+    dialect: Dialect,
+}
+
+impl Listening {
+    fn run(mut self) {
+        let why = loop {
+            if let Err(why) = self.hear() {
+                break why;
+            }
+        };
+        if why.kind() == io::ErrorKind::InvalidData {
+            println!("nbd: the server broke the protocol: {why}");
+        }
+        self.socket.shut();
+        let left: Vec<Waiting> = {
+            let mut in_flight = lock(&self.in_flight);
+            in_flight.gone = true;
+            in_flight.waiting.drain().map(|(_, waiting)| waiting).collect()
+        };
+        for waiting in left {
+            (waiting.listener)(Err(Failure::Gone));
+        }
+    }
+
+    fn hear(&mut self) -> io::Result<()> {
+        match read_u32(&mut self.socket)? {
+            SIMPLE_REPLY => self.hear_simple(),
+            CHUNK if self.dialect == Dialect::Structured => {
+                let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
+                let cookie = read_u64(&mut self.socket)?;
+                let length = read_u32(&mut self.socket)?;
+                let payload = read_bytes(&mut self.socket, length as usize)?;
+                self.chunk(flags, kind, cookie, &payload)
+            }
+            EXTENDED_CHUNK if self.dialect == Dialect::Extended => {
+                let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
+                let cookie = read_u64(&mut self.socket)?;
+                let _offset = read_u64(&mut self.socket)?;
+                let length = read_u64(&mut self.socket)?;
+                let payload = read_bytes(&mut self.socket, length as usize)?;
+                self.chunk(flags, kind, cookie, &payload)
+            }
+            other => {
+                Err(violation(format!("a reply with magic {other:#x} in the {:?} dialect", self.dialect)))
+            }
+        }
+    }
+
+    fn hear_simple(&mut self) -> io::Result<()> {
+        let error = read_u32(&mut self.socket)?;
+        let cookie = read_u64(&mut self.socket)?;
+        let mut waiting = self.take(cookie)?;
+        if error == 0 && !waiting.reply.bytes.is_empty() {
+            if self.dialect != Dialect::Simple {
+                return Err(violation("a read was answered with a simple reply after structured replies"));
+            }
+            let count = waiting.reply.bytes.len();
+            waiting.reply.bytes = read_bytes(&mut self.socket, count)?;
+        }
+        if error != 0 {
+            waiting.failure = Some(Failure::Errno(error));
+        }
+        finish(waiting);
+        Ok(())
+    }
+
+    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> io::Result<()> {
+        let mut waiting = self.take(cookie)?;
+        note_chunk(&mut waiting, kind, payload)?;
+        if flags & 1 == 1 {
+            finish(waiting);
+        } else {
+            lock(&self.in_flight).waiting.insert(cookie, waiting);
+        }
+        Ok(())
+    }
+
+    fn take(&self, cookie: u64) -> io::Result<Waiting> {
+        let waiting = lock(&self.in_flight).waiting.remove(&cookie);
+        waiting.ok_or_else(|| violation(format!("an answer to a request that is not in flight: {cookie}")))
+    }
+}
+
+fn finish(waiting: Waiting) {
+    let Waiting { reply, failure, listener, .. } = waiting;
+    listener(failure.map_or(Ok(reply), Err));
+}
+
+fn note_chunk(waiting: &mut Waiting, kind: u16, mut payload: &[u8]) -> io::Result<()> {
+    match kind {
+        0 => {}
+        1 => {
+            let offset = read_u64(&mut payload)?;
+            let (from, bytes) = (offset.wrapping_sub(waiting.offset) as usize, payload);
+            let place = from.checked_add(bytes.len()).and_then(|end| waiting.reply.bytes.get_mut(from..end));
+            place.ok_or_else(|| violation("data outside what was asked for"))?.copy_from_slice(bytes);
+        }
+        2 => {
+            let offset = read_u64(&mut payload)?;
+            let length = read_u32(&mut payload)? as usize;
+            let from = offset.wrapping_sub(waiting.offset) as usize;
+            let place = from.checked_add(length).and_then(|end| waiting.reply.bytes.get_mut(from..end));
+            place.ok_or_else(|| violation("a hole outside what was asked for"))?.fill(0);
+        }
+        5 => {
+            let _context = read_u32(&mut payload)?;
+            while !payload.is_empty() {
+                let length = u64::from(read_u32(&mut payload)?);
+                let flags = u64::from(read_u32(&mut payload)?);
+                waiting.reply.extents.push(Extent { length, flags });
+            }
+        }
+        6 => {
+            let _context = read_u32(&mut payload)?;
+            let count = read_u32(&mut payload)?;
+            for _ in 0..count {
+                let (length, flags) = (read_u64(&mut payload)?, read_u64(&mut payload)?);
+                waiting.reply.extents.push(Extent { length, flags });
+            }
+        }
+        0x8001 | 0x8002 => waiting.failure = Some(Failure::Errno(read_u32(&mut payload)?)),
+        other => return Err(violation(format!("a chunk of unknown type {other:#x}"))),
+    }
+    Ok(())
+}

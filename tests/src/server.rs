@@ -1,0 +1,305 @@
+//! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen.
+//!
+//! Readiness is the server's own event on its standard output; nothing here guesses by time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::machine::{self, PATIENCE};
+use crate::nbd::{Client, Dialect};
+use crate::place::{Finished, Place};
+
+/// A server about to be started.
+pub struct Serve<'a> {
+    place: &'a Place,
+    volumes: Vec<String>,
+    arguments: Vec<String>,
+    listen: String,
+}
+
+impl<'a> Serve<'a> {
+    /// Serves `volume` on a Unix socket in the place, with a small journal and cache.
+    #[must_use]
+    pub fn new(place: &'a Place, volume: &str) -> Self {
+        let listen = format!("unix:{}", place.path("nbd.sock").display());
+        Serve { place, volumes: vec![volume.to_owned()], arguments: Vec::new(), listen }
+    }
+
+    /// Serves one more volume.
+    #[must_use]
+    pub fn and(mut self, volume: &str) -> Self {
+        self.volumes.push(volume.to_owned());
+        self
+    }
+
+    /// Adds options.
+    #[must_use]
+    pub fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    /// Listens elsewhere: `unix:PATH` or `tcp:ADDRESS:PORT`.
+    #[must_use]
+    pub fn at(mut self, listen: &str) -> Self {
+        listen.clone_into(&mut self.listen);
+        self
+    }
+
+    /// Starts the server and waits for every volume's ready event.
+    ///
+    /// # Panics
+    /// When it ends before it is ready.
+    #[must_use]
+    pub fn start(self) -> Server {
+        match self.attempt() {
+            Ok(server) => server,
+            Err(ended) => {
+                panic!("`{}` did not get ready ({:?}):\n{}", ended.line, ended.code, ended.stderr)
+            }
+        }
+    }
+
+    /// Starts the server; gives what it left behind when it ends before it is ready.
+    pub fn attempt(self) -> Result<Server, Finished> {
+        let count = self.volumes.len();
+        let mut server = self.launch();
+        while server.ready.len() < count {
+            match server.next_event() {
+                Some(event) if event["event"] == "ready" => server.ready.push(event),
+                Some(_) => {}
+                None => return Err(server.finished()),
+            }
+        }
+        Ok(server)
+    }
+
+    /// Starts the server and does not wait for anything.
+    #[must_use]
+    pub fn launch(self) -> Server {
+        let mut words = vec!["serve".to_owned()];
+        words.extend(self.volumes);
+        words.extend(["--json".to_owned(), "--nbd".to_owned(), self.listen]);
+        words.extend(self.arguments);
+        let staging = self.place.memory().display().to_string();
+        for (option, value) in
+            [("--journal-bytes", "64M"), ("--cache-bytes", "64M"), ("--staging", staging.as_str())]
+        {
+            if !words.iter().any(|word| word == option) {
+                words.extend([option.to_owned(), value.to_owned()]);
+            }
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut child = self
+            .place
+            .command(&words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary under test starts");
+        let (tell, events) = channel();
+        let stdout = child.stdout.take().expect("a pipe was asked for");
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // Whoever listens may be gone; the pipe is still to be drained.
+                let _ = tell.send(line);
+            }
+        });
+        let said = Arc::new(Mutex::new(String::new()));
+        let stderr = child.stderr.take().expect("a pipe was asked for");
+        let keep = Arc::clone(&said);
+        let listener = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut said = keep.lock().expect("nobody panics with this lock");
+                said.push_str(&line);
+                said.push('\n');
+            }
+        });
+        let line = format!("sawmill {}", words.join(" "));
+        Server { line, child, events, said, listener: Some(listener), ready: Vec::new(), status: None }
+    }
+}
+
+/// A server that runs, or ran. It is killed when dropped.
+pub struct Server {
+    line: String,
+    child: Child,
+    events: Receiver<String>,
+    said: Arc<Mutex<String>>,
+    listener: Option<std::thread::JoinHandle<()>>,
+    ready: Vec<Value>,
+    status: Option<ExitStatus>,
+}
+
+impl Server {
+    /// The next event, or none when the server has ended.
+    ///
+    /// # Panics
+    /// When it stays silent for too long, or prints a line that is not a JSON object.
+    pub fn next_event(&mut self) -> Option<Value> {
+        match self.events.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                let event: Value = serde_json::from_str(&line)
+                    .unwrap_or_else(|error| panic!("`{}` printed no event: {error}: {line}", self.line));
+                Some(event)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("`{}` was silent for {} s:\n{}", self.line, PATIENCE.as_secs(), self.stderr())
+            }
+        }
+    }
+
+    /// The ready event of the first volume.
+    #[must_use]
+    pub fn ready(&self) -> &Value {
+        self.ready.first().expect("the server was started and is ready")
+    }
+
+    /// The URI of the first volume.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        self.uri_of(0)
+    }
+
+    /// The URI of the volume whose ready event came at `index`.
+    #[must_use]
+    pub fn uri_of(&self, index: usize) -> String {
+        let uri = self.ready[index]["uri"].as_str();
+        uri.unwrap_or_else(|| panic!("a ready event without a URI: {}", self.ready[index])).to_owned()
+    }
+
+    /// A connection to the first volume.
+    #[must_use]
+    pub fn connect(&self) -> Client {
+        Client::connect(&self.uri(), Dialect::Structured)
+            .unwrap_or_else(|error| panic!("cannot connect to {}: {error}\n{}", self.uri(), self.stderr()))
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has said on standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        self.said.lock().expect("nobody panics with this lock").clone()
+    }
+
+    /// Whether the process still runs.
+    pub fn is_running(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("the child can be waited for");
+        }
+        self.status.is_none()
+    }
+
+    /// Sends a signal. A process that is gone is fine.
+    pub fn signal(&self, signal: Signal) {
+        if self.status.is_none() {
+            let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a process has a positive id");
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// `kill -9`, and waits until the process is gone.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    /// Asks for an orderly end (SIGTERM) and waits for it.
+    #[must_use]
+    pub fn stop(self) -> Finished {
+        self.signal(Signal::TERM);
+        self.finished()
+    }
+
+    /// Waits for the end of the process and gives what it left.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn finished(mut self) -> Finished {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_running() {
+            if Instant::now() > deadline {
+                let line = self.line.clone();
+                let said = self.stderr();
+                self.end();
+                panic!("`{line}` did not end:\n{said}");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+        let mut stdout = String::new();
+        while let Ok(line) = self.events.recv() {
+            stdout.push_str(&line);
+            stdout.push('\n');
+        }
+        let code = self.status.and_then(|status| status.code());
+        Finished { line: self.line.clone(), code, stdout, stderr: self.stderr() }
+    }
+
+    /// The status document; the server was started with `--admin 127.0.0.1:0`.
+    ///
+    /// # Panics
+    /// When the admin server gives no whole answer.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let admin = self.ready()["admin"].as_str().expect("the server was started with --admin");
+        let host = admin.trim_start_matches("http://").trim_end_matches('/');
+        let asked = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(host)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            write!(stream, "GET /status HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = asked().unwrap_or_else(|error| panic!("{admin} gives no answer: {error}"));
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("no JSON ({error}): {answer}"))
+    }
+
+    /// Asks for the status document until it says what is wanted.
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        machine::wait_until(what, || Some(self.status()).filter(&wanted))
+    }
+
+    /// Resident memory in bytes.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(&path).expect("the server runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux reports VmRSS");
+        let number = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
+        number.expect("VmRSS is a number of KiB") * 1024
+    }
+
+    fn end(&mut self) {
+        if self.is_running() {
+            let _ = self.child.kill();
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+        if std::thread::panicking() {
+            println!("-- `{}` said:\n{}", self.line, self.stderr());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The client's log: every write and flush with the moments of its submission and its completion.
+//!
+//! Invariant: moments come from one clock that only goes up, taken before a request is sent and after its
+//! answer is read, so "completed before submitted" in the log was so in the world.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{SECTOR_BYTES, Sector, Stamp};
+
+/// A clock without time: each look at it is later than all before.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    /// The next moment. The first is 1.
+    #[must_use]
+    pub fn tick(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// What a write leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Stamped data.
+    Data,
+    /// Zeroes: a write-zeroes, or a discard.
+    Zero,
+}
+
+/// One write in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Its number in the run, as in its stamps.
+    pub id: u64,
+    /// What it leaves behind.
+    pub kind: Kind,
+    /// Its first sector.
+    pub sector: u64,
+    /// Its length in sectors.
+    pub count: u32,
+    /// It was to be durable when completed.
+    pub fua: bool,
+    /// When it was submitted.
+    pub submitted: u64,
+    /// When it was completed; none when no good answer came.
+    pub completed: Option<u64>,
+}
+
+/// One flush in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// When it was submitted.
+    pub submitted: u64,
+    /// When it was completed; none when no good answer came.
+    pub completed: Option<u64>,
+}
+
+/// What was done to a volume since it was last looked at, and what it looked like then.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// The run, as in the stamps.
+    pub run: u64,
+    /// The clock of the run.
+    pub clock: Clock,
+    /// The writes, in order of submission.
+    pub writes: Vec<Write>,
+    /// The flushes, in order of submission.
+    pub flushes: Vec<Flush>,
+    /// What each sector held before the writes of this log: the number of an older write, or none for zeroes.
+    pub base: Vec<Option<u64>>,
+    by_id: HashMap<u64, usize>,
+    next_id: u64,
+}
+
+impl Log {
+    /// The log of an empty volume.
+    #[must_use]
+    pub fn new(run: u64, sectors: u64) -> Self {
+        Log {
+            run,
+            clock: Clock::default(),
+            writes: Vec::new(),
+            flushes: Vec::new(),
+            base: vec![None; sectors as usize],
+            by_id: HashMap::new(),
+            next_id: 1,
+        }
+    }
+
+    /// Notes that a write is about to be submitted; returns its place in the log.
+    pub fn submit(&mut self, kind: Kind, sector: u64, count: u32, fua: bool) -> usize {
+        let id = self.next_id;
+        self.next_id += 1;
+        let submitted = self.clock.tick();
+        self.add(Write { id, kind, sector, count, fua, submitted, completed: None })
+    }
+
+    /// Adds a write as it is; returns its place in the log.
+    pub fn add(&mut self, write: Write) -> usize {
+        self.by_id.insert(write.id, self.writes.len());
+        self.writes.push(write);
+        self.writes.len() - 1
+    }
+
+    /// Notes that a flush is about to be submitted; returns its place in the log.
+    pub fn submit_flush(&mut self) -> usize {
+        self.flushes.push(Flush { submitted: self.clock.tick(), completed: None });
+        self.flushes.len() - 1
+    }
+
+    /// The bytes of a write in the log.
+    #[must_use]
+    pub fn bytes_of(&self, place: usize) -> Vec<u8> {
+        let write = &self.writes[place];
+        match write.kind {
+            Kind::Data => Stamp::write_bytes(self.run, write.id, write.sector, write.count),
+            Kind::Zero => vec![0; write.count as usize * SECTOR_BYTES],
+        }
+    }
+
+    /// The place of the write with this number, when it is in this log.
+    #[must_use]
+    pub fn find(&self, id: u64) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Starts over from what the volume looks like now: what is gone now may never come back.
+    pub fn rebase(&mut self, image: &[u8]) {
+        self.writes.clear();
+        self.flushes.clear();
+        self.by_id.clear();
+        for (base, sector) in self.base.iter_mut().zip(image.chunks(SECTOR_BYTES)) {
+            *base = match Sector::read(sector) {
+                Sector::Stamped(stamp) => Some(stamp.write),
+                Sector::Empty | Sector::Damaged => None,
+            };
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The command line as its users meet it: what each command prints, what each refusal says, and that every
+//! refusal is one line with the exit code of the documented table.
+
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::store::{self, StoreUnderTest};
+use serde_json::Value;
+
+on_each_store!(
+    a_volume_is_created_listed_shown_checked_and_deleted,
+    a_name_taken_is_refused_and_a_name_missing_is_not_found,
+    info_tells_positions_while_served_and_at_rest,
+    wait_returns_when_everything_is_stored,
+    inspect_reads_segments_checkpoints_journal_and_recovery,
+    check_lists_damage_and_changes_nothing,
+    doctor_finds_a_good_store_good,
+    a_served_volume_is_not_deleted_under_its_users,
+);
+
+/// The documented table of exit codes.
+mod code {
+    pub(crate) const NEGATIVE: i32 = 1;
+    pub(crate) const USAGE: i32 = 2;
+    pub(crate) const NOT_FOUND: i32 = 3;
+    pub(crate) const EXISTS: i32 = 4;
+    pub(crate) const UNAVAILABLE: i32 = 7;
+    pub(crate) const DENIED: i32 = 8;
+    pub(crate) const IN_USE: i32 = 11;
+}
+
+fn unsigned(document: &Value, name: &str) -> u64 {
+    let found = field(document, name).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no number {name} in {document:#}"))
+}
+
+fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    let made = place.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
+    assert_eq!(unsigned(&made, "size_bytes"), 3 << 29);
+    place.create("other", "10T", &["--block-size", "512", "--segment-bytes", "16M"]);
+    let listed = place.sawmill(&["list", "--json"]).json();
+    let names: Vec<&str> =
+        listed.as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
+    assert_eq!(names, ["disk", "other"]);
+    let listed = place.sawmill(&["list"]).ok();
+    assert!(listed.contains("disk") && listed.contains("1.50 GiB") && listed.contains("10 TiB"), "{listed}");
+    let info = place.info("other");
+    assert_eq!((unsigned(&info, "block_bytes"), unsigned(&info, "segment_bytes")), (512, 16 << 20));
+    assert!(place.sawmill(&["info", "disk"]).ok().contains("stored"));
+    let checked = place.sawmill(&["check", "disk", "--json"]).json();
+    assert_eq!(checked["ok"], true);
+    let url = format!("{}/disk", place.store_url());
+    assert_eq!(unsigned(&place.info(&url), "size_bytes"), 3 << 29);
+    place.sawmill(&["delete", "disk"]).refused(code::USAGE, &["--yes"]);
+    let deleted = place.sawmill(&["delete", "disk", "--yes", "--json"]).json();
+    assert_eq!(deleted["deleted"], "disk");
+    place.sawmill(&["info", "disk"]).refused(code::NOT_FOUND, &["disk"]);
+    let listed = place.sawmill(&["list", "--store", place.store_url(), "--json"]).json();
+    assert_eq!(listed.as_array().map(Vec::len), Some(1));
+}
+
+fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "1M", &[]);
+    place.sawmill(&["create", "disk", "--size", "1M"]).refused(code::EXISTS, &["disk", "exists"]);
+    for words in [
+        &["info", "nodisk"][..],
+        &["delete", "nodisk", "--yes"],
+        &["check", "nodisk"],
+        &["wait", "nodisk", "--stored"],
+        &["inspect", "recovery", "nodisk"],
+        &["serve", "nodisk"],
+    ] {
+        place.sawmill(words).refused(code::NOT_FOUND, &["nodisk"]);
+    }
+    // A volume that is there, but not served here: nothing to wait for.
+    place.sawmill(&["wait", "disk", "--stored"]).refused(code::NOT_FOUND, &["serve"]);
+}
+
+fn info_tells_positions_while_served_and_at_rest(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &[]);
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    client.write(0, &[1; 1 << 20]).expect("accepted");
+    let (accepted, logged, stored) = {
+        let info = place.info("disk");
+        (unsigned(&info, "accepted"), unsigned(&info, "logged"), unsigned(&info, "stored"))
+    };
+    assert!(accepted >= 1 << 20 && accepted >= logged && logged >= stored, "{accepted} {logged} {stored}");
+    client.flush().expect("flushed");
+    let info = place.info("disk");
+    assert!(unsigned(&info, "logged") >= accepted, "a flush logs all that was accepted: {info:#}");
+    assert_eq!(unsigned(&info, "pid"), u64::from(server.pid()), "info says who is attached");
+    assert_eq!(unsigned(&info, "epoch"), 1);
+    let _ = server.stop().ok();
+    let info = place.info("disk");
+    assert_eq!(unsigned(&info, "live_bytes"), 1 << 20, "{info:#}");
+    assert!(unsigned(&info, "segments") >= 1 && unsigned(&info, "extents") >= 1, "{info:#}");
+}
+
+fn wait_returns_when_everything_is_stored(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &[]);
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    client.write(0, &[1; 1 << 20]).expect("accepted");
+    let _ = place.sawmill(&["wait", "disk", "--logged"]).ok();
+    let info = place.info("disk");
+    assert!(unsigned(&info, "logged") >= 1 << 20, "{info:#}");
+    let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "30s", "--json"]).json();
+    assert_eq!(waited["reached"], true);
+    let info = place.info("disk");
+    assert!(unsigned(&info, "stored") >= 1 << 20, "{info:#}");
+    server.kill();
+    // What `wait --stored` promised survives the loss of the machine.
+    let elsewhere = place.neighbour();
+    let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
+    assert_eq!(server.connect().read(0, 1 << 20), Ok(vec![1; 1 << 20]));
+}
+
+fn inspect_reads_segments_checkpoints_journal_and_recovery(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[1; 1 << 20]).expect("accepted");
+    let _ = server.stop().ok();
+    let journal = place.journals().pop().expect("a journal in the state folder");
+    let journal = journal.display().to_string();
+    let before = std::fs::read(&journal).expect("readable");
+    for words in [
+        &["inspect", "checkpoint", "disk", "--json"][..],
+        &["inspect", "recovery", "disk", "--json"],
+        &["inspect", "journal", &journal, "--json"],
+        &["inspect", "segment", "disk", "1", "--json"],
+    ] {
+        let said = place.sawmill(words).json();
+        assert!(said.is_object() || said.is_array(), "{said}");
+    }
+    assert!(std::fs::read(&journal).expect("readable") == before, "looking changed the journal");
+    place.sawmill(&["inspect", "segment", "disk", "999999"]).refused(code::NOT_FOUND, &["999999"]);
+}
+
+fn check_lists_damage_and_changes_nothing(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[0x77; 1 << 20]).expect("accepted");
+    let _ = server.stop().ok();
+    let _ = place.sawmill(&["check", "disk"]).ok();
+    let Some(folder) = place.store_folder() else {
+        return; // Bits are flipped in a folder only; a MinIO has checksums of its own.
+    };
+    let victim = biggest_file(folder);
+    let mut bytes = std::fs::read(&victim).expect("an object");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(&victim, &bytes).expect("an object can be damaged");
+    let checked = place.sawmill(&["check", "disk", "--json"]);
+    assert_eq!(checked.code, Some(code::NEGATIVE), "{}{}", checked.stdout, checked.stderr);
+    let report: Value = serde_json::from_str(&checked.stdout).expect("JSON also with damage");
+    let object = report["damage"][0]["object"].as_str().expect("the damaged object is named");
+    assert!(victim.to_string_lossy().ends_with(object), "{object} is not {}", victim.display());
+    assert!(std::fs::read(&victim).expect("still there") == bytes, "check changed the object");
+    // A read of the damaged range fails; it never returns the wrong bytes. The rest is readable.
+    place.lose_state();
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    let answers: Vec<_> = (0..16_u64).map(|n| client.read(n << 16, 1 << 16)).collect();
+    assert!(answers.iter().any(Result::is_err), "damage was served");
+    assert!(answers.iter().flatten().flatten().all(|&byte| byte == 0x77), "wrong bytes were served");
+    assert!(answers.iter().filter(|answer| answer.is_ok()).count() >= 11, "one frame or segment is damaged");
+}
+
+fn biggest_file(folder: &std::path::Path) -> std::path::PathBuf {
+    let mut folders = vec![folder.to_owned()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder of the store").flatten() {
+            let meta = entry.metadata().expect("an entry has metadata");
+            if meta.is_dir() {
+                folders.push(entry.path());
+            } else {
+                files.push((meta.len(), entry.path()));
+            }
+        }
+    }
+    files.into_iter().max().expect("the store has objects").1
+}
+
+fn doctor_finds_a_good_store_good(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "1M", &[]);
+    let said = place.sawmill(&["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&said.stdout).expect("doctor prints JSON");
+    let text = report.to_string();
+    assert!(text.contains("conditional"), "the conditional create is probed: {text}");
+    assert!(said.code == Some(0) || said.code == Some(code::NEGATIVE), "{}", said.stderr);
+}
+
+fn a_served_volume_is_not_deleted_under_its_users(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "1M", &[]);
+    let server = place.serve("disk").start();
+    place.sawmill(&["delete", "disk", "--yes"]).refused(code::IN_USE, &["disk", "served"]);
+    // A second server of the same volume on the same machine would use the same journal.
+    let socket = format!("unix:{}", place.path("second.sock").display());
+    let Err(refusal) = place.serve("disk").at(&socket).attempt() else {
+        panic!("two servers share one journal");
+    };
+    refusal.refused(code::IN_USE, &["disk"]);
+    assert_eq!(server.connect().read(0, 512), Ok(vec![0; 512]), "the first server was disturbed");
+    let _ = server.stop().ok();
+    let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
+}
+
+#[test]
+fn a_wrong_command_line_is_one_line_that_says_what_to_do() {
+    let place = Place::new(&store::folder());
+    let lines: &[(&[&str], &[&str])] = &[
+        (&["create", "disk", "--size", "10G", "--colour"], &["--colour", "--help"]),
+        (&["create", "disk"], &["--size"]),
+        (&["create", "disk", "--size", "ten"], &["'ten'", "10G"]),
+        (&["create", "disk", "--size", "0"], &["size"]),
+        (&["create", "disk", "--size", "1000"], &["4096"]),
+        (&["create", "disk", "--size", "100000T"], &["64"]),
+        (&["create", "disk", "--size", "1M", "--block-size", "1000"], &["512", "4096"]),
+        (&["create", "disk", "--size", "1M", "--segment-bytes", "3M"], &["power of two"]),
+        (&["create", "disk", "--size", "1M", "--flush", "sometimes"], &["logged", "stored", "weak"]),
+        (&["create", "a/b", "--size", "1M"], &["file:///"]),
+        (&["create", "ftp://host/disk", "--size", "1M"], &["ftp"]),
+        (&["info", "s3:///disk"], &["s3"]),
+        (&["serve"], &["VOL"]),
+        (&["serve", "disk", "--nbd", "carrier:pigeon"], &["unix:", "tcp:"]),
+        (&["wait", "disk", "--stored", "--timeout", "30"], &["30s"]),
+        (&["explode"], &["explode"]),
+    ];
+    for (line, words) in lines {
+        place.sawmill(line).refused(code::USAGE, words);
+    }
+    assert!(!place.path("store").join("volumes").exists(), "a refused command made something");
+}
+
+#[test]
+fn a_journal_that_is_too_small_is_refused_with_the_least_size() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "1G", &[]);
+    let Err(refusal) = place.serve("disk").with(&["--journal-bytes", "1M"]).attempt() else {
+        panic!("a journal of 1 MiB cannot hold segments of 8 MiB");
+    };
+    refusal.refused(code::USAGE, &["journal", "32"]);
+    assert_eq!(place.journals(), Vec::<std::path::PathBuf>::new(), "the refused journal was made");
+}
+
+#[test]
+fn wrong_credentials_and_a_missing_bucket_say_so() {
+    let place = Place::new(&store::minio());
+    let denied = place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
+    sawmill_tests::place::Finished::new("sawmill list".into(), &denied)
+        .refused(code::DENIED, &["credential"]);
+    place
+        .sawmill(&["list", "--store", "s3://no-such-bucket/x"])
+        .refused(code::NOT_FOUND, &["no-such-bucket"]);
+    let nobody = sawmill_tests::store::free_address().to_string();
+    let away = place
+        .command(&["list", "--log", "error"])
+        .env("AWS_ENDPOINT_URL", format!("http://{nobody}"))
+        .output()
+        .expect("it starts");
+    let away = sawmill_tests::place::Finished::new("sawmill list".into(), &away);
+    away.refused(code::UNAVAILABLE, &[nobody.as_str()]);
+}
+
+#[test]
+fn help_is_an_answer_and_names_every_command() {
+    let place = Place::new(&store::folder());
+    let help = place.sawmill(&["--help"]).ok();
+    for command in ["create", "serve", "list", "info", "delete", "wait", "inspect", "check", "doctor"] {
+        assert!(help.contains(command), "{command} is not in the help");
+        assert!(place.sawmill(&[command, "--help"]).ok().contains("Usage:"), "{command} has no help");
+    }
+    assert!(place.sawmill(&["--version"]).ok().starts_with("sawmill "));
+}

@@ -1,0 +1,170 @@
+//! Two writers, real processes, one store: exactly one wins. The other's door fails, says why, and nothing it
+//! wrote after the fence is ever visible.
+
+use rustix::process::Signal;
+use sawmill_tests::dice::Dice;
+use sawmill_tests::load::{Load, Mix, Tally};
+use sawmill_tests::machine::wait_until;
+use sawmill_tests::nbd::{Client, Command, Failure};
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::Place;
+use sawmill_tests::server::Server;
+use sawmill_tests::stamp::{check_cut, check_nothing_accepted_lost};
+use sawmill_tests::store::StoreUnderTest;
+
+on_each_store!(
+    a_second_writer_fences_the_first,
+    a_frozen_writer_that_wakes_up_changes_nothing,
+    a_fenced_journal_is_never_replayed,
+    a_reader_beside_a_writer_disturbs_nobody,
+);
+
+const VOLUME_BYTES: u64 = 8 << 20;
+/// What a fenced serve ends with, by the table of exit codes.
+const FENCED: i32 = 6;
+
+fn place_with_disk(store: &StoreUnderTest) -> Place {
+    let place = Place::new(store);
+    place.create("disk", "8M", &["--segment-bytes", "256K"]);
+    place
+}
+
+fn take_over(elsewhere: &Place) -> Server {
+    elsewhere.serve("disk").with(&["--accept-journal-loss"]).start()
+}
+
+/// Keeps writing until the door fails.
+fn write_until_refused(load: &mut Load, clients: &[Client]) -> Tally {
+    for _ in 0..500 {
+        let tally = load.drive(clients, 200, || ());
+        if tally.refused > 0 || tally.unanswered > 0 {
+            return tally;
+        }
+    }
+    panic!("100000 requests later the stale writer has not learnt that it is fenced");
+}
+
+fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let first = place.serve("disk").start();
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
+    let clients = [first.connect(), first.connect()];
+    load.run(&clients, 1000);
+
+    let elsewhere = place.neighbour();
+    let second = take_over(&elsewhere);
+    let reader = second.connect();
+    let at_takeover = reader.read_all().expect("the new writer reads");
+    check_cut(&load.log, &at_takeover).unwrap_or_else(|violation| panic!("at the takeover: {violation}"));
+
+    let tally = write_until_refused(&mut load, &clients);
+    println!("the first writer met the fence: {tally:?}");
+    // From the fence on the door stays shut.
+    assert!(clients[0].write(0, &[1; 512]).is_err());
+    assert!(reader.read_all().expect("readable") == at_takeover, "the stale writer changed the volume");
+    let ended = first.stop();
+    assert_eq!(ended.code, Some(FENCED), "{}", ended.stderr);
+    assert!(ended.stderr.contains("fence"), "the log does not say it: {}", ended.stderr);
+
+    reader.write(4096, &[7; 4096]).expect("the winner writes");
+    let _ = second.stop().ok();
+    let third = place.neighbour();
+    let third = third.serve("disk").start();
+    let mut expected = at_takeover;
+    expected[4096..8192].fill(7);
+    assert!(third.connect().read_all().expect("readable") == expected, "the winner's state is another");
+}
+
+fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let first = place.serve("disk").start();
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
+    let clients = [first.connect()];
+    load.run(&clients, 500);
+    first.signal(Signal::STOP);
+    // These lie in the frozen writer's socket until it wakes up.
+    let stale: Vec<_> = (0..64_u64)
+        .map(|n| clients[0].submit(&Command::Write { offset: n * 8192, bytes: vec![0xee; 4096], fua: false }))
+        .collect();
+
+    let elsewhere = place.neighbour();
+    let second = take_over(&elsewhere);
+    let reader = second.connect();
+    let mut image = reader.read_all().expect("the new writer reads");
+    check_cut(&load.log, &image).unwrap_or_else(|violation| panic!("at the takeover: {violation}"));
+    for n in 0..64_u64 {
+        reader.write(n * 4096, &[n as u8; 4096]).expect("the winner writes");
+        image[(n * 4096) as usize..][..4096].fill(n as u8);
+    }
+    reader.flush().expect("the winner flushes");
+
+    first.signal(Signal::CONT);
+    // Accepted by a process that does not know yet, or refused: both are honest. What counts is the store.
+    let accepted = stale.into_iter().map(|pending| pending.wait()).filter(Result::is_ok).count();
+    println!("{accepted} of 64 stale writes were accepted before the fence was met");
+    write_until_refused(&mut load, &clients);
+    assert!(reader.read_all().expect("readable") == image, "the woken writer changed the volume");
+    assert_eq!(first.stop().code, Some(FENCED));
+    let _ = second.stop().ok();
+    let third = place.neighbour();
+    let third = third.serve("disk").start();
+    assert!(third.connect().read_all().expect("readable") == image, "something stale came back");
+    let _ = third.stop().ok();
+    let _ = place.sawmill(&["check", "disk"]).ok();
+}
+
+fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let first = place.serve("disk").start();
+    first.connect().write(0, &[0xaa; 4096]).expect("accepted");
+    first.kill();
+    let elsewhere = place.neighbour();
+    let second = take_over(&elsewhere);
+    second.connect().write(4096, &[0xbb; 4096]).expect("accepted");
+    let _ = second.stop().ok();
+
+    // The first machine comes back with a journal of an older epoch, in which there is an unstored write.
+    let journals = place.journals();
+    let before: Vec<Vec<u8>> = journals.iter().map(|path| std::fs::read(path).expect("a journal")).collect();
+    assert!(!before.is_empty(), "the first machine kept a journal");
+    let Err(refusal) = place.serve("disk").attempt() else {
+        panic!("a journal of an older epoch was taken without a word");
+    };
+    refusal.refused(5, &["journal", "--accept-journal-loss"]);
+    for (path, before) in journals.iter().zip(&before) {
+        assert!(
+            std::fs::read(path).expect("still there") == *before,
+            "the refusal changed {}",
+            path.display()
+        );
+    }
+    let server = take_over(&place);
+    let image = server.connect().read_all().expect("readable");
+    assert!(image[..4096].iter().all(|&byte| byte == 0), "a write of the older epoch was replayed");
+    assert!(image[4096..8192].iter().all(|&byte| byte == 0xbb), "the newer epoch's write is gone");
+}
+
+fn a_reader_beside_a_writer_disturbs_nobody(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let writer = place.serve("disk").start();
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
+    let clients = [writer.connect()];
+    load.run(&clients, 400);
+    let elsewhere = place.neighbour();
+    for _ in 0..5 {
+        let reader = elsewhere.serve("disk").with(&["--read-only"]).start();
+        let client = reader.connect();
+        let seen = client.read_all().expect("a reader reads");
+        check_cut(&load.log, &seen).unwrap_or_else(|violation| panic!("a reader sees no cut: {violation}"));
+        assert_eq!(client.write(0, &[1; 512]), Err(Failure::Errno(1)), "writing is not permitted");
+        load.run(&clients, 200);
+        let _ = reader.stop().ok();
+    }
+    let all = clients[0].read_all().expect("the writer reads");
+    check_nothing_accepted_lost(&load.log, &all).unwrap_or_else(|violation| panic!("{violation}"));
+    let _ = writer.stop().ok();
+    // Once everything is stored, a reader sees it all.
+    let reader =
+        wait_until("a reader attaches", || elsewhere.serve("disk").with(&["--read-only"]).attempt().ok());
+    assert!(reader.connect().read_all().expect("a reader reads") == all, "stored writes are not seen");
+}

@@ -1,0 +1,62 @@
+//! A volume that nobody uses costs nothing: no request to the store, and little memory whatever its size.
+//!
+//! `SAWMILL_IDLE_S` (8 by default, past the age at which batches are sealed) is how long it is watched.
+
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::server::Server;
+use sawmill_tests::store::{self, StoreUnderTest};
+use serde_json::Value;
+
+on_each_store!(an_idle_volume_makes_no_request_to_its_store);
+
+/// Requests of every kind that the server has made to its store, and its age in milliseconds.
+fn requests(server: &Server) -> (u64, u64) {
+    let status = server.status();
+    let stores = field(&status, "stores").unwrap_or_else(|| panic!("no word of stores: {status:#}"));
+    let calls = ["get", "put", "list", "delete"].iter().map(|&call| {
+        let call = field(stores, call).and_then(|call| call["requests"].as_u64());
+        call.unwrap_or_else(|| panic!("a kind of call is not counted: {stores:#}"))
+    });
+    let age = field(&status, "uptime_ms").and_then(Value::as_u64).expect("the server tells its age");
+    (calls.sum(), age)
+}
+
+fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
+    let watch_s = std::env::var("SAWMILL_IDLE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8_u64);
+    let place = Place::new(store);
+    place.create("disk", "1T", &[]);
+    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    let client = server.connect();
+    // Never-written ranges are zeroes and cost no request either.
+    let (at_start, _) = requests(&server);
+    assert_eq!(client.read(1 << 39, 65536), Ok(vec![0; 65536]));
+    assert_eq!(requests(&server).0, at_start, "reading nothing asked the store");
+    client.write(0, &[1; 4096]).expect("accepted");
+    let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+    let (before, since) = requests(&server);
+    assert!(before > at_start, "the write was stored");
+    // The promise is about time, so time must pass: the server's own clock says when it has.
+    let after = loop {
+        let (now, age) = requests(&server);
+        if age > since + watch_s * 1000 {
+            break now;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    assert_eq!(after, before, "an idle volume asked its store");
+    let _ = server.stop().ok();
+}
+
+#[test]
+fn an_idle_volume_of_one_tebibyte_takes_less_than_60_mebibytes() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "1T", &[]);
+    let options = ["--journal-bytes", "1G", "--cache-bytes", "4G"];
+    let server = place.serve("disk").with(&options).start();
+    let client = server.connect();
+    assert_eq!(client.read(0, 4096), Ok(vec![0; 4096]));
+    let resident = server.resident_bytes();
+    println!("an idle 1 TiB volume: {resident} bytes resident");
+    assert!(resident < 60 << 20, "{resident} bytes resident");
+}

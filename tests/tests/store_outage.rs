@@ -1,0 +1,115 @@
+//! The store goes away for a while: writes go on into the journal, then wait; reads of what is at hand go on;
+//! everybody is told; and when the store is back, all ends well.
+
+use std::sync::Arc;
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::load::{Load, Mix};
+use sawmill_tests::machine::wait_until;
+use sawmill_tests::nbd::{Command, Pending};
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::stamp::check_nothing_accepted_lost;
+use sawmill_tests::store::{Minio, StoreUnderTest};
+
+const VOLUME_BYTES: u64 = 64 << 20;
+
+fn unsigned(info: &serde_json::Value, name: &str) -> u64 {
+    field(info, name).and_then(serde_json::Value::as_u64).unwrap_or_else(|| panic!("no {name} in {info:#}"))
+}
+
+#[test]
+fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns() {
+    let minio = Arc::new(Minio::start());
+    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let client = server.connect();
+    client.write(60 << 20, &[0x5a; 1 << 20]).expect("accepted");
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    client.read(60 << 20, 1 << 20).expect("readable, and now at hand");
+
+    minio.pause();
+    let asked: Vec<Pending> = (0..512_u64)
+        .map(|n| {
+            client.submit(&Command::Write { offset: n << 16, bytes: vec![n as u8; 64 << 10], fua: false })
+        })
+        .collect();
+    let status = server
+        .wait_for("a full journal makes writes wait", |status| unsigned(status, "stalled_requests") > 0);
+    assert!(
+        unsigned(&status, "journal_unstored_bytes") >= 8 << 20,
+        "the journal was to be filled: {status:#}"
+    );
+    // A person asks the same while the store is away.
+    let info = place.info("disk");
+    let state = field(&info, "health").and_then(|health| health["state"].as_str()).map(str::to_owned);
+    assert_eq!(state.as_deref(), Some("store_unavailable"), "{info:#}");
+    assert!(client.in_flight() > 0, "512 writes of 64 KiB do not fit into 16 MiB");
+    let data = client.read(60 << 20, 1 << 20).expect("cached data is readable while the store is away");
+    assert!(data.iter().all(|&byte| byte == 0x5a));
+    let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "300ms"]);
+    assert_eq!(waited.code, Some(1), "a bounded wait ends: {}", waited.stderr);
+
+    minio.go_on();
+    for (n, pending) in asked.into_iter().enumerate() {
+        pending.wait().unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
+    }
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    server.wait_for("the volume is well again", |status| {
+        field(status, "health").is_some_and(|health| health["state"] == "serving")
+    });
+    server.kill();
+    let elsewhere = place.neighbour();
+    let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
+    let image = server.connect().read_all().expect("readable");
+    for (n, block) in image.chunks(64 << 10).take(512).enumerate() {
+        assert!(block.iter().all(|&byte| byte == n as u8), "block {n} is lost");
+    }
+}
+
+#[test]
+fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
+    let minio = Arc::new(Minio::start());
+    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").start();
+    let clients = [server.connect(), server.connect()];
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("store_outage"), Mix::default());
+    for _ in 0..3 {
+        load.run(&clients, 300);
+        minio.pause();
+        // 64 MiB of journal hold this much, so that no request has to wait.
+        load.run(&clients, 300);
+        minio.go_on();
+    }
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let image = clients[0].read_all().expect("readable");
+    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    let _ = server.stop().ok();
+    let elsewhere = place.neighbour();
+    let server = elsewhere.serve("disk").start();
+    assert!(server.connect().read_all().expect("readable") == image, "the store has another state");
+}
+
+#[test]
+fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
+    let minio = Arc::new(Minio::start());
+    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    place.create("disk", "8M", &[]);
+    let mut server = place.serve("disk").start();
+    server.connect().write(0, &[3; 4096]).expect("accepted");
+    minio.pause();
+    server.signal(rustix::process::Signal::TERM);
+    let stopping = wait_until("the server says that it is stopping", || {
+        let event = server.next_event().expect("the server is still there");
+        (event["event"] == "stopping").then_some(event)
+    });
+    println!("{stopping}");
+    assert!(server.is_running(), "it was to wait for the store");
+    server.signal(rustix::process::Signal::TERM);
+    let ended = server.finished();
+    assert_eq!(ended.code, Some(1), "not everything was stored, and the exit code says so: {}", ended.stderr);
+    minio.go_on();
+    let server = place.serve("disk").start();
+    assert_eq!(server.connect().read(0, 4096), Ok(vec![3; 4096]), "an accepted write is lost");
+}

@@ -1,0 +1,261 @@
+//! The tidiness of the house: names, sizes, arrows between crates, unsafe in its one room, and promises that
+//! name tests which exist. A rule that nothing checks is no rule.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use sawmill_tests::machine::{repository, run};
+
+const FILE_LINES_MAX: usize = 600;
+const LINE_COLUMNS_MAX: usize = 110;
+const FORBIDDEN_MODULES: [&str; 10] =
+    ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
+
+/// How unsafe code begins.
+const UNSAFE: [&str; 6] =
+    ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
+
+/// Which of our crates each of them may name. Nothing points to the binary or to the tests.
+const ARROWS: [(&str, &[&str]); 8] = [
+    ("sawmill-device", &[]),
+    ("sawmill-format", &[]),
+    ("sawmill-store", &[]),
+    ("sawmill-sys", &[]),
+    ("sawmill-volume", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
+    ("sawmill-frontend", &["sawmill-device", "sawmill-sys"]),
+    (
+        "sawmill",
+        &[
+            "sawmill-device",
+            "sawmill-format",
+            "sawmill-frontend",
+            "sawmill-store",
+            "sawmill-sys",
+            "sawmill-volume",
+        ],
+    ),
+    ("sawmill-tests", &[]),
+];
+
+/// Crates that a door or the engine must not even reach for: an engine without a runtime, a waist without I/O.
+const FOREIGN_TO: [(&str, &[&str]); 4] = [
+    ("sawmill-device", &["tokio", "object_store", "rustix", "libc"]),
+    ("sawmill-format", &["tokio", "object_store", "rustix", "libc", "serde"]),
+    ("sawmill-volume", &["tokio", "object_store", "hyper", "clap"]),
+    ("sawmill-frontend", &["object_store", "clap"]),
+];
+
+/// Files of the house with one of these endings, with their texts.
+fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
+    let root = repository();
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> =
+        ["crates", "tests", "bench", "demo", "docs", ".ci"].iter().map(|name| root.join(name)).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if path.is_dir() {
+                if !["target", "results", "__pycache__"].contains(&name.as_str()) {
+                    folders.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                let text = std::fs::read_to_string(&path).expect("a text file");
+                let path = path.strip_prefix(&root).expect("below the root").to_owned();
+                found.push((path, text));
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "no files end with {endings:?}");
+    found
+}
+
+fn none(faults: &[String]) {
+    assert!(faults.is_empty(), "{} untidy:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn no_file_is_longer_than_a_reader_can_hold() {
+    let long = files(&[".rs", ".sh", ".py"]);
+    let long = long.iter().map(|(path, text)| (path, text.lines().count()));
+    let faults: Vec<String> = long
+        .filter(|(_, lines)| *lines > FILE_LINES_MAX)
+        .map(|(path, lines)| format!("{}: {lines} lines", path.display()))
+        .collect();
+    none(&faults);
+}
+
+#[test]
+fn no_line_is_wider_than_the_page() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs", ".sh", ".py"]) {
+        for (n, line) in text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > LINE_COLUMNS_MAX {
+                faults.push(format!("{}:{}: {columns} columns", path.display(), n + 1));
+            }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn no_module_has_a_name_that_says_nothing() {
+    let mut faults = Vec::new();
+    for (path, _) in files(&[".rs"]) {
+        let mut words = path.iter().map(|part| part.to_string_lossy().replace(".rs", ""));
+        if words.any(|word| FORBIDDEN_MODULES.contains(&word.as_str())) {
+            faults.push(path.display().to_string());
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn every_source_file_opens_by_saying_what_it_is() {
+    let untold = files(&[".rs"]);
+    let untold = untold.iter().filter(|(_, text)| !text.starts_with("//!"));
+    let faults: Vec<String> = untold.map(|(path, _)| path.display().to_string()).collect();
+    none(&faults);
+}
+
+#[test]
+fn unsafe_code_is_in_its_one_room() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs"]) {
+        if path.starts_with("crates/sys") || path.ends_with("tidy.rs") {
+            continue;
+        }
+        for (n, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if UNSAFE.iter().any(|form| code.contains(form)) {
+                faults.push(format!("{}:{}: {}", path.display(), n + 1, line.trim()));
+            }
+        }
+    }
+    for (path, text) in files(&["src/lib.rs", "src/main.rs", "lib.rs", "main.rs"]) {
+        let root = path.parent().is_some_and(|folder| folder.ends_with("src"));
+        if root && !path.starts_with("crates/sys") && !text.contains("forbid(unsafe_code)") {
+            faults.push(format!("{}: does not forbid unsafe code", path.display()));
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn tests_are_named_as_claims_and_nothing_is_allowed_wholesale() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs"]) {
+        for (n, line) in text.lines().enumerate() {
+            let line = line.trim_start();
+            if line.starts_with("fn test_") || line.starts_with(concat!("#![", "allow(")) {
+                faults.push(format!("{}:{}: {line}", path.display(), n + 1));
+            }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn the_arrows_between_crates_are_those_of_the_design() {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--offline"]).current_dir(repository());
+    let metadata: serde_json::Value = serde_json::from_str(&run(&mut cargo)).expect("cargo prints JSON");
+    let mut faults = Vec::new();
+    for package in metadata["packages"].as_array().expect("a list of packages") {
+        let name = package["name"].as_str().expect("a package has a name");
+        let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
+            faults.push(format!("{name} is a new crate: say here what it may name"));
+            continue;
+        };
+        let foreign = FOREIGN_TO.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, not)| not);
+        for dependency in package["dependencies"].as_array().expect("a list of dependencies") {
+            let named = dependency["name"].as_str().expect("a dependency has a name");
+            let ours = named == "sawmill" || named.starts_with("sawmill-");
+            let in_tests = dependency["kind"] == "dev";
+            if (ours && !allowed.contains(&named)) || (foreign.contains(&named) && !in_tests) {
+                faults.push(format!("{name} must not name {named}"));
+            }
+        }
+    }
+    none(&faults);
+}
+
+/// Functions with a `fn` line, by the name of the module or test program they are in.
+fn functions() -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, text) in files(&[".rs"]) {
+        for module in module_names(&path) {
+            let names = found.entry(module).or_default();
+            for line in text.lines().map(str::trim_start) {
+                let rest = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("fn ");
+                if let Some((name, _)) = rest.and_then(|rest| rest.split_once(['(', '<'])) {
+                    names.insert(name.to_owned());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// `a/b/tests.rs` is known as `b` and as `tests`, `a/b.rs` as `b`.
+fn module_names(path: &Path) -> Vec<String> {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    stem.into_iter().chain(folder).collect()
+}
+
+/// The `module::function` names in backquotes of a line.
+fn names_in(line: &str) -> Vec<(String, String)> {
+    line.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|quoted| quoted.rsplit_once("::"))
+        .map(|(module, function)| {
+            (module.rsplit("::").next().unwrap_or(module).to_owned(), function.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn every_promise_names_a_test_that_exists() {
+    let promises = std::fs::read_to_string(repository().join("PROMISES.md")).expect("PROMISES.md");
+    let functions = functions();
+    let mut faults = Vec::new();
+    // A promise is a table row that begins with its number.
+    let rows: Vec<&str> = promises.lines().filter(|line| line.starts_with("| P")).collect();
+    assert!(rows.len() >= 8, "the table of promises is not where it was");
+    for row in rows {
+        let named = names_in(row);
+        if named.is_empty() {
+            faults.push(format!("no test named: {row}"));
+        }
+        for (module, function) in named {
+            if !functions.get(&module).is_some_and(|names| names.contains(&function)) {
+                faults.push(format!("{module}::{function} does not exist"));
+            }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn the_map_of_the_house_names_every_room_and_no_other() {
+    let map = std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let mut faults = Vec::new();
+    for folder in ["crates", "docs"] {
+        for entry in std::fs::read_dir(repository().join(folder)).expect("a folder of the house").flatten() {
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() && !map.contains(&format!("`{name}`")) {
+                faults.push(format!("ARCHITECTURE.md does not name `{name}`"));
+            }
+        }
+    }
+    for quoted in map.split('`').skip(1).step_by(2).filter(|quoted| quoted.starts_with("crates/")) {
+        if !repository().join(quoted).exists() {
+            faults.push(format!("ARCHITECTURE.md names {quoted}, which is gone"));
+        }
+    }
+    none(&faults);
+}
