@@ -10,7 +10,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sawmill_format::crc::crc32c;
+use sawmill_format::crc::payload_check;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
 use sawmill_sys::Published;
 
@@ -112,7 +112,7 @@ impl Record {
                 Checks::One(check) => *check,
                 Checks::Many(checks) => checks[index],
             };
-            if crc32c(piece) != want {
+            if payload_check(piece) != want {
                 return false;
             }
             done += piece.len();
@@ -131,7 +131,7 @@ fn piece_range(address: u64, length: u64, index: usize) -> (u64, u64) {
 
 /// The checksums of a payload at `address`, and the checksum of all of it.
 pub(crate) fn checks_of(address: u64, payload: &[u8]) -> (Checks, u32) {
-    let whole = crc32c(payload);
+    let whole = payload_check(payload);
     let length = payload.len() as u64;
     if length == 0 {
         return (Checks::None, 0);
@@ -143,7 +143,7 @@ pub(crate) fn checks_of(address: u64, payload: &[u8]) -> (Checks, u32) {
     let checks = (0..pieces)
         .map(|index| {
             let (from, to) = piece_range(address, length, index);
-            crc32c(&payload[from as usize..to as usize])
+            payload_check(&payload[from as usize..to as usize])
         })
         .collect();
     (Checks::Many(checks), whole)

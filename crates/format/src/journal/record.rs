@@ -74,7 +74,7 @@ pub struct RecordHeader {
     pub address: u64,
     /// Bytes on the disk.
     pub length: u64,
-    /// CRC-32C of the payload; 0 when there is none.
+    /// [`payload_check`](crate::crc::payload_check) of the payload; 0 when there is none.
     pub payload_crc: u32,
 }
 

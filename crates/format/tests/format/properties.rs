@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
-use sawmill_format::crc::{Crc32c, crc32c};
+use sawmill_format::crc::{Crc32c, crc32c, payload_check};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
@@ -28,6 +28,7 @@ fn crc32c_by_bits(bytes: &[u8]) -> u32 {
 fn crc_has_the_published_values() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     assert_eq!(crc32c(b""), 0);
+    assert_eq!(payload_check(b"123456789"), 0xcbf4_3926);
     assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
     let ascending: Vec<u8> = (0..32).collect();

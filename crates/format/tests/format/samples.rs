@@ -3,7 +3,7 @@
 
 use sawmill_format::cache_index::{self, CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
-use sawmill_format::crc::crc32c;
+use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
 use sawmill_format::layout::Table;
@@ -310,7 +310,7 @@ pub(crate) fn write_record() -> RecordHeader {
         logged: 999_000,
         address: 1 << 20,
         length: PAYLOAD.len() as u64,
-        payload_crc: crc32c(PAYLOAD),
+        payload_crc: payload_check(PAYLOAD),
     }
 }
 
@@ -323,7 +323,7 @@ fn open_record(bytes: &[u8], position: u64) -> Result<(RecordHeader, &[u8])> {
     };
     match payload {
         None => Err(FormatError::Truncated { what: "payload", need: 0, have: 0 }),
-        Some(payload) if crc32c(payload) != header.payload_crc => {
+        Some(payload) if payload_check(payload) != header.payload_crc => {
             Err(FormatError::Checksum { what: "payload" })
         }
         Some(payload) => Ok((header, payload)),
