@@ -62,7 +62,7 @@ fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) 
 fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "1M", &[]);
-    place.sawmill(&["create", "disk", "--size", "1M"]).refused(code::EXISTS, &["disk", "exists"]);
+    place.sawmill(&["create", "disk", "--size", "1M"]).refused(code::EXISTS, &["disk", "already"]);
     for words in [
         &["info", "nodisk"][..],
         &["delete", "nodisk", "--yes"],
@@ -257,7 +257,7 @@ fn wrong_credentials_and_a_missing_bucket_say_so() {
     let place = Place::new(&store::minio());
     let denied = place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
     sawmill_tests::place::Finished::new("sawmill list".into(), &denied)
-        .refused(code::DENIED, &["credential"]);
+        .refused(code::DENIED, &["secret key"]);
     place
         .sawmill(&["list", "--store", "s3://no-such-bucket/x"])
         .refused(code::NOT_FOUND, &["no-such-bucket"]);

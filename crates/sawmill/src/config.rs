@@ -89,8 +89,7 @@ impl Places {
     /// The store and name that `text` means: a name in the default store, or a URL ending in the name.
     pub(crate) fn resolve(&self, text: &str) -> Result<VolumeAddress> {
         if text.contains(':') || text.starts_with('/') {
-            let (store_url, name) = sawmill_store::split_volume_url(text)
-                .map_err(|error| Failure::from(error).within(format!("volume '{text}'")))?;
+            let (store_url, name) = sawmill_store::split_volume_url(text)?;
             check_name(&name)?;
             return Ok(VolumeAddress { store_url, name });
         }

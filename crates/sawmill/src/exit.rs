@@ -115,9 +115,12 @@ impl Failure {
         self.exit
     }
 
-    /// The same failure with `context: ` before its text.
-    pub(crate) fn within(self, context: impl fmt::Display) -> Self {
-        Failure::new(self.exit, format!("{context}: {}", self.message))
+    /// The same failure with `volume NAME: ` before its text, unless that names the volume anyway.
+    pub(crate) fn of_volume(self, name: &str) -> Self {
+        if self.message.contains(name) {
+            return self;
+        }
+        Failure::new(self.exit, format!("volume {name}: {}", self.message))
     }
 
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
@@ -197,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_failure_is_one_line_whatever_its_cause_says() {
-        let failure = Failure::new(Exit::Internal, "first\nsecond\r\n  third").within("disk1");
-        assert_eq!(failure.to_string(), "disk1: first second third");
+        let failure = Failure::new(Exit::Internal, "first\nsecond\r\n  third").of_volume("disk1");
+        assert_eq!(failure.to_string(), "volume disk1: first second third");
     }
 
     #[test]

@@ -145,7 +145,7 @@ pub(crate) fn serve(places: &Places, plan: Plan) -> Result<(Arc<Serving>, Admin)
     let mut volumes: Vec<Served> = Vec::new();
     for address in &plan.volumes {
         let served = open_volume(places, &plan, address, &volumes, cache.as_ref())
-            .map_err(|failure| failure.within(format!("volume {}", address.name)))?;
+            .map_err(|failure| failure.of_volume(&address.name))?;
         volumes.push(served);
     }
     let nbd = start_nbd(&plan.nbd, &volumes)?;
@@ -202,7 +202,7 @@ fn open_volume(
     let dynamic: Arc<dyn ObjectStore> = store.clone();
     let volume = Volume::open(dynamic, &address.name, options)?;
     for step in &volume.recovery().steps {
-        tracing::info!(volume = address.name, step = step.name, took = ?step.took, "{}", step.detail);
+        tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: {}", step.name, step.detail);
     }
     Ok(Served {
         address: address.clone(),

@@ -368,8 +368,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
                 let tell = tell.clone();
                 scope.spawn(move || {
                     let outcome = served.volume.close().map_err(Failure::from);
-                    let outcome =
-                        outcome.map_err(|failure| failure.within(format!("volume {}", served.name())));
+                    let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
                     // Nobody listens any more when a further signal has cut this short.
                     let _ = tell.send(Heard::Closed(index, outcome));
                 });
