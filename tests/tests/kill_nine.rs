@@ -52,6 +52,21 @@ fn completed_flushes_survive_a_lost_journal_when_flush_is_stored(store: &StoreUn
     Disaster { name, flush: "stored", lose_journal: true, check, share: (15, 10) }.strike(store);
 }
 
+/// The proof that the judge has teeth: what a lost journal costs is seen as a loss.
+#[test]
+fn a_lost_journal_does_not_pass_for_a_kept_one() {
+    let place = Place::new(&sawmill_tests::store::folder());
+    place.create("disk", "16M", &[]);
+    let server = place.serve("disk").start();
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("kill_nine"), Mix::default());
+    load.drive(&[server.connect()], 200, || server.kill());
+    place.lose_state();
+    let server = place.serve("disk").with(&["--accept-journal-loss"]).start();
+    let image = server.connect().read_all().expect("readable");
+    assert!(check_nothing_accepted_lost(&load.log, &image).is_err(), "200 lost writes were not missed");
+    assert!(check_cut(&load.log, &image).is_ok());
+}
+
 impl Disaster {
     fn strike(&self, store: &StoreUnderTest) {
         let in_all = std::env::var("SAWMILL_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);

@@ -37,7 +37,7 @@ fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
     let export = &said["exports"][0];
     assert_eq!(said["structured"], true);
     assert_eq!(export["export-size"], 24 << 20);
-    assert_eq!(export["block_minimum"], 1, "requests need not be aligned");
+    assert_eq!(export["block_size_minimum"], 1, "requests need not be aligned");
     for ability in
         ["can_flush", "can_fua", "can_trim", "can_zero", "can_multi_conn", "can_df", "can_fast_zero"]
     {
@@ -96,8 +96,8 @@ fn fio_verifies_writes_of_every_size_at_any_byte(store: &StoreUnderTest) {
     ];
     for (n, job) in jobs.iter().enumerate() {
         let mut fio = command("fio");
-        fio.current_dir(place.path("")).arg(format!("--name=job{n}")).arg(format!("--uri={}", server.uri()));
-        run(fio.args(common).args(*job));
+        fio.current_dir(place.path("")).arg(format!("--name=job{n}")).args(common);
+        run(fio.arg(format!("--uri={}", server.uri())).args(*job));
     }
     let _ = server.stop().ok();
     let _ = place.sawmill(&["check", "disk"]).ok();

@@ -33,6 +33,8 @@ fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains(r#""event":"stopped""#), "{}", ended.stdout);
+    let left = std::fs::read_dir(place.memory()).expect("the folder in memory").count();
+    assert_eq!(left, 0, "nothing stays behind in memory after an orderly stop");
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
     let image = server.connect().read_all().expect("readable");

@@ -123,7 +123,8 @@ fn check_name(name: &str) -> Result<()> {
     let well_formed = name.chars().all(allowed) && !name.starts_with('.');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !well_formed {
         return Err(Failure::usage(format!(
-            "'{name}' cannot be a volume's name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and '.', \
+            "'{name}' cannot be a volume's name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and \
+             '.', \
              not starting with '.'"
         )));
     }

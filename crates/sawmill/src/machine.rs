@@ -49,7 +49,7 @@ pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
         device(
             "FUSE",
             "/dev/fuse",
-            "load the module (modprobe fuse); in a container add --device /dev/fuse; needed for the FUSE door only",
+            "load the module (modprobe fuse), in a container add --device /dev/fuse; for the FUSE door only",
         ),
         device(
             "ublk",

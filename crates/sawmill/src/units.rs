@@ -22,8 +22,8 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
             let (_, shift) = SIZE_UNITS.iter().find(|(name, _)| *name == letter).ok_or_else(wrong)?;
             if rest.eq_ignore_ascii_case("b") {
                 return Err(format!(
-                    "'{text}' could mean powers of 1000 or of 1024; write {number}{letter}iB or {number}{letter} \
-                     (of 1024), or the number of bytes"
+                    "'{text}' could mean powers of 1000 or of 1024; write {number}{letter}iB or \
+                     {number}{letter} (of 1024), or the number of bytes"
                 ));
             }
             if !(rest.is_empty() || rest.eq_ignore_ascii_case("i") || rest.eq_ignore_ascii_case("ib")) {

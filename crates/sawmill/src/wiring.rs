@@ -4,7 +4,7 @@
 //! meant (that is the commands' work) or what a number means (that is `admin`).
 
 use std::fs::DirBuilder;
-use std::io::ErrorKind as ErrorKindOfIo;
+use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,6 @@ use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sawmill_device::ErrorKind;
 use sawmill_device::layer::Meter;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
@@ -118,7 +117,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Does nothing to a volume that was closed in order; the others keep what was accepted in their journal.
+        // Nothing to a volume that was closed in order; the others keep what was accepted in their journal.
         self.volume.close_now();
     }
 }
@@ -129,7 +128,7 @@ struct Cache {
     cache: Arc<ReadCache>,
 }
 
-/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind them.
+/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind.
 pub(crate) struct Serving {
     pub(crate) nbd: NbdServer,
     pub(crate) volumes: Vec<Served>,
@@ -141,6 +140,9 @@ pub(crate) struct Serving {
 pub(crate) fn serve(places: &Places, plan: Plan) -> Result<(Arc<Serving>, Admin)> {
     let started = Instant::now();
     make_folder(&places.state_folder()?)?;
+    // Asked before anything is attached: a wrong address shall not cost an epoch.
+    check_free(&plan.nbd.listen, "--nbd")?;
+    plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
     let mut volumes: Vec<Served> = Vec::new();
     for address in &plan.volumes {
@@ -219,16 +221,7 @@ fn start_nbd(options: &NbdOptions, volumes: &[Served]) -> Result<NbdServer> {
     {
         make_folder(folder)?;
     }
-    let nbd = NbdServer::start(options.clone()).map_err(|error| {
-        if error.kind() == ErrorKind::Unavailable && is_taken(&options.listen) {
-            let listen = &options.listen;
-            return Failure::new(
-                Exit::InUse,
-                format!("another process listens on {listen} already; give another address with --nbd"),
-            );
-        }
-        Failure::from(error)
-    })?;
+    let nbd = NbdServer::start(options.clone())?;
     for served in volumes {
         let description = format!("{} on {}", served.name(), served.store.name());
         let device = Arc::clone(&served.meter) as Arc<dyn sawmill_device::BlockDevice>;
@@ -237,14 +230,19 @@ fn start_nbd(options: &NbdOptions, volumes: &[Served]) -> Result<NbdServer> {
     Ok(nbd)
 }
 
-/// Whether somebody listens where we wanted to.
-fn is_taken(listen: &Listen) -> bool {
-    match listen {
+/// Fails when somebody listens where we want to. (Who comes in between is met when we listen.)
+fn check_free(listen: &Listen, option: &str) -> Result<()> {
+    let taken = match listen {
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
         Listen::Tcp(address) => {
-            TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKindOfIo::AddrInUse)
+            TcpListener::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         }
+    };
+    if !taken {
+        return Ok(());
     }
+    let text = format!("another process listens on {listen} already; give another address with {option}");
+    Err(Failure::new(Exit::InUse, text))
 }
 
 fn start_admin(

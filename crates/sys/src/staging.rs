@@ -132,7 +132,7 @@ impl StagingFile {
         let ring = Arc::new(Ring {
             staging: self,
             id,
-            next: Mutex::new(position),
+            end: Mutex::new(End { next: position, closed: false }),
             next_seen: AtomicU64::new(position),
             low: RwLock::new(position),
             limit: AtomicU64::new(u64::MAX),
@@ -148,13 +148,21 @@ pub enum Full {
     Staging,
     /// The journal behind has no room: [`Ring::set_limit`].
     Journal,
+    /// The ring takes no more: [`Ring::close`].
+    Closed,
+}
+
+/// Where the ring ends; its lock makes the order.
+struct End {
+    next: u64,
+    closed: bool,
 }
 
 /// The ring. See the head of this file.
 pub struct Ring {
     staging: StagingFile,
     id: u32,
-    next: Mutex<u64>,
+    end: Mutex<End>,
     next_seen: AtomicU64,
     low: RwLock<u64>,
     limit: AtomicU64,
@@ -169,48 +177,63 @@ impl Ring {
         head: impl FnOnce(u64, &mut [u8]) -> T,
     ) -> Result<(Slot<'_>, T), Full> {
         assert!(bytes > 0 && bytes <= self.staging.capacity_bytes, "a slot of {bytes} bytes does not fit");
-        let mut next = self.next.lock();
-        let position = *next;
-        let end = position + bytes;
-        if end > self.limit.load(Ordering::Acquire) {
-            return Err(Full::Journal);
+        let mut at = self.end.lock();
+        if at.closed {
+            return Err(Full::Closed);
         }
-        if end - *self.low.read() > self.staging.capacity_bytes {
-            self.give_up_before(end)?;
-        }
-        let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
-        let mut slot = Slot { ring: self, start, position, bytes: bytes as usize };
-        let said = head(position, &mut slot);
-        *next = end;
-        self.next_seen.store(end, Ordering::Release);
-        Ok((slot, said))
+        let end = at.next + bytes;
+        self.take(&mut at.next, end, self.limit.load(Ordering::Acquire), head)
     }
 
-    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one already.
+    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one already. It may
+    /// reach two blocks past the limit, so that a flush can end in a whole block even when the journal is full.
     /// `head` as for [`reserve`](Self::reserve).
     pub fn reserve_to_block<T>(
         &self,
         bytes_min: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
     ) -> Result<Option<(Slot<'_>, T)>, Full> {
-        let mut next = self.next.lock();
-        let position = *next;
-        if position.is_multiple_of(BLOCK_BYTES) {
+        let mut at = self.end.lock();
+        if at.next.is_multiple_of(BLOCK_BYTES) {
             return Ok(None);
         }
-        let end = (position + bytes_min).next_multiple_of(BLOCK_BYTES);
-        if end > self.limit.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES) {
+        let end = (at.next + bytes_min).next_multiple_of(BLOCK_BYTES);
+        let limit = self.limit.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES);
+        self.take(&mut at.next, end, limit, head).map(Some)
+    }
+
+    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever be is reserved.
+    pub fn close(&self) {
+        self.end.lock().closed = true;
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.end.lock().closed
+    }
+
+    /// Takes `[next, end)`; the caller holds the lock on `next`.
+    fn take<T>(
+        &self,
+        next: &mut u64,
+        end: u64,
+        limit: u64,
+        head: impl FnOnce(u64, &mut [u8]) -> T,
+    ) -> Result<(Slot<'_>, T), Full> {
+        if end > limit {
             return Err(Full::Journal);
         }
         if end - *self.low.read() > self.staging.capacity_bytes {
             self.give_up_before(end)?;
         }
+        let position = *next;
         let start = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
         let mut slot = Slot { ring: self, start, position, bytes: (end - position) as usize };
         let said = head(position, &mut slot);
         *next = end;
         self.next_seen.store(end, Ordering::Release);
-        Ok(Some((slot, said)))
+        Ok((slot, said))
     }
 
     /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not done per slot.

@@ -84,6 +84,7 @@ impl Volume {
             checkpoint_number: attached.stored.newest.number_max,
             checkpoint_parts: attached.stored.newest.checkpoint.parts.clone(),
             log_bytes: end.log_bytes,
+            received_end: attached.start.position,
             records: attached.records,
         };
         let shared = share(store, options, world, attached.stored, Some(journal.clone()))?;

@@ -73,7 +73,9 @@ fn stall(shared: &Shared, job: Job) {
     }
     // Room may have been made between the attempt and now; then nobody else would take this job up.
     resume(shared);
-    if let Some(error) = shared.state.refusal().filter(|_| shared.state.is_dead()) {
+    let hopeless =
+        shared.state.is_dead() || shared.journal.as_ref().is_some_and(|journal| journal.ring.is_closed());
+    if let Some(error) = shared.state.refusal().filter(|_| hopeless) {
         shared.stalled.fail(&error);
     }
 }
@@ -142,6 +144,8 @@ fn make_room(shared: &Shared, full: Full) {
     let Some(journal) = &shared.journal else { return };
     match full {
         Full::Staging => journal.wake.ring(),
+        // The stall notices.
+        Full::Closed => {}
         Full::Journal => {
             // Everything there is must become stored before the ring can move on.
             shared.inbox.seal_through(journal.ring.next());

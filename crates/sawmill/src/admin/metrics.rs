@@ -1,7 +1,7 @@
 //! The metrics: tables of names, kinds and meanings, and their text in Prometheus' exposition format 0.0.4.
 //!
-//! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`, `_seconds`) and
-//! counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a test compares them.
+//! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`, `_seconds`)
+//! and counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a test compares them.
 
 use std::fmt::Write;
 
@@ -54,21 +54,42 @@ const PROCESS: &[Metric<ProcessStatus>] = &[
 ];
 
 /// Per volume, label `volume`.
-#[rustfmt::skip]
 const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_size_bytes", "Size of the disk.", |v| v.size_bytes),
     gauge("sawmill_epoch", "Number of the attachment.", |v| v.epoch),
-    gauge("sawmill_position_accepted_bytes", "Log position answered to writers: survives the death of the process.", |v| v.positions.accepted),
-    gauge("sawmill_position_logged_bytes", "Log position on the local disk: survives power loss.", |v| v.positions.logged),
-    gauge("sawmill_position_stored_bytes", "Log position in the store: survives loss of the machine.", |v| v.positions.stored),
+    gauge(
+        "sawmill_position_accepted_bytes",
+        "Log position answered to writers: survives the death of the process.",
+        |v| v.positions.accepted,
+    ),
+    gauge("sawmill_position_logged_bytes", "Log position on the local disk: survives power loss.", |v| {
+        v.positions.logged
+    }),
+    gauge("sawmill_position_stored_bytes", "Log position in the store: survives loss of the machine.", |v| {
+        v.positions.stored
+    }),
     gauge("sawmill_journal_bytes", "Capacity of the journal.", |v| v.journal_bytes),
-    gauge("sawmill_journal_unstored_bytes", "Bytes of the journal that hold writes not yet stored.", |v| v.journal_unstored_bytes),
-    gauge("sawmill_journal_unstored_records", "Records of the journal that hold writes not yet stored.", |v| v.journal_unstored_records),
-    gauge("sawmill_stalled_requests", "Requests waiting because the journal is full.", |v| v.stalled_requests),
-    gauge("sawmill_uploads_in_flight", "Segments on their way to the store.", |v| u64::from(v.uploads_in_flight)),
+    gauge("sawmill_journal_unstored_bytes", "Bytes of the journal that hold writes not yet stored.", |v| {
+        v.journal_unstored_bytes
+    }),
+    gauge(
+        "sawmill_journal_unstored_records",
+        "Records of the journal that hold writes not yet stored.",
+        |v| v.journal_unstored_records,
+    ),
+    gauge("sawmill_stalled_requests", "Requests waiting because the journal is full.", |v| {
+        v.stalled_requests
+    }),
+    gauge("sawmill_uploads_in_flight", "Segments on their way to the store.", |v| {
+        u64::from(v.uploads_in_flight)
+    }),
     gauge("sawmill_live_bytes", "Bytes of the address space that hold data.", |v| v.live_bytes),
-    gauge("sawmill_segment_data_bytes", "Data bytes in the segments of the store, live or not.", |v| v.segment_data_bytes),
-    gauge("sawmill_segment_object_bytes", "Bytes of segment objects in the store, headers included.", |v| v.segment_object_bytes),
+    gauge("sawmill_segment_data_bytes", "Data bytes in the segments of the store, live or not.", |v| {
+        v.segment_data_bytes
+    }),
+    gauge("sawmill_segment_object_bytes", "Bytes of segment objects in the store, headers included.", |v| {
+        v.segment_object_bytes
+    }),
     gauge("sawmill_segments", "Segments in the store.", |v| v.segments),
     gauge("sawmill_extents", "Extents of the map.", |v| v.extents),
     gauge("sawmill_map_bytes", "Memory of the map.", |v| v.map_bytes),
@@ -79,18 +100,32 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter("sawmill_reads_total", "Reads.", |v| v.counters.reads),
     counter("sawmill_flushes_total", "Flushes answered.", |v| v.counters.flushes),
     counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |v| v.counters.discards),
-    counter("sawmill_writes_stalled_total", "Writes that had to wait for room in the journal.", |v| v.counters.writes_stalled),
+    counter("sawmill_writes_stalled_total", "Writes that had to wait for room in the journal.", |v| {
+        v.counters.writes_stalled
+    }),
     counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| v.counters.journal_syncs),
-    counter("sawmill_journal_written_bytes_total", "Bytes written to the journal's disk.", |v| v.counters.journal_written_bytes),
+    counter("sawmill_journal_written_bytes_total", "Bytes written to the journal's disk.", |v| {
+        v.counters.journal_written_bytes
+    }),
     counter("sawmill_segments_stored_total", "Segments stored.", |v| v.counters.segments_stored),
-    counter("sawmill_segment_stored_bytes_total", "Bytes of segment objects stored, headers included.", |v| v.counters.segment_bytes_stored),
-    counter("sawmill_coalesced_bytes_total", "Data bytes that later writes of the same batch made needless to store.", |v| v.counters.coalesced_bytes),
+    counter(
+        "sawmill_segment_stored_bytes_total",
+        "Bytes of segment objects stored, headers included.",
+        |v| v.counters.segment_bytes_stored,
+    ),
+    counter(
+        "sawmill_coalesced_bytes_total",
+        "Data bytes that later writes of the same batch made needless to store.",
+        |v| v.counters.coalesced_bytes,
+    ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |v| v.counters.checkpoints),
     counter("sawmill_segments_deleted_total", "Dead segments deleted.", |v| v.counters.segments_deleted),
     counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| v.counters.reads_journal),
     counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| v.counters.reads_cache),
     counter("sawmill_reads_store_total", "Reads that had to ask the store.", |v| v.counters.reads_store),
-    counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |v| v.counters.prefetched_frames),
+    counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |v| {
+        v.counters.prefetched_frames
+    }),
 ];
 
 /// Per volume and state, labels `volume` and `state`: 1 for the state the volume is in.

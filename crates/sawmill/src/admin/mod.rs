@@ -5,11 +5,13 @@
 //! | `GET /` | the dashboard |
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
-//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once everything accepted is |
+//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
 //!
-//! Invariants: it reads and never changes anything; it runs on one thread of its own, so that no request of it
-//! can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere can
-//! read it through a browser. Not here: what the numbers mean (`status`), where they come from (`wiring`).
+//! Invariants: it reads and never changes anything; it runs on one thread of its own, so that no request of
+//! it can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere
+//! can read it through a browser.
+//!
+//! Not here: what the numbers mean (`status`), where they come from (`wiring`).
 
 pub(crate) mod metrics;
 mod page;
@@ -317,7 +319,8 @@ fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option
             ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
             (name, value) => {
                 return Err(Failure::usage(format!(
-                    "{name}={value} is not understood; say safety=stored or safety=logged, timeout_ms=N, volume=NAME"
+                    "{name}={value} is not understood; say safety=stored or safety=logged, timeout_ms=N, \
+                     volume=NAME"
                 )));
             }
         }

@@ -4,7 +4,8 @@
 pub(crate) const DASHBOARD: &str = include_str!("dashboard.html");
 
 /// What the page may do: run itself, ask its own server, nothing else.
-pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
+     style-src 'unsafe-inline'; connect-src 'self'; \
      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 #[cfg(test)]
@@ -29,7 +30,7 @@ mod tests {
         process.doors.push(super::super::status::DoorStatus::default());
         process.cache = Some(super::super::status::CacheStatus::default());
         let document = serde_json::to_string(&process).unwrap();
-        // The script reads the document through short names: v (volume), c (counters), p (positions), s (store).
+        // The script reads the document through short names; it says itself which.
         let script = DASHBOARD.split("<script>").nth(1).unwrap();
         let mut read = 0;
         for prefix in ["v.", "c.", "p.", "s.", "k."] {

@@ -10,8 +10,8 @@ use crate::{output, wiring};
 
 /// Check a store and this machine, and say what is missing and how to get it.
 ///
-/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 when the store fails a
-/// check; what the machine lacks is told but does not fail.
+/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 when the store fails
+/// a check; what the machine lacks is told but does not fail.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// URL of the store; without it the default store.

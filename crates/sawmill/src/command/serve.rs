@@ -30,16 +30,16 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// Serve volumes through a front door until told to stop.
 ///
 /// Prints one line per volume when it is ready: its NBD URI. SIGTERM or SIGINT stops accepting, finishes
-/// requests, stores everything and ends with 0. A second signal stops at once and ends with 1: nothing accepted
-/// is lost, but the newest of it is on this machine alone.
+/// requests, stores everything and ends with 0. A second signal stops at once and ends with 1: nothing
+/// accepted is lost, but the newest of it is on this machine alone.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Names in the default store, or URLs ending in the name.
     #[arg(value_name = "VOL", required = true)]
     volumes: Vec<String>,
 
-    /// Where the NBD door is: unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one). Without it a socket
-    /// in the runtime folder.
+    /// Where the NBD door is: unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one). Without it a
+    /// socket in the runtime folder.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
     nbd: Option<Listen>,
 
@@ -79,29 +79,37 @@ pub(super) struct Arguments {
     #[arg(long)]
     insecure_listen: bool,
 
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+/// What few need to change.
+#[derive(Args)]
+#[command(next_help_heading = "Tuning")]
+struct Tuning {
     /// Store a batch that is this old, even if small; 0: never by age.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s", help_heading = "Tuning")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     segment_age: Duration,
 
     /// Write a checkpoint after this much log.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G", help_heading = "Tuning")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     checkpoint_bytes: u64,
 
     /// Segments on their way to the store at once, at most 32.
-    #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT, help_heading = "Tuning",
+    #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
     uploads: u32,
 
     /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
-    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm", help_heading = "Tuning")]
+    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
     staging: PathBuf,
 
     /// Room in that folder for one volume.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M", help_heading = "Tuning")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
     staging_bytes: u64,
 
     /// Bytes read ahead of a sequential reader; 0: none.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M", help_heading = "Tuning")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
     prefetch: u64,
 }
 
@@ -192,7 +200,8 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
     for (index, address) in volumes.iter().enumerate() {
         if volumes[..index].iter().any(|other| other.name == address.name) {
             return Err(Failure::usage(format!(
-                "the volume name {} is given twice; exports need different names, so serve it by another process",
+                "the volume name {} is given twice; exports need different names: serve one of them by \
+                 another process",
                 address.name
             )));
         }
@@ -209,19 +218,20 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
         Some(path) => CachePlan::At(path.clone()),
         None => CachePlan::Default(places.cache_path()?),
     };
+    let tuning = &arguments.tuning;
     Ok(Plan {
         journal: plan_journal(arguments.journal.as_ref(), volumes.len())?,
         options: OpenOptions {
             journal_bytes: arguments.journal_bytes,
-            staging_folder: arguments.staging.clone(),
-            staging_bytes: arguments.staging_bytes,
+            staging_folder: tuning.staging.clone(),
+            staging_bytes: tuning.staging_bytes,
             read_only: arguments.read_only,
             accept_journal_loss: arguments.accept_journal_loss,
             no_fencing: arguments.no_fencing,
-            segment_age_max: arguments.segment_age,
-            checkpoint_bytes: arguments.checkpoint_bytes,
-            uploads_max: arguments.uploads,
-            prefetch_bytes: arguments.prefetch,
+            segment_age_max: tuning.segment_age,
+            checkpoint_bytes: tuning.checkpoint_bytes,
+            uploads_max: tuning.uploads,
+            prefetch_bytes: tuning.prefetch,
             ..OpenOptions::new(PathBuf::new())
         },
         volumes,

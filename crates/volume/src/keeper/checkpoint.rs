@@ -58,10 +58,7 @@ impl Keeper {
         if self.writing.is_some() {
             return self.repeat_objects(now);
         }
-        let closing = self.shared.inbox.is_closing()
-            && self.pending.is_empty()
-            && self.uploads.is_empty()
-            && self.changed_since_checkpoint;
+        let closing = !self.clean_checkpoint && self.is_drained();
         let due = self.log_bytes >= self.options.checkpoint_bytes;
         if (due || closing)
             && let Err(error) = self.begin_checkpoint(closing)
@@ -122,7 +119,6 @@ impl Keeper {
             parts,
         };
         self.log_bytes = 0;
-        self.changed_since_checkpoint = false;
         let generation = shared.readers.advance();
         let parts_left = objects.len();
         self.writing = Some(Writing { root, objects, parts_left, root_sent: false, deletable, generation });
@@ -225,8 +221,11 @@ impl Keeper {
         let rival = match outcome {
             Ok(bytes) => Checkpoint::decode(&bytes, &identity),
             Err(error) => {
-                self.shared.state.store_failed(now, error.to_string());
-                return self.ask_for_rival();
+                // The root is put again in a while: if it is still in the way, its content is asked for again.
+                if let Some(root) = writing.objects.last_mut() {
+                    root.repeat_at = Some(now + REPEAT_AFTER);
+                }
+                return self.shared.state.store_failed(now, error.to_string());
             }
         };
         match rival {
@@ -255,6 +254,7 @@ impl Keeper {
         self.checkpoint_number = writing.root.number;
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);
+        self.clean_checkpoint = writing.root.clean;
         if !writing.deletable.is_empty() && shared.readers.passed(writing.generation) {
             self.delete_segments(writing.deletable);
         }

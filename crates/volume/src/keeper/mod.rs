@@ -19,6 +19,7 @@ use sawmill_format::journal::RecordOperation;
 
 use crate::limits;
 use crate::record::Record;
+use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
 use crate::write;
 
@@ -49,6 +50,8 @@ pub(crate) struct KeeperStart {
     pub(crate) checkpoint_parts: Vec<PartEntry>,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
+    /// Where the ring starts: everything before is among the records or stored.
+    pub(crate) received_end: u64,
     /// Records replayed from the journal, in order.
     pub(crate) records: Vec<Arc<Record>>,
 }
@@ -60,6 +63,8 @@ pub(crate) struct Keeper {
     /// Records not yet in a segment, in order of position.
     pending: VecDeque<Arc<Record>>,
     pending_bytes: u64,
+    /// Where the last record received ends.
+    received_end: u64,
     pending_since: Duration,
     /// Segments on their way, in order of sequence.
     uploads: VecDeque<Upload>,
@@ -73,8 +78,10 @@ pub(crate) struct Keeper {
     /// Parts of the newest durable checkpoint, by group.
     checkpoint_parts: Vec<PartEntry>,
     log_bytes: u64,
-    changed_since_checkpoint: bool,
+    /// The newest checkpoint says that everything is stored.
+    clean_checkpoint: bool,
     writing: Option<Writing>,
+    buffers: Buffers,
     closed: bool,
 }
 
@@ -88,6 +95,7 @@ impl Keeper {
             options,
             pending: start.records.into(),
             pending_bytes,
+            received_end: start.received_end,
             pending_since,
             uploads: VecDeque::new(),
             next_sequence: start.next_sequence,
@@ -97,8 +105,9 @@ impl Keeper {
             checkpoint_number: start.checkpoint_number,
             checkpoint_parts: start.checkpoint_parts,
             log_bytes: start.log_bytes,
-            changed_since_checkpoint: true,
+            clean_checkpoint: false,
             writing: None,
+            buffers: Buffers::default(),
             closed: false,
         }
     }
@@ -121,12 +130,10 @@ impl Keeper {
         self.keep_checkpoints(now);
         self.finish_closing();
         self.shared.inbox.tell_stored();
+        if self.pending.is_empty() && self.uploads.is_empty() {
+            self.buffers.clear();
+        }
         self.sleep_max(now)
-    }
-
-    /// Whether the keeper has nothing left to do, for good.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed
     }
 
     fn take_records(&mut self, now: Duration) {
@@ -136,6 +143,7 @@ impl Keeper {
         }
         for record in records {
             self.pending_bytes += record.payload_bytes();
+            self.received_end = record.end();
             self.pending.push_back(record);
         }
     }
@@ -162,10 +170,21 @@ impl Keeper {
         }
     }
 
+    /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a checkpoint say
+    /// that the volume was closed cleanly: it makes the next attach pass over the journal.
+    fn is_drained(&self) -> bool {
+        let shared = &self.shared;
+        let Some(journal) = &shared.journal else { return true };
+        if !shared.inbox.is_closing() || shared.stalled.count() > 0 {
+            return false;
+        }
+        journal.ring.close();
+        self.pending.is_empty() && self.uploads.is_empty() && self.received_end == journal.ring.next()
+    }
+
     fn finish_closing(&mut self) {
-        let closing = self.shared.inbox.is_closing();
-        let settled = self.pending.is_empty() && self.uploads.is_empty() && self.writing.is_none();
-        if closing && settled && !self.changed_since_checkpoint && !self.closed {
+        let settled = self.is_drained() && self.writing.is_none();
+        if settled && self.clean_checkpoint && !self.closed {
             self.closed = true;
             self.shared.inbox.set_closed();
         }

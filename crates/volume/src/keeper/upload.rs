@@ -118,7 +118,7 @@ impl Keeper {
             frames: Vec::new(),
         };
         let Built { header, object, header_bytes, resident, coalesced_bytes } =
-            builder::build(&records, journal, header)?;
+            builder::build(&records, journal, &self.buffers, header)?;
         add(&shared.tally.coalesced_bytes, coalesced_bytes);
         self.next_sequence += 1;
         self.sealed_position = position_end;
@@ -224,7 +224,6 @@ impl Keeper {
         self.stored_sequence = header.sequence;
         self.stored_position = header.position_end;
         self.log_bytes += upload.object_bytes;
-        self.changed_since_checkpoint = true;
         shared.inbox.set_stored(header.position_end, header.sequence, self.checkpoint_number);
         let counted = upload.records.iter().filter(|record| !is_padding(record)).count();
         journal.set_stored(header.sequence, header.position_end, counted);

@@ -11,6 +11,7 @@ use sawmill_format::segment::{
     ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, frame_seal, raw_frames,
 };
 
+use super::buffers::Buffers;
 use super::coalesce::coalesce;
 use super::resident::ResidentPiece;
 use crate::journal::{Journal, JournalRead};
@@ -30,7 +31,12 @@ pub(crate) struct Built {
 }
 
 /// Builds the segment of `records`. `header` comes with its identity, marks and times filled in.
-pub(crate) fn build(records: &[Arc<Record>], journal: &Journal, mut header: SegmentHeader) -> Result<Built> {
+pub(crate) fn build(
+    records: &[Arc<Record>],
+    journal: &Journal,
+    buffers: &Buffers,
+    mut header: SegmentHeader,
+) -> Result<Built> {
     let remnants = coalesce(records);
     let payload_bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     let mut resident = Vec::new();
@@ -57,14 +63,17 @@ pub(crate) fn build(records: &[Arc<Record>], journal: &Journal, mut header: Segm
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
         Error::new(ErrorKind::Internal, format!("a batch does not fit a segment: {error}"))
     })?;
-    let mut object = header.encode();
-    let header_bytes = object.len();
-    object.resize(header_bytes + header.body_bytes() as usize, 0);
-    copy_data(&resident, journal, &header, &mut object[header_bytes..])?;
-    seal_frames(&header, &mut object[header_bytes..]);
+    let encoded = header.encode();
+    let header_bytes = encoded.len();
+    // Block-aligned, so that a store on a local disk can take it without another copy.
+    let mut buffer = buffers.take(header_bytes + header.body_bytes() as usize);
+    let (head, body) = buffer.bytes_mut().split_at_mut(header_bytes);
+    head.copy_from_slice(&encoded);
+    copy_data(&resident, journal, &header, body)?;
+    seal_frames(&header, body);
     Ok(Built {
         header_bytes: header_bytes as u32,
-        object: Bytes::from(object),
+        object: Bytes::from_owner(buffer),
         resident,
         coalesced_bytes: payload_bytes - data_bytes,
         header,

@@ -1,0 +1,127 @@
+"""MinIO on the loopback, and s3backer on it."""
+
+import os
+import re
+import socket
+import stat
+import urllib.error
+import urllib.request
+
+from machine import Process, Unfit, forget_cached, run, wait_until
+from servers import Server
+
+USER, PASSWORD = "sawmill-bench", "sawmill-bench-secret"
+
+
+class Minio:
+    """A server of our own with one bucket; its data lies below the place's folder."""
+
+    bucket = "timber"
+
+    def __init__(self, place, program):
+        self.folder = place.folder / "minio"
+        self.log = place.folder / "minio.log"
+        self.program = program
+        self.process = None
+        self.endpoint = None
+
+    def missing(self):
+        return "" if self.program else "MinIO is not there (tests/setup/prepare.sh bench builds it)"
+
+    def start(self):
+        # On one disk a bucket is a folder of the data folder, so it can be made before the start.
+        (self.folder / self.bucket).mkdir(parents=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.endpoint = f"http://{address}"
+        env = {
+            **os.environ, "MINIO_ROOT_USER": USER, "MINIO_ROOT_PASSWORD": PASSWORD, "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
+        self.process = Process(
+            [self.program, "server", "--quiet", "--address", address, self.folder], self.log, env)
+        wait_until("MinIO is ready", lambda: self.ask("/minio/health/ready") is not None)
+
+    def ask(self, path):
+        self.process.check()
+        try:
+            with urllib.request.urlopen(self.endpoint + path, timeout=10) as answer:
+                return answer.read().decode()
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def environment(self):
+        return {
+            "AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": PASSWORD, "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.endpoint, "AWS_ALLOW_HTTP": "true"}
+
+    def requests(self):
+        """Requests by kind since its start, by its own count."""
+        text = self.ask("/minio/v2/metrics/cluster") or ""
+        pattern = r'^minio_s3_requests_total\{[^}]*api="([a-z0-9]+)"[^}]*\} (\S+)'
+        return {api: float(count) for api, count in re.findall(pattern, text, re.M)}
+
+    def end(self):
+        if self.process:
+            self.process.end(seconds=30)
+
+
+class S3backer(Server):
+    """s3backer with 4 KiB blocks and a disk cache of the whole disk, through FUSE and nbdkit's file plugin."""
+
+    name, title, program = "s3backer", "s3backer (4 KiB blocks, disk cache) on MinIO, nbdkit file", "s3backer"
+
+    def __init__(self, place, s3):
+        super().__init__(place)
+        self.s3 = s3
+        self.mount = self.folder / "mount"
+
+    def missing(self):
+        if why := super().missing() or self.s3.missing():
+            return why
+        try:
+            fuse = stat.S_ISCHR(os.stat("/dev/fuse").st_mode) and os.access("/dev/fuse", os.R_OK | os.W_OK)
+        except OSError:
+            fuse = False
+        return "" if fuse else "/dev/fuse cannot be opened"
+
+    def make(self):
+        self.mount.mkdir()
+        secret = self.folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text(f"{USER}:{PASSWORD}\n")
+
+    def start(self):
+        size = self.place.size_bytes
+        backer = self.spawn([
+            "s3backer", "-f", "--quiet", f"--accessFile={self.folder / 'secret'}",
+            f"--baseURL={self.s3.endpoint}/", "--region=us-east-1", "--authVersion=aws4",
+            "--prefix=s3backer/", "--blockSize=4k", f"--size={size}", "--force",
+            f"--blockCacheFile={self.folder / 'cache'}", f"--blockCacheSize={size // 4096}",
+            self.s3.bucket, self.mount])
+        disk = self.mount / "file"
+
+        def mounted():
+            backer.check()
+            return os.path.ismount(self.mount) and disk.exists()
+        wait_until("s3backer has mounted", mounted)
+        self.listening(self.spawn(["nbdkit", "-f", "-U", self.socket, "file", disk]))
+
+    def end(self):
+        backer, door = self.processes
+        door.end()
+        # Unmounting waits for what is not in the store yet; that is the point of ending it here.
+        if os.path.ismount(self.mount):
+            run(["umount", str(self.mount)])
+        if backer.end(seconds=1800) < 0:
+            raise Unfit("s3backer did not finish storing within 1800 s")
+        self.socket.unlink(missing_ok=True)
+
+    def counters(self):
+        requests = self.s3.requests()
+        return {"puts": requests.get("putobject", 0), "gets": requests.get("getobject", 0)}
+
+    def chill(self):
+        (self.folder / "cache").unlink(missing_ok=True)
+        forget_cached(self.s3.folder)
+

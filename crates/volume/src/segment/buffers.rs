@@ -1,0 +1,86 @@
+//! Buffers that segments are built in, used again: a fresh one costs a page fault per 4 KiB and a pass of zeroing.
+//!
+//! Invariant: whoever takes a buffer writes every byte it asked for; what an earlier segment left is not cleared.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_sys::AlignedBytes;
+
+/// Buffers kept while nothing is under way.
+const SPARE_MAX: usize = 2;
+
+/// See the head of this file.
+#[derive(Clone, Default)]
+pub(crate) struct Buffers {
+    spare: Arc<Mutex<Vec<AlignedBytes>>>,
+}
+
+/// A buffer on loan: its first `length` bytes.
+pub(crate) struct Buffer {
+    bytes: Option<AlignedBytes>,
+    length: usize,
+    home: Buffers,
+}
+
+impl Buffers {
+    /// A block-aligned buffer of `length` bytes with any content.
+    pub(crate) fn take(&self, length: usize) -> Buffer {
+        let mut spare = self.spare.lock();
+        let fitting = spare.iter().position(|bytes| bytes.len() >= length);
+        let bytes = fitting.map(|index| spare.swap_remove(index));
+        let bytes = bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_power_of_two()));
+        Buffer { bytes: Some(bytes), length, home: self.clone() }
+    }
+
+    /// Gives the memory of idle buffers back.
+    pub(crate) fn clear(&self) {
+        self.spare.lock().clear();
+    }
+}
+
+impl Buffer {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.bytes {
+            Some(bytes) => &mut bytes[..self.length],
+            None => &mut [],
+        }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref().map_or(&[], |bytes| &bytes[..self.length])
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let mut spare = self.home.spare.lock();
+        if spare.len() < SPARE_MAX {
+            spare.extend(self.bytes.take());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back_and_fit_what_is_asked() {
+        let buffers = Buffers::default();
+        let mut first = buffers.take(5000);
+        first.bytes_mut().fill(1);
+        let address = first.as_ref().as_ptr();
+        drop(first);
+        let again = buffers.take(6000);
+        assert_eq!((again.as_ref().as_ptr(), again.as_ref().len()), (address, 6000));
+        let larger = buffers.take(100_000);
+        assert_eq!(larger.as_ref().len(), 100_000);
+        drop((again, larger, buffers.take(1)));
+        assert_eq!(buffers.spare.lock().len(), SPARE_MAX);
+        buffers.clear();
+        assert_eq!(buffers.spare.lock().len(), 0);
+    }
+}

@@ -1,0 +1,210 @@
+//! What the tests under faults share: machines with a store that fails as told, objects to damage, things to wait for.
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of it")]
+
+#[path = "../rig.rs"]
+pub mod rig;
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use sawmill_device::BlockDeviceExt;
+use sawmill_format::checkpoint::parse_checkpoint_key;
+use sawmill_format::ids::VolumeId;
+use sawmill_format::segment::{parse_segment_key, segment_key};
+use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore, StoreOptions};
+use sawmill_volume::{CreateOptions, FlushMode, Safety, Volume, check};
+
+use rig::{MIB, Rig, pattern};
+
+/// One write of this size fills a segment of the rig's volumes.
+pub const SEGMENT: usize = 256 << 10;
+/// For waits that must end; far beyond what any of them takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A machine whose store fails as its script says, over a store that others share.
+pub struct Machine {
+    pub rig: Rig,
+    pub faults: Arc<FaultStore>,
+    pub plain: Arc<dyn ObjectStore>,
+}
+
+impl Deref for Machine {
+    type Target = Rig;
+    fn deref(&self) -> &Rig {
+        &self.rig
+    }
+}
+
+impl DerefMut for Machine {
+    fn deref_mut(&mut self) -> &mut Rig {
+        &mut self.rig
+    }
+}
+
+pub fn memory() -> Arc<dyn ObjectStore> {
+    sawmill_store::open("memory:", StoreOptions::default()).unwrap()
+}
+
+impl Machine {
+    /// A new volume in a new store.
+    pub fn new() -> Self {
+        Self::with(64 * MIB, FlushMode::Logged)
+    }
+
+    pub fn with(size_bytes: u64, flush: FlushMode) -> Self {
+        let plain = memory();
+        let options =
+            CreateOptions { flush, segment_bytes: SEGMENT as u32, ..CreateOptions::new(size_bytes) };
+        sawmill_volume::create(&*plain, "disk", &options).unwrap();
+        Self::over(plain)
+    }
+
+    /// Another machine on a store that has the volume.
+    pub fn over(plain: Arc<dyn ObjectStore>) -> Self {
+        let faults = FaultStore::watching(plain.clone());
+        Machine { rig: Rig::over(faults.clone()), faults, plain }
+    }
+
+    /// Another machine on the same store, which goes on without this one's journal.
+    pub fn successor(&self) -> Self {
+        let mut machine = Self::over(self.plain.clone());
+        machine.rig.options.accept_journal_loss = true;
+        machine
+    }
+
+    /// From now on calls that `chosen` picks meet `fault`.
+    pub fn fault(&self, fault: Fault, mut chosen: impl FnMut(&Call) -> bool + Send + 'static) {
+        self.faults.script(Box::new(move |call| if chosen(call) { fault.clone() } else { Fault::None }));
+    }
+
+    pub fn heal(&self) {
+        self.faults.script(Box::new(|_| Fault::None));
+    }
+
+    pub fn volume_id(&self) -> VolumeId {
+        sawmill_volume::find(&*self.plain, &self.name).unwrap().volume_id
+    }
+
+    /// Checks the stored volume; nothing may be wrong with it.
+    pub fn assert_sound(&self, what: &str) {
+        let record = sawmill_volume::find(&*self.plain, &self.name).unwrap();
+        let report = check::check(&*self.plain, &record, &mut |_, _| ()).unwrap();
+        assert_eq!(report.damage, vec![], "{what}");
+    }
+
+    /// Keys of the store, sorted.
+    pub fn keys(&self, part: &str) -> Vec<String> {
+        keys(&*self.plain, part)
+    }
+
+    /// Replaces an object by what `change` makes of it.
+    pub fn tamper(&self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = self.object(key).to_vec();
+        change(&mut bytes);
+        self.remove(key);
+        Blocking(&*self.plain).put(key, Bytes::from(bytes), Class::Upload).unwrap();
+    }
+
+    pub fn object(&self, key: &str) -> Bytes {
+        Blocking(&*self.plain).get(key, None, Class::Read).unwrap()
+    }
+
+    pub fn remove(&self, key: &str) {
+        Blocking(&*self.plain).delete(vec![key.to_owned()], Class::Upload).unwrap();
+    }
+
+    pub fn count(&self, mut chosen: impl FnMut(&Call) -> bool) -> usize {
+        self.faults.calls().iter().filter(|call| chosen(call)).count()
+    }
+
+    pub fn segment_key(&self, sequence: u64) -> String {
+        segment_key(self.volume_id(), sequence)
+    }
+}
+
+pub fn keys(store: &dyn ObjectStore, part: &str) -> Vec<String> {
+    let listed = Blocking(store).list("", Class::Read).unwrap();
+    let mut keys: Vec<_> = listed.into_iter().map(|object| object.key).collect();
+    keys.retain(|key| key.contains(part));
+    keys.sort();
+    keys
+}
+
+/// A copy of all objects in a store of its own.
+pub fn copy_store(from: &dyn ObjectStore) -> Arc<dyn ObjectStore> {
+    let copy = memory();
+    for key in keys(from, "") {
+        // Gone since it was listed is as good as never there.
+        if let Ok(bytes) = Blocking(from).get(&key, None, Class::Read) {
+            Blocking(&*copy).put(&key, bytes, Class::Upload).unwrap();
+        }
+    }
+    copy
+}
+
+/// The sequence of a put of a segment.
+pub fn segment_put(call: &Call) -> Option<u64> {
+    (call.kind == CallKind::Put).then(|| parse_segment_key(call.key()))?.map(|(_, sequence)| sequence)
+}
+
+/// The sequence of a get of a segment.
+pub fn segment_get(call: &Call) -> Option<u64> {
+    (call.kind == CallKind::Get).then(|| parse_segment_key(call.key()))?.map(|(_, sequence)| sequence)
+}
+
+/// The number of a put of a checkpoint's root.
+pub fn root_put(call: &Call) -> Option<u64> {
+    (call.kind == CallKind::Put).then(|| parse_checkpoint_key(call.key()))?.map(|(_, number)| number)
+}
+
+/// Whether a call is of the volume, and not of a probe of the store.
+pub fn is_engine(call: &Call) -> bool {
+    ["/seg/", "/map/", "/checkpoint/"].iter().any(|part| call.key().contains(part))
+}
+
+/// Waits for `condition`, and fails when it does not come.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until everything accepted is stored.
+pub fn stored(volume: &Volume) {
+    assert!(volume.wait(Safety::Stored, Some(PATIENCE)).unwrap(), "not stored in time");
+}
+
+/// Writes a whole segment's worth at slot `slot`; the bytes tell slot and version.
+pub fn write_slot(volume: &Volume, slot: u64, version: u64) {
+    volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, version)).unwrap();
+}
+
+pub fn slot_bytes(slot: u64, version: u64) -> Vec<u8> {
+    pattern(slot * 77, version, SEGMENT)
+}
+
+/// Which version slot `slot` holds; 0 for one that was never written. Panics on anything else.
+pub fn slot_version(volume: &Volume, slot: u64, versions: u64) -> u64 {
+    let bytes = volume.read_at(slot * SEGMENT as u64, SEGMENT).unwrap();
+    if bytes.iter().all(|byte| *byte == 0) {
+        return 0;
+    }
+    let found = (1..=versions).find(|version| bytes == slot_bytes(slot, *version));
+    found.unwrap_or_else(|| panic!("slot {slot} holds no version of it"))
+}
+
+/// A seed for a random test: new each time, or the one in `SAWMILL_TEST_SEED`. Printed, for when it fails.
+pub fn seed() -> u64 {
+    let fresh = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        now.as_nanos() as u64 % 1_000_000_007
+    };
+    let given = std::env::var("SAWMILL_TEST_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(fresh);
+    println!("SAWMILL_TEST_SEED={seed}");
+    seed
+}

@@ -1,0 +1,325 @@
+//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it writes after the fence is
+//! ever visible, however late it lands.
+
+mod faulty;
+
+use std::sync::{Arc, Barrier};
+
+use faulty::rig::MIB;
+use faulty::{
+    Machine, PATIENCE, SEGMENT, is_engine, root_put, segment_put, slot_version, stored, until, write_slot,
+};
+use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_store::{CallKind, Fault};
+use sawmill_volume::{Health, Safety, Volume};
+
+/// What a wait for the store ends with on a writer that has been overtaken.
+fn fenced(volume: &Volume) {
+    let outcome = volume.wait(Safety::Stored, Some(PATIENCE));
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
+    for outcome in
+        [volume.write_at(0, &[1]), volume.flush(), volume.discard(0, 4096), volume.read_at(0, 1).map(drop)]
+    {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
+    }
+    assert!(matches!(volume.status().health, Health::Fenced { .. }));
+}
+
+#[test]
+fn the_second_attach_wins_and_the_first_hears_fenced() {
+    let first = Machine::new();
+    let a = first.open();
+    write_slot(&a, 0, 1);
+    stored(&a);
+    a.write_at(SEGMENT as u64, &[1; 5000]).unwrap();
+    let second = first.successor();
+    let b = second.open();
+    assert_eq!(b.status().epoch, a.status().epoch + 1);
+    assert_eq!(slot_version(&b, 0, 9), 1);
+    write_slot(&a, 0, 2);
+    fenced(&a);
+    assert_eq!(a.close().unwrap_err().kind(), ErrorKind::Fenced);
+    drop(a);
+    write_slot(&b, 2, 3);
+    b.close().unwrap();
+    let b = second.open();
+    assert_eq!([0, 1, 2].map(|slot| slot_version(&b, slot, 9)), [1, 0, 3]);
+    b.close().unwrap();
+    second.assert_sound("after the second writer");
+    let (kind, text) = first.refused();
+    assert_eq!(kind, ErrorKind::Refused);
+    assert!(text.contains("attached elsewhere"), "{text}");
+}
+
+#[test]
+fn a_fenced_volume_that_is_dropped_gives_its_journal_back() {
+    let mut first = Machine::new();
+    let a = first.open();
+    write_slot(&a, 0, 1);
+    stored(&a);
+    let b = first.successor().open();
+    write_slot(&a, 0, 2);
+    fenced(&a);
+    drop(a);
+    b.close().unwrap();
+    first.options.accept_journal_loss = true;
+    assert_eq!(slot_version(&first.open(), 0, 9), 1);
+}
+
+#[test]
+fn puts_that_land_after_the_fence_never_count() {
+    let first = Machine::new();
+    let a = first.open();
+    write_slot(&a, 0, 1);
+    stored(&a);
+    let gap = a.status().stored_sequence + 1;
+    // The first put is late, one further on is slow, the rest land beyond the gap.
+    first.faults.script(Box::new(move |call| match segment_put(call) {
+        Some(sequence) if sequence == gap => Fault::Late,
+        Some(sequence) if sequence == gap + 3 => Fault::Delay,
+        _ => Fault::None,
+    }));
+    for slot in 0..6 {
+        write_slot(&a, slot, 2);
+    }
+    until("two puts held, the others there", || {
+        first.faults.held().len() >= 2 && first.keys("/seg/").len() == 6
+    });
+    let second = first.successor();
+    let b = second.open();
+    assert_eq!(b.status().stored_sequence, gap, "the fence closes the gap");
+    for slot in 6..9 {
+        write_slot(&b, slot, 3);
+    }
+    stored(&b);
+    first.faults.release_all();
+    until("the slow put landed behind the fence", || {
+        second.keys("/seg/").contains(&first.segment_key(gap + 3))
+    });
+    first.heal();
+    fenced(&a);
+    let want = [1, 0, 0, 0, 0, 0, 3, 3, 3];
+    let versions = |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|slot| slot_version(volume, slot, 9));
+    assert_eq!(versions(&b), want);
+    b.close_now();
+    for _ in 0..3 {
+        let b = second.open();
+        assert_eq!(versions(&b), want);
+        b.close_now();
+    }
+    second.open().close().unwrap();
+    assert_eq!(versions(&second.open()), want);
+    second.assert_sound("with a stale writer's segments behind the fence");
+}
+
+#[test]
+fn a_writer_that_wakes_up_after_many_new_segments_is_fenced() {
+    let first = Machine::new();
+    let a = first.open();
+    write_slot(&a, 0, 1);
+    stored(&a);
+    first.fault(Fault::Delay, |call| segment_put(call).is_some());
+    for slot in 0..6 {
+        write_slot(&a, slot, 2);
+    }
+    until("the writer sleeps", || first.faults.held().len() == 6);
+    let mut second = first.successor();
+    second.options.checkpoint_bytes = 8 * MIB;
+    let b = second.open();
+    for version in 3..103 {
+        write_slot(&b, version % 7, version);
+    }
+    stored(&b);
+    assert!(b.status().stored_sequence > 150);
+    assert_eq!(first.faults.release_all(), 6);
+    first.heal();
+    fenced(&a);
+    let want = [98, 99, 100, 101, 102, 96, 97];
+    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|slot| slot_version(&b, slot, 200)), want);
+    b.close_now();
+    let b = second.open();
+    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|slot| slot_version(&b, slot, 200)), want);
+    b.close().unwrap();
+    second.assert_sound("after the sleeper woke up");
+}
+
+#[test]
+fn a_stale_checkpoint_that_lands_before_the_new_writers_own_is_passed_over() {
+    let mut first = Machine::new();
+    first.options.checkpoint_bytes = MIB;
+    first.fault(Fault::Late, |call| root_put(call).is_some());
+    let a = first.open();
+    for slot in 0..6 {
+        write_slot(&a, slot, 1);
+    }
+    stored(&a);
+    until("the root is late", || !first.faults.held().is_empty());
+    let second = first.successor();
+    let b = second.open();
+    assert_eq!(b.status().checkpoint_number, 1);
+    write_slot(&b, 0, 2);
+    stored(&b);
+    assert!(first.faults.release_all() > 0);
+    until("the stale root is there", || first.keys("/checkpoint/").len() == 2);
+    b.close().unwrap();
+    assert_eq!(b.status().checkpoint_number, 3);
+    let b = second.open();
+    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
+    second.assert_sound("with a stale root between");
+}
+
+#[test]
+fn a_stale_checkpoint_that_lands_after_the_new_writers_own_fences_its_writer() {
+    let mut first = Machine::new();
+    first.options.checkpoint_bytes = MIB;
+    first.fault(Fault::Late, |call| root_put(call).is_some());
+    let a = first.open();
+    for slot in 0..6 {
+        write_slot(&a, slot, 1);
+    }
+    stored(&a);
+    until("the root is late", || !first.faults.held().is_empty());
+    let second = first.successor();
+    let b = second.open();
+    write_slot(&b, 0, 2);
+    b.close().unwrap();
+    first.faults.release_all();
+    first.heal();
+    until("the stale writer hears it", || matches!(a.status().health, Health::Fenced { .. }));
+    fenced(&a);
+    let b = second.open();
+    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
+    second.assert_sound("after a stale root came too late");
+}
+
+#[test]
+fn a_new_writers_checkpoint_waits_while_the_root_in_its_way_cannot_be_read() {
+    let mut first = Machine::new();
+    first.options.checkpoint_bytes = MIB;
+    first.fault(Fault::Late, |call| root_put(call).is_some());
+    let a = first.open();
+    for slot in 0..6 {
+        write_slot(&a, slot, 1);
+    }
+    stored(&a);
+    until("the root is late", || !first.faults.held().is_empty());
+    let second = first.successor();
+    let b = second.open();
+    first.faults.release_all();
+    until("the stale root is there", || first.keys("/checkpoint/").len() == 2);
+    let is_root_get =
+        |call: &sawmill_store::Call| call.kind == CallKind::Get && call.key().contains("/checkpoint/");
+    let before = second.count(is_root_get);
+    second.fault(Fault::Fail(sawmill_store::StoreErrorKind::Unavailable), is_root_get);
+    let closing = std::thread::spawn({
+        let b = b.clone();
+        move || b.close()
+    });
+    until("the rival was asked for", || second.count(is_root_get) >= before + 2);
+    assert!(second.count(is_root_get) < before + 50, "asked for in a hurry");
+    second.heal();
+    closing.join().unwrap().unwrap();
+    assert_eq!(b.status().checkpoint_number, 3);
+}
+
+#[test]
+fn of_two_attaches_that_fence_at_the_same_moment_one_wins() {
+    let first = Machine::new();
+    first.open().close().unwrap();
+    for _ in 0..5 {
+        let machines = [first.successor(), first.successor()];
+        for machine in &machines {
+            machine.fault(Fault::Delay, |call| segment_put(call).is_some());
+        }
+        let outcomes = std::thread::scope(|scope| {
+            let opens = machines.each_ref().map(|machine| scope.spawn(|| machine.try_open()));
+            until("both fences are on their way", || {
+                machines.iter().all(|machine| machine.faults.held().len() == 1)
+            });
+            for machine in &machines {
+                machine.heal();
+                machine.faults.release_all();
+            }
+            opens.map(|open| open.join().unwrap())
+        });
+        let won: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
+        let lost: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+        assert_eq!((won.len(), lost.len()), (1, 1));
+        assert_eq!(lost[0].kind(), ErrorKind::Fenced);
+        write_slot(won[0], 0, 1);
+        won[0].close().unwrap();
+    }
+}
+
+#[test]
+fn of_two_racing_attaches_exactly_one_can_store() {
+    let first = Machine::new();
+    first.open().close().unwrap();
+    for round in 1..=10 {
+        let machines = [first.successor(), first.successor()];
+        let together = Barrier::new(2);
+        let outcomes = std::thread::scope(|scope| {
+            let opens = machines.each_ref().map(|machine| {
+                scope.spawn(|| {
+                    together.wait();
+                    machine.try_open()
+                })
+            });
+            opens.map(|open| open.join().unwrap())
+        });
+        let mut winners: Vec<Arc<Volume>> = Vec::new();
+        for (slot, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(volume) => {
+                    write_slot(&volume, slot as u64, round);
+                    match volume.wait(Safety::Stored, Some(PATIENCE)) {
+                        Ok(in_time) => {
+                            assert!(in_time);
+                            winners.push(volume);
+                        }
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::Fenced),
+                    }
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Fenced),
+            }
+        }
+        assert_eq!(winners.len(), 1, "round {round}");
+        winners[0].close().unwrap();
+    }
+    first.assert_sound("after the races");
+}
+
+#[test]
+fn lost_answers_do_not_fence_the_writer_itself() {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = 2 * MIB;
+    let volume = machine.open();
+    let mut seen = std::collections::HashSet::new();
+    // Every put takes effect, and the answer to the first of each is lost.
+    machine.fault(Fault::LoseAnswer, move |call| {
+        call.kind == CallKind::Put && is_engine(call) && seen.insert(call.key().to_owned())
+    });
+    for version in 1..=24 {
+        write_slot(&volume, version % 5, version);
+    }
+    volume.close().unwrap();
+    assert!(volume.status().counters.checkpoints >= 2);
+    machine.heal();
+    let volume = machine.open();
+    assert_eq!([0, 1, 2, 3, 4].map(|slot| slot_version(&volume, slot, 99)), [20, 21, 22, 23, 24]);
+    machine.assert_sound("after lost answers");
+}
+
+#[test]
+fn deleting_a_volume_fences_its_writer() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    let fences = machine.keys("/seg/").len();
+    sawmill_volume::delete(&*machine.plain, "disk").unwrap();
+    write_slot(&volume, 1, 1);
+    fenced(&volume);
+    assert!(fences >= 2);
+    assert_eq!(machine.keys("").len(), 1, "only the last fence stays: {:?}", machine.keys(""));
+}
