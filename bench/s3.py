@@ -70,6 +70,8 @@ class S3backer(Server):
     """s3backer with 4 KiB blocks and a disk cache of the whole disk, through FUSE and nbdkit's file plugin."""
 
     name, title, program = "s3backer", "s3backer (4 KiB blocks, disk cache) on MinIO, nbdkit file", "s3backer"
+    # It goes on storing until it is unmounted, and MinIO does the counting.
+    counts_at_end = True
 
     def __init__(self, place, s3):
         super().__init__(place)

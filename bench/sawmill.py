@@ -73,6 +73,9 @@ class Sawmill(Server):
         with urllib.request.urlopen(self.ready["admin"] + "status", timeout=30) as answer:
             return json.load(answer)
 
+    def settle(self):
+        self.sawmill("wait", self.volume, "--stored")
+
     def counters(self):
         status = self.status()
         store, volume = status["stores"][0], status["volumes"][0]["counters"]
@@ -99,7 +102,7 @@ class Sawmill(Server):
         with self.running():
             before = self.counters()
             cell = fio.measure(self.target, fio.COST, self.place.size_bytes, self.folder)
-            self.sawmill("wait", self.volume, "--stored")
+            self.settle()
             counted = difference(before, self.counters())
         return {
             "writes": cell.requests,

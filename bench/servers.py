@@ -33,6 +33,8 @@ class Server:
     program = ""
     # Whether it has what was written to it, and whether it still has it after a restart.
     keeps = lasts = True
+    # Whether `counters` can be read only when it has ended, or while it runs.
+    counts_at_end = False
 
     def __init__(self, place):
         self.place = place
@@ -86,6 +88,9 @@ class Server:
         wait_until(f"{self.name} listens", answers)
         self.target = fio.nbd(f"nbd+unix:///?socket={self.socket}")
 
+    def settle(self):
+        """Waits until what was written is where it is to stay, as far as that can be waited for."""
+
     def counters(self):
         """Store requests and the like, as far as it counts them."""
         return {}
@@ -116,9 +121,11 @@ class Server:
             cpu_before = sum(process.cpu_s() for process in self.processes)
             before = self.counters()
             cell = fio.measure(self.target, workload, self.place.size_bytes, self.folder, runtime_s)
-            cell.more["counted"] = difference(before, self.counters())
             since = time.monotonic()
+            self.settle()
+            after = {} if self.counts_at_end else self.counters()
         cell.more["settle_s"] = time.monotonic() - since
+        cell.more["counted"] = difference(before, self.counters() if self.counts_at_end else after)
         if self.processes:
             cpu_s = sum(process.cpu_total_s for process in self.processes) - cpu_before
             cell.more["cpu_s_per_gib"] = cpu_s / max(cell.bytes / 2**30, 1e-9)

@@ -69,6 +69,31 @@ fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &
     }
 }
 
+/// The highest position that any record in the ring says was flushed when it was made. What is on the disk with
+/// such a mark was written after that sync, so no power loss can take what is below the mark.
+fn highest_mark(journal: &Path, capacity: u64, from: u64, to: u64) -> u64 {
+    let bytes = std::fs::read(journal).expect("the journal is there");
+    let ring = &bytes[RING_START as usize..];
+    let word = |at: usize| {
+        let eight = ring.get(at..at + 8).and_then(|eight| eight.try_into().ok());
+        eight.map_or(0, u64::from_le_bytes)
+    };
+    let mut mark = 0;
+    let mut at = 0;
+    while let Some(found) = ring[at..].iter().position(|&byte| byte == b'S') {
+        at += found;
+        let position = word(at + 8);
+        if ring[at..].starts_with(b"SWJR")
+            && (from..to).contains(&position)
+            && position % capacity == at as u64
+        {
+            mark = mark.max(word(at + 40));
+        }
+        at += 1;
+    }
+    mark
+}
+
 #[test]
 fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
     let place = Place::new(&store::folder());
@@ -106,10 +131,12 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
         }
         let report = place.sawmill(&["inspect", "journal", &path, "--json"]).json();
         let capacity = unsigned(&report, "capacity_bytes");
+        let from = unsigned(&report, "from");
+        let to = from + capacity;
         // The engine may have synced more by itself: what its marks cover was on the disk.
-        let from = logged.max(unsigned(&report, "flushed_through"));
-        let to = unsigned(&report, "from") + capacity;
-        println!("round {round}: logged {logged}, damage {from}..{to}: {report}");
+        let marked = unsigned(&report, "flushed_through").max(highest_mark(&journal, capacity, from, to));
+        let from = logged.max(marked);
+        println!("round {round}: logged {logged}, marked {marked}, damage {from}..{to}: {report}");
         let tail = [Tail::Kept, Tail::Zeroes, Tail::Mixed, Tail::Flipped][round % 4];
         damage(&journal, from, to, capacity, tail, &mut load.dice);
     }

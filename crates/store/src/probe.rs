@@ -142,8 +142,8 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
         check("get a part of it", part(), "the store, or a proxy before it, must honour Range requests"),
         check("find it in a list", expect_listed(&calls, &format!("{FOLDER}/{name}/"), &key), LISTING),
         check("tell that an object is absent", expect_absent(&calls, &format!("{key}-2")), LISTING),
-        check("refuse a second put", expect_refusal(&calls, &key), CONDITIONAL),
-        check("let one of many puts win", expect_honest(store), CONDITIONAL),
+        check("refuse a second put (conditional create)", expect_refusal(&calls, &key), CONDITIONAL),
+        check("let one of many puts win (conditional create)", expect_honest(store), CONDITIONAL),
         check("delete an object", expect_deleted(&calls, &key), "grant delete on the bucket"),
         check("tell that it is gone", expect_absent(&calls, &key), "switch off caches before the store"),
     ];
@@ -315,7 +315,7 @@ mod tests {
         let results = doctor(&Overwriting(Mutex::default()));
         let broken: Vec<_> = results.iter().filter(|result| !result.ok).map(|result| result.name).collect();
         let ranges = "get a part of it";
-        assert_eq!(broken, [ranges, "find it in a list", "refuse a second put", "let one of many puts win"]);
+        assert_eq!(broken, [ranges, "find it in a list", "refuse a second put (conditional create)", "let one of many puts win (conditional create)"]);
         assert!(results.iter().all(|result| result.ok || !result.advice.is_empty()));
     }
 }

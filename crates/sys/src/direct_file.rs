@@ -84,15 +84,16 @@ impl DirectFile {
         Self::open(path, mode)
     }
 
-    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches).
-    pub fn create_sparse(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
+    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches), with its lock,
+    /// which is taken before anything about the file is changed.
+    pub fn create_sparse(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<(FileLock, Self)> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+        let lock = FileLock::take(path)?;
         if length_of(&file)? != len_bytes {
             file.set_len(len_bytes)?;
         }
-        drop(file);
-        Self::open(path, mode)
+        Ok((lock, Self::open(path, mode)?))
     }
 
     /// Size in bytes when opened.
@@ -211,6 +212,15 @@ mod tests {
         assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
         drop(first);
         FileLock::take(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_locked_keeps_its_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cache");
+        let _held = DirectFile::create_sparse(&path, 8192, OpenMode::Cached).unwrap();
+        assert!(DirectFile::create_sparse(&path, 4096, OpenMode::Cached).is_err());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
     }
 
     #[test]

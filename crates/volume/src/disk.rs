@@ -92,8 +92,8 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
-    let disk = DirectFile::create_sparse(path, cache_bytes, OpenMode::Cached).map_err(failed)?;
-    let disk = LockedDisk { lock: FileLock::take(path).map_err(failed)?, disk };
+    let (lock, disk) = DirectFile::create_sparse(path, cache_bytes, OpenMode::Cached).map_err(failed)?;
+    let disk = LockedDisk { lock, disk };
     let mut index: PathBuf = path.to_owned();
     index.as_mut_os_string().push(".index");
     let options = CacheOptions { cache_bytes, frame_bytes: limits::FRAME_BYTES };

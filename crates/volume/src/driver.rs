@@ -130,9 +130,14 @@ fn run_journal(shared: &Arc<Shared>, journal: &Arc<Journal>, mut writer: Journal
                 journal.fail(error);
             }
         }
-        if journal.failure().is_some() {
+        if let Some(error) = journal.failure() {
+            shared.stalled.fail(error);
             break;
         }
+    }
+    while journal.failure().is_some() && !orders.end.load(Ordering::Acquire) {
+        writer.rescue(&mut |records| shared.inbox.push_records(records, segment_bytes));
+        journal.wake.sleep(Some(SETTLE_AFTER));
     }
     let clean = orders.clean.load(Ordering::Acquire);
     if journal.failure().is_none()

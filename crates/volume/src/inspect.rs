@@ -104,8 +104,8 @@ pub fn journal(path: &Path) -> Result<JournalReport> {
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     Disk::read_at(&*disk, 0, &mut copies).map_err(unreadable)?;
-    let owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
-    let volume_id = owners.last().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
+    let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    let volume_id = owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
     let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
     let superblock = sawmill_format::journal::choose_superblock(first, second, volume_id)
         .map_err(|error| corrupt(error.to_string()))?;

@@ -25,7 +25,7 @@ use crate::readers::Readers;
 use crate::recovery::{RecoveryReport, Reporter};
 use crate::shared::{Shared, Tally};
 use crate::state::State;
-use crate::status::{Positions, Safety, Status};
+use crate::status::{Health, Positions, Safety, Status};
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, read, write};
 
@@ -129,9 +129,13 @@ impl Volume {
         let totals = view.segments.totals();
         let stored = shared.inbox.stored();
         let mut counters = shared.tally.counters();
+        let mut health = shared.state.health(shared.world.now());
         let mut positions = Positions { accepted: stored, logged: stored, stored };
         let (mut journal_bytes, mut unstored_records) = (0, 0);
         if let Some(journal) = &shared.journal {
+            if let (Health::Serving | Health::StoreUnavailable { .. }, Some(error)) = (&health, journal.failure()) {
+                health = Health::Failed { reason: error.to_string() };
+            }
             positions.accepted = journal.ring.next();
             positions.logged = journal.logged();
             counters.journal_syncs = journal.syncs.load(Ordering::Relaxed);
@@ -142,7 +146,7 @@ impl Volume {
         Status {
             volume_id: shared.record.volume_id,
             name: shared.name.clone(),
-            health: shared.state.health(shared.world.now()),
+            health,
             size_bytes: shared.record.size_bytes,
             epoch: shared.epoch,
             read_only: shared.read_only,
@@ -235,9 +239,8 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if self.shared.state.refusal().is_none() {
-            self.close_now();
-        }
+        // Also when it was fenced or has failed: its threads go with it.
+        self.close_now();
     }
 }
 

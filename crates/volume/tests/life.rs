@@ -146,3 +146,23 @@ fn a_discard_of_the_whole_disk_is_a_handful_of_records() {
     assert_eq!(volume.read_at(1 << 40, 100).unwrap(), vec![0; 100]);
     assert_eq!(volume.status().live_bytes, 0);
 }
+
+/// The keeper once found nothing pending while the journal's thread still held the last records, and declared the
+/// volume cleanly closed: the next attach passed over the journal.
+#[test]
+fn a_close_right_behind_the_last_write_stores_it() {
+    let mut rig = Rig::new();
+    rig.options.segment_age_max = std::time::Duration::from_secs(5);
+    for round in 0..40u64 {
+        let volume = rig.open();
+        for block in 0..8 {
+            volume.write_at(block * 4096, &pattern(block, round, 4096)).unwrap();
+        }
+        volume.close().unwrap();
+        let volume = rig.open();
+        for block in 0..8 {
+            assert_eq!(volume.read_at(block * 4096, 4096).unwrap(), pattern(block, round, 4096));
+        }
+        volume.close().unwrap();
+    }
+}

@@ -10,6 +10,9 @@ use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 /// After this long without an answer a request counts as lost. Only a broken device ever waits so long.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
+/// What a probe reports when it disappears. A device that is closing may answer with the same kind, not this text.
+const NEVER_ANSWERED: &str = "an exchange was dropped without an outcome";
+
 /// An exchange that reports its outcome, or its disappearance, once.
 pub(super) struct Probe {
     pub(super) bytes: Vec<u8>,
@@ -41,7 +44,7 @@ impl Exchange for Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        self.report(Err(Error::new(ErrorKind::Closed, "an exchange was dropped without an outcome")));
+        self.report(Err(Error::new(ErrorKind::Closed, NEVER_ANSWERED)));
     }
 }
 
@@ -59,7 +62,7 @@ pub(super) fn probe(
 /// Waits for one answer of a [`Probe`].
 pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
     match hear.recv_timeout(LOST_AFTER) {
-        Ok(Err(error)) if error.kind() == ErrorKind::Closed => panic!("{clause}: {error}"),
+        Ok(Err(error)) if error.to_string() == NEVER_ANSWERED => panic!("{clause}: {error}"),
         Ok(outcome) => outcome,
         Err(_) => panic!("{clause}: a request was not answered"),
     }

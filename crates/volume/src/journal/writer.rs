@@ -74,6 +74,15 @@ impl JournalWriter {
         Ok(if settled { Step::Idle } else { Step::Unsettled })
     }
 
+    /// What is left to do when the journal disk has failed: hand over what was accepted, which stays in memory
+    /// because nothing is written any more, so that it can still be stored.
+    pub(crate) fn rescue(&mut self, take: &mut dyn FnMut(Vec<Arc<Record>>)) {
+        let taken = self.take_complete();
+        if !taken.is_empty() {
+            take(taken);
+        }
+    }
+
     /// Moves the marks to the disk when nothing else does.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.write_superblock(self.superblock.current().trim, false)

@@ -54,6 +54,7 @@ pub(crate) fn attach(
     demand_fencing(store, options)?;
     let judged = judge(&stored, options)?;
     reporter.step("journal", judged.describe());
+    settle_intent(store, &mut stored, &judged)?;
     let put_id = PutId(world.random()?);
     let (lock, disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id)?;
@@ -153,6 +154,9 @@ fn intend(
                 );
             }
             superblock.write(|block| {
+                // The fence of the last intent is in the store: this journal is of that epoch, and a new intent
+                // must not make it forget that.
+                block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
                 block.clean = false;
@@ -229,6 +233,18 @@ fn make_journal(
     DirectFile::create(path, bytes, OpenMode::Direct).map_err(|error| failed("made", error))
 }
 
+/// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal remembers
+/// one intent: before it takes a new one, that fence is put again until it is there, else it would be taken for a
+/// stranger's when it lands.
+fn settle_intent(store: &dyn ObjectStore, stored: &mut Stored, judged: &Judged) -> Result<()> {
+    let Judged::Use(usable) = judged else { return Ok(()) };
+    let block = usable.superblock.current();
+    if block.intent_epoch == stored.end.epoch + 1 {
+        fence_at_end(store, stored, block.intent_put_id)?;
+    }
+    Ok(())
+}
+
 /// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is tried again.
 fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> Result<()> {
     let epoch = stored.end.epoch;
@@ -238,6 +254,9 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> 
             Err(error) if error.kind() == ErrorKind::Exists => {
                 roll_forward(store, stored.record.volume_id, Some(&stored.view), &mut stored.end)?;
                 if stored.end.epoch != epoch {
+                    if stored.end.fence_put_id == Some(put_id) {
+                        return Ok(());
+                    }
                     let text = format!(
                         "volume {} was attached by somebody else at the same moment (epoch {}): make sure that only one \
                          attaches, then try again",

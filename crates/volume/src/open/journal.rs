@@ -136,8 +136,8 @@ fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Resu
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     disk.read_at(0, &mut copies)
         .map_err(|error| Error::new(ErrorKind::Corrupt, format!("its superblock cannot be read: {error}")))?;
-    let owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
-    if let Some(owner) = owners.last()
+    let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    if let Some(owner) = owners.next_back()
         && owner != stored.record.volume_id
     {
         let text = format!(
@@ -173,7 +173,12 @@ fn judge_against_store(
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
     if !ours && block.epoch == 0 {
-        // It was being made when its process died, before the volume was its own.
+        // It was being made when its process died, before the volume was its own: it holds nothing, but its fence may
+        // still land, so it is kept for as long as that can be.
+        let pending = block.intent_epoch == end.epoch + 1;
+        if pending && (end.clean || options.accept_journal_loss) {
+            return Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: None, scan: None })));
+        }
         return absent(stored, options);
     }
     if !ours && block.epoch > end.epoch {
@@ -181,7 +186,8 @@ fn judge_against_store(
             "it is of epoch {}, and the store only knows epoch {}: the store has lost objects or is an old copy",
             block.epoch, end.epoch
         );
-        return unusable(stored, options, &text);
+        // Also if that old copy says that it was closed cleanly.
+        return stale(stored, options, &text);
     }
     if !ours {
         if block.clean {
@@ -219,7 +225,8 @@ fn judge_against_store(
     Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: Some(log), scan: Some(scan) })))
 }
 
-/// A journal of an older epoch holds writes that were overtaken: only the user may set it aside.
+/// A journal of another epoch than the store's newest holds writes that are not in the store: only the user may set it
+/// aside.
 fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");

@@ -173,6 +173,15 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Reads `want.len()` bytes and compares.
+#[track_caller]
+pub fn holds(volume: &Volume, address: u64, want: &[u8]) {
+    let read = volume.read_at(address, want.len()).unwrap();
+    if let Some(at) = read.iter().zip(want).position(|(one, other)| one != other) {
+        panic!("byte {} is {} and should be {}", address + at as u64, read[at], want[at]);
+    }
+}
+
 /// Waits until everything accepted is stored.
 pub fn stored(volume: &Volume) {
     assert!(volume.wait(Safety::Stored, Some(PATIENCE)).unwrap(), "not stored in time");

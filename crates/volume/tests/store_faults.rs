@@ -1,0 +1,492 @@
+//! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong is ever read, and what
+//! could not be asked is never taken for an answer.
+
+mod faulty;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use faulty::rig::{MIB, Model};
+use faulty::{
+    Machine, PATIENCE, SEGMENT, holds, is_engine, root_put, segment_get, segment_put, slot_bytes, slot_version,
+    stored, until, write_slot,
+};
+use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_store::{Blocking, Call, CallKind, Class, Fault, StoreErrorKind};
+use sawmill_volume::{FlushMode, Health, Safety, open_cache};
+
+fn unavailable() -> Fault {
+    Fault::Fail(StoreErrorKind::Unavailable)
+}
+
+/// A volume with `slots` slots of version 1 in the store, closed cleanly.
+fn filled(slots: u64) -> Machine {
+    let machine = Machine::new();
+    let volume = machine.open();
+    for slot in 0..slots {
+        write_slot(&volume, slot, 1);
+    }
+    volume.close().unwrap();
+    machine
+}
+
+#[test]
+fn puts_that_time_out_happen_late_or_twice_change_nothing() {
+    for fault in [Fault::LoseAnswer, Fault::Late, unavailable()] {
+        let mut machine = Machine::new();
+        machine.options.checkpoint_bytes = 2 * MIB;
+        let volume = machine.open();
+        let mut model = Model::new(8 * MIB, 3);
+        let mut seen = std::collections::HashSet::new();
+        // The first put of each object meets the fault; a late one lands after the second.
+        machine.fault(fault.clone(), move |call| {
+            call.kind == CallKind::Put && is_engine(call) && seen.insert(call.key().to_owned())
+        });
+        for _ in 0..200 {
+            model.act(&volume);
+        }
+        stored(&volume);
+        machine.faults.release_all();
+        model.compare_all(&volume);
+        volume.close().unwrap();
+        machine.faults.release_all();
+        machine.heal();
+        model.compare_all(&machine.open());
+        machine.assert_sound(&format!("{fault:?}"));
+    }
+}
+
+#[test]
+fn a_get_that_fails_for_a_while_delays_the_reader_and_no_more() {
+    for kind in [StoreErrorKind::Unavailable, StoreErrorKind::Denied, StoreErrorKind::Broken] {
+        let machine = filled(1);
+        let volume = machine.open();
+        let mut failures = 0;
+        machine.fault(Fault::Fail(kind), move |call| {
+            failures += 1;
+            segment_get(call).is_some() && failures <= 2
+        });
+        assert_eq!(slot_version(&volume, 0, 9), 1);
+        assert_eq!(volume.status().health, Health::Serving);
+    }
+}
+
+#[test]
+fn a_get_cut_short_once_is_asked_again() {
+    let machine = filled(1);
+    let volume = machine.open();
+    let mut first = true;
+    machine.fault(Fault::Truncate, move |call| segment_get(call).is_some() && std::mem::take(&mut first));
+    assert_eq!(slot_version(&volume, 0, 9), 1);
+}
+
+#[test]
+fn a_get_always_cut_short_is_corrupt_and_never_wrong_bytes() {
+    let machine = filled(1);
+    let volume = machine.open();
+    machine.fault(Fault::Truncate, |call| segment_get(call).is_some());
+    assert_eq!(volume.read_at(SEGMENT as u64 / 2, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    machine.heal();
+    assert_eq!(slot_version(&volume, 0, 9), 1, "the next read asks again");
+}
+
+#[test]
+fn another_objects_bytes_are_fetched_again_once_and_then_refused() {
+    for cached in [false, true] {
+        let mut machine = filled(2);
+        if cached {
+            machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
+        }
+        let volume = machine.open();
+        // Segments 65 and 66 have the same shape: any frame of one fits in place of the other's.
+        let other = machine.segment_key(66);
+        let swapped = Arc::new(AtomicU64::new(0));
+        let count = swapped.clone();
+        let mut once = true;
+        machine.fault(Fault::Swap(other.clone()), move |call| {
+            segment_get(call) == Some(65) && std::mem::take(&mut once)
+        });
+        holds(&volume, 0, &slot_bytes(0, 1)[..4096]);
+        machine.fault(Fault::Swap(other), move |call| {
+            let hit = segment_get(call) == Some(65);
+            count.fetch_add(u64::from(hit), Ordering::Relaxed);
+            hit
+        });
+        // A frame that nobody has fetched yet.
+        let address = SEGMENT as u64 - 4096;
+        let error = volume.read_at(address, 4096).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("/seg/"), "{error}");
+        assert_eq!(swapped.load(Ordering::Relaxed), 2, "asked once more, not more often");
+        machine.heal();
+        holds(&volume, address, &slot_bytes(0, 1)[SEGMENT - 4096..]);
+        assert_eq!(slot_version(&volume, 1, 9), 1);
+    }
+}
+
+#[test]
+fn a_missing_segment_is_corrupt_for_the_writer_and_the_rest_stays_readable() {
+    let machine = filled(2);
+    let volume = machine.open();
+    machine.fault(Fault::Fail(StoreErrorKind::NotFound), |call| segment_get(call) == Some(65));
+    assert_eq!(volume.read_at(0, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(slot_version(&volume, 1, 9), 1);
+}
+
+/// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing, and succeed later.
+fn open_cannot_ask(machine: &Machine, chosen: impl Fn(&Call) -> bool + Send + 'static, slots: &[u64]) {
+    let (objects, journal) = (machine.keys(""), std::fs::read(machine.journal()).ok());
+    let met = Arc::new(AtomicU64::new(0));
+    let count = met.clone();
+    machine.fault(unavailable(), move |call| {
+        let hit = chosen(call);
+        count.fetch_add(u64::from(hit), Ordering::Relaxed);
+        hit
+    });
+    assert_eq!(machine.refused().0, ErrorKind::Unavailable);
+    assert!(met.load(Ordering::Relaxed) > 0, "the fault was never met");
+    assert_eq!(machine.keys(""), objects);
+    assert_eq!(std::fs::read(machine.journal()).ok(), journal);
+    machine.heal();
+    let volume = machine.open();
+    for (slot, version) in slots.iter().enumerate() {
+        assert_eq!(slot_version(&volume, slot as u64, 9), *version);
+    }
+    volume.close_now();
+}
+
+#[test]
+fn what_cannot_be_asked_fails_the_open_and_changes_nothing() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    for slot in 0..5 {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    volume.close_now();
+    // The log of the store: fence 1, segments 65 to 69, the first free name, and what may lie beyond it.
+    for sequence in [1, 65, 67, 69, 70, 75] {
+        open_cannot_ask(&machine, move |call| segment_get(call) == Some(sequence), &[1; 5]);
+        // Each open leaves a fence; the names asked for next time lie behind it, so begin again from a copy.
+    }
+    let is = |part: &'static str, kind: CallKind| move |call: &Call| call.kind == kind && call.key().contains(part);
+    open_cannot_ask(&machine, is("/checkpoint", CallKind::List), &[1; 5]);
+    open_cannot_ask(&machine, is("/checkpoint/", CallKind::Get), &[1; 5]);
+    open_cannot_ask(&machine, is("volumes/", CallKind::Get), &[1; 5]);
+    machine.open().close().unwrap();
+    open_cannot_ask(&machine, is("/map/", CallKind::Get), &[1; 5]);
+}
+
+#[test]
+fn every_single_call_of_an_open_may_fail() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    for slot in 0..3 {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    volume.write_at(0, &slot_bytes(0, 2)).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    let mut failed = 0;
+    for at in 0.. {
+        let mut number = 0;
+        machine.fault(if at % 2 == 0 { unavailable() } else { Fault::LoseAnswer }, move |call| {
+            number += 1;
+            let is_probe = !is_engine(call) && !call.key().starts_with("volumes/");
+            number == at + 1 && !is_probe
+        });
+        let before = machine.faults.calls().len();
+        match machine.try_open() {
+            Ok(volume) => {
+                assert_eq!([0, 1, 2].map(|slot| slot_version(&volume, slot, 9)), [2, 1, 1], "call {at}");
+                volume.close_now();
+                if machine.faults.calls().len() - before < at {
+                    break;
+                }
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "call {at}: {error}");
+                failed += 1;
+            }
+        }
+        if at > 400 {
+            break;
+        }
+    }
+    assert!(failed > 30, "{failed}");
+    machine.heal();
+    let volume = machine.open();
+    assert_eq!([0, 1, 2].map(|slot| slot_version(&volume, slot, 9)), [2, 1, 1]);
+    volume.close().unwrap();
+    machine.assert_sound("after opens that failed at every call");
+}
+
+#[test]
+fn a_segment_that_appears_while_the_log_is_read_is_no_damage() {
+    let machine = filled(0);
+    let volume = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+        stored(&volume);
+    }
+    let first = volume.status().stored_sequence - 3;
+    let mut reader = Machine::over(machine.plain.clone());
+    reader.options.read_only = true;
+    // The reader asks for each of them too early, once, and then sees a later one that knows of it.
+    let mut early = std::collections::HashSet::new();
+    reader.fault(Fault::Fail(StoreErrorKind::NotFound), move |call| {
+        segment_get(call).is_some_and(|sequence| sequence >= first && sequence < first + 3 && early.insert(sequence))
+    });
+    let read = reader.open();
+    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&read, slot, 9)), [1; 4]);
+}
+
+#[test]
+fn a_list_that_hides_the_newest_checkpoints_is_seen_through() {
+    let machine = Machine::new();
+    for version in 1..=5 {
+        let volume = machine.open();
+        write_slot(&volume, 0, version);
+        volume.close().unwrap();
+        // What the store shows is what there was some lives ago: the newest roots are put back after the list.
+        let roots = machine.keys("/checkpoint/");
+        assert_eq!(roots.len(), 2, "{roots:?}");
+        let hidden = machine.object(&roots[1]);
+        let lagging = Machine::over(machine.plain.clone());
+        machine.remove(&roots[1]);
+        let listed = Blocking(&*lagging.plain).list("", Class::Read).unwrap();
+        assert!(!listed.iter().any(|object| object.key == roots[1]));
+        let list = listing_of(&lagging);
+        Blocking(&*machine.plain).put(&roots[1], hidden, Class::Upload).unwrap();
+        let mut lagging = Machine::over(list);
+        lagging.options.read_only = true;
+        let read = lagging.open();
+        assert_eq!(slot_version(&read, 0, 9), version);
+        assert_eq!(read.status().checkpoint_number, version + 1);
+    }
+}
+
+/// A store that answers gets from the present and lists from the past.
+fn listing_of(machine: &Machine) -> Arc<dyn sawmill_store::ObjectStore> {
+    Arc::new(Lagging { present: machine.plain.clone(), past: faulty::copy_store(&*machine.plain) })
+}
+
+struct Lagging {
+    present: Arc<dyn sawmill_store::ObjectStore>,
+    past: Arc<dyn sawmill_store::ObjectStore>,
+}
+
+impl sawmill_store::ObjectStore for Lagging {
+    fn get(&self, get: sawmill_store::Get, done: sawmill_store::Done<bytes::Bytes>) {
+        self.present.get(get, done);
+    }
+    fn put(&self, put: sawmill_store::Put, done: sawmill_store::Done<sawmill_store::PutOutcome>) {
+        self.present.put(put, done);
+    }
+    fn list(&self, list: sawmill_store::List, done: sawmill_store::Done<Vec<sawmill_store::ObjectInfo>>) {
+        self.past.list(list, done);
+    }
+    fn delete(&self, keys: Vec<String>, class: Class, done: sawmill_store::Done<()>) {
+        self.present.delete(keys, class, done);
+    }
+}
+
+#[test]
+fn a_list_from_long_ago_is_refused_and_never_taken_for_the_truth() {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    volume.close().unwrap();
+    let past = listing_of(&machine);
+    let volume = machine.open();
+    for version in 2..120 {
+        write_slot(&volume, 0, version);
+        stored(&volume);
+    }
+    volume.close().unwrap();
+    let mut lagging = Machine::over(past);
+    lagging.options.accept_journal_loss = true;
+    let objects = machine.keys("");
+    let (kind, text) = lagging.refused();
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(text.contains("listing"), "{text}");
+    assert_eq!(machine.keys(""), objects);
+}
+
+#[test]
+fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    volume.close().unwrap();
+    let past = listing_of(&machine);
+    // Roots stay for ever, as after a crash between deletes; everything else is deleted as usual.
+    machine.fault(unavailable(), |call| call.kind == CallKind::Delete && call.key().contains("/checkpoint/"));
+    let volume = machine.open();
+    for version in 2..120 {
+        write_slot(&volume, 0, version);
+        stored(&volume);
+    }
+    volume.close().unwrap();
+    // A list from long ago now leads to a root of long ago: it must not be taken for the newest.
+    let mut lagging = Machine::over(past);
+    lagging.options.read_only = true;
+    match lagging.try_open() {
+        Ok(read) => assert_eq!(slot_version(&read, 0, 200), 119),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}"),
+    }
+}
+
+#[test]
+fn while_the_store_is_gone_writes_go_on_then_wait_and_all_ends_well() {
+    let mut machine = filled(8);
+    machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 8 * MIB).unwrap());
+    let volume = machine.open();
+    assert_eq!(slot_version(&volume, 0, 9), 1, "now slot 0 is cached");
+    machine.fault(unavailable(), |_| true);
+    // More than the journal holds, from several writers.
+    let slots = 100;
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for slot in 0..slots / 4 {
+                    write_slot(volume, 8 + writer * slots / 4 + slot, 2);
+                }
+            });
+        }
+        until("the writers wait", || volume.status().stalled_requests == 4);
+        let status = volume.status();
+        assert!(matches!(status.health, Health::StoreUnavailable { .. }), "{:?}", status.health);
+        assert!(status.counters.writes > 40, "the journal took {} writes", status.counters.writes);
+        assert!(status.counters.writes_stalled >= 4);
+        assert!(status.journal_unstored_bytes > status.journal_bytes / 2);
+        assert_eq!(slot_version(&volume, 0, 9), 1, "cached data is read");
+        volume.flush().unwrap();
+        assert!(!volume.wait(Safety::Stored, Some(std::time::Duration::ZERO)).unwrap());
+        assert!(volume.wait(Safety::Logged, Some(PATIENCE)).unwrap());
+        assert_eq!(slot_version(&volume, 8, 9), 2, "what is in the journal is read");
+        machine.heal();
+    });
+    stored(&volume);
+    let status = volume.status();
+    assert_eq!((status.health, status.stalled_requests), (Health::Serving, 0));
+    for slot in 0..8 + slots {
+        assert_eq!(slot_version(&volume, slot, 9), if slot < 8 { 1 } else { 2 });
+    }
+    volume.close().unwrap();
+    let volume = machine.open();
+    for slot in 0..8 + slots {
+        assert_eq!(slot_version(&volume, slot, 9), if slot < 8 { 1 } else { 2 });
+    }
+    machine.assert_sound("after the store came back");
+}
+
+#[test]
+fn a_stored_flush_waits_for_the_store_and_a_logged_one_does_not() {
+    for flush in [FlushMode::Logged, FlushMode::Stored] {
+        let machine = Machine::with(8 * MIB, flush);
+        let volume = machine.open();
+        volume.write_at(0, &[1; 5000]).unwrap();
+        machine.fault(unavailable(), |call| segment_put(call).is_some());
+        if flush == FlushMode::Logged {
+            volume.flush().unwrap();
+            continue;
+        }
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                volume.flush().unwrap();
+                done.store(true, Ordering::SeqCst);
+            });
+            until("the put was tried twice", || machine.count(|call| segment_put(call) == Some(65)) >= 2);
+            assert!(!done.load(Ordering::SeqCst));
+            machine.heal();
+        });
+        assert_eq!(volume.status().positions.stored, volume.status().positions.accepted);
+    }
+}
+
+#[test]
+fn a_read_that_waits_for_the_store_is_answered_when_the_volume_is_stopped() {
+    for graceful in [false, true] {
+        let machine = filled(2);
+        let volume = machine.open();
+        machine.fault(unavailable(), |call| segment_get(call).is_some());
+        std::thread::scope(|scope| {
+            let reads = [0, 1].map(|slot| {
+                let volume = &volume;
+                scope.spawn(move || volume.read_at(slot * SEGMENT as u64, 4096))
+            });
+            until("both reads have asked twice", || {
+                [65, 66].iter().all(|wanted| machine.count(|call| segment_get(call) == Some(*wanted)) >= 2)
+            });
+            if graceful {
+                volume.close().unwrap();
+            } else {
+                volume.close_now();
+            }
+            for read in reads {
+                let kind = read.join().unwrap().unwrap_err().kind();
+                assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Closed), "{kind:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_write_that_waits_for_room_is_answered_when_the_volume_is_closed() {
+    for graceful in [false, true] {
+        let machine = Machine::new();
+        let volume = machine.open();
+        machine.fault(unavailable(), |call| segment_put(call).is_some());
+        let outcomes = std::thread::scope(|scope| {
+            let writers = [0, 1, 2].map(|writer| {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let mut slots = (0..40).map(|slot| writer * 40 + slot);
+                    slots.try_for_each(|slot| volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, 1)))
+                })
+            });
+            until("all wait for room", || volume.status().stalled_requests == 3);
+            if graceful {
+                let closing = scope.spawn(|| volume.close());
+                machine.heal();
+                closing.join().unwrap().unwrap();
+            } else {
+                volume.close_now();
+            }
+            writers.map(|writer| writer.join().unwrap())
+        });
+        for outcome in outcomes {
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Closed);
+        }
+        machine.heal();
+        let volume = machine.open();
+        assert!((0..120).all(|slot| slot_version(&volume, slot, 1) <= 1));
+        volume.close().unwrap();
+        machine.assert_sound("after a close with writers waiting");
+    }
+}
+
+#[test]
+fn a_close_that_waits_for_the_store_can_be_cut_short_without_loss() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    machine.fault(unavailable(), |call| segment_put(call).is_some() || root_put(call).is_some());
+    for slot in 0..6 {
+        write_slot(&volume, slot, 1);
+    }
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| volume.close());
+        until("the close waits", || machine.count(|call| segment_put(call) == Some(65)) >= 2);
+        volume.close_now();
+        assert_eq!(closing.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    });
+    machine.heal();
+    let volume = machine.open();
+    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 1));
+}
