@@ -4,5 +4,5 @@
 demo: ; @demo/demo.sh
 test: ; @.ci/run
 lint: ; @tests/setup/lint.sh
-bench: ; @tests/setup/prepare.sh bench && bench/run.sh
+bench: ; @tests/setup/prepare.sh bench && bench/run.py
 fmt: ; @cargo fmt --all

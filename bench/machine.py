@@ -103,10 +103,14 @@ class Process:
         return kib["VmRSS"] * 1024, kib["VmHWM"] * 1024
 
     def end(self, sign=signal.SIGTERM, seconds=600):
-        """Asks the process to end, waits, and returns its exit code. `cpu_total_s` is set then."""
+        """Asks the process to end (`None`: it does so by itself), waits, and returns its exit code.
+
+        Kills it after `seconds`. `cpu_total_s` is set then.
+        """
         if self.child.returncode is not None:
             return self.child.returncode
-        self.child.send_signal(sign)
+        if sign is not None:
+            self.child.send_signal(sign)
         deadline = time.monotonic() + seconds
         while True:
             # wait4 tells the CPU time of the whole life, to the end.
@@ -136,10 +140,11 @@ def forget_cached(folder):
 
 
 def files_below(folder):
-    folder = Path(folder)
-    if folder.is_file():
-        return [folder]
-    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    """Regular files; folders that go away meanwhile are passed over."""
+    for inside, _, names in os.walk(folder):
+        for path in (Path(inside, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                yield path
 
 
 def bytes_below(folder):

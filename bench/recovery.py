@@ -20,8 +20,7 @@ class Log(Sawmill):
     def __init__(self, place, binary):
         super().__init__(place, binary)
         self.volume = "log"
-        journal = self.folder / "journal"
-        self.options = ["--journal", str(journal), "--staging", str(self.folder), *NO_CHECKPOINT]
+        self.options = ["--staging", str(self.folder), *NO_CHECKPOINT]
 
     def build(self, examples, segments):
         self.folder.mkdir(parents=True)

@@ -62,8 +62,6 @@ def speed(results):
     text += table(["", *(workload.title for workload in workloads)], rows)
     for name, why in document["absent"].items():
         text += f"\n{name} did not take part: {why}\n"
-    for name, why in document["failed"].items():
-        text += f"\n{name} failed: {why}\n"
     ours = [name for name in OURS if name in document["servers"]]
     bases = [name for name in ("raw", "nbdkit-null", "nbdkit-file") if name in document["servers"]]
     rows = []
@@ -217,6 +215,8 @@ def page(document):
              f"comes about: `bench/README.md`. Again: `{document['command']}`.\n")
     text += promises(results) + "\n" + speed(results) + cost(document) + store_work(results)
     text += opening(document) + footprint(document)
+    for name, why in document["failed"].items():
+        text += f"\n**{name} failed:** {why}\n"
     if document["journal"]:
         text += "\n## Candidates for the end of the journal\n\n" + document["journal"]
     return text

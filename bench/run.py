@@ -30,6 +30,8 @@ from sawmill import Sawmill, SawmillS3
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("cost", "recovery", "memory", "journal")
+# What ends one contestant or part, and not the run.
+FAILURES = (machine.Unfit, OSError, subprocess.SubprocessError)
 
 
 def arguments():
@@ -109,39 +111,36 @@ def find_minio(given):
     return Path(found).resolve() if found else None
 
 
-def cells(ready, workloads, given, failed):
+def cells(ready, workloads, given, document):
     """Rounds over workloads over contestants; each round begins with another contestant."""
-    rounds = []
+    failed = document["failed"]
     for number in range(given.rounds):
-        found = {}
+        found = {workload.name: {} for workload in workloads}
+        document["cells"].append(found)
+        first = number % max(len(ready), 1)
         for workload in workloads:
-            found[workload.name] = {}
-            first = number % max(len(ready), 1)
             for server in ready[first:] + ready[:first]:
                 if server.name in failed:
                     continue
                 try:
                     cell = server.cell(workload, given.runtime)
-                except (machine.Unfit, OSError, subprocess.TimeoutExpired) as error:
+                except FAILURES as error:
                     failed[server.name] = f"{workload.name}: {error}"
                     say(f"{server.name} failed: {error}")
                     continue
                 if cell:
                     found[workload.name][server.name] = dataclasses.asdict(cell)
                     say(f"round {number + 1}, {workload.name}, {server.name}: {cell.iops:,.0f}/s")
-        rounds.append(found)
-    return rounds
 
 
 def cost(place, binary, minio, chosen):
     found = {}
-    ours = [Sawmill(place, binary), SawmillS3(place, binary, minio)]
-    for server in ours:
-        if server.missing() or (chosen["servers"] and server.name not in chosen["servers"]):
+    for kind, more in ((Sawmill, ()), (SawmillS3, (minio,))):
+        name = kind.name
+        server = kind(place, binary, *more, name=f"{name}-cost")
+        if server.missing() or (chosen["servers"] and name not in chosen["servers"]):
             continue
-        name = server.name
-        say(f"what writes cost at the store: {name}")
-        server.folder = place.folder / f"cost-{name}"
+        say(f"what writes cost at the store of {name}")
         found[name] = server.cost()
     return found
 
@@ -152,20 +151,22 @@ def measure(given, chosen, place, document, binary, examples, minio):
     if workloads:
         ready, document["absent"] = servers.prepare_all(everyone, say)
         document["servers"] = {server.name: server.title for server in ready}
-        document["cells"] = cells(ready, workloads, given, document["failed"])
-    parts = chosen["parts"]
-    if "cost" in parts:
-        document["cost"] = cost(place, binary, minio, chosen)
-    if "recovery" in parts:
-        segments = 200 if given.quick else 2000
-        document["recovery"] = recovery.measure(place, binary, examples, segments, say)
-    if "memory" in parts:
-        extents, seconds = (1_000_000, 2) if given.quick else (10_000_000, 300 if given.long else 10)
-        document["memory"] = memory.measure(place, binary, examples, extents, seconds, say)
-    if "journal" in parts:
-        say("the candidates for the end of the journal")
-        milliseconds = "200" if given.quick else "2000"
-        document["journal"] = machine.run([examples / "journal_candidates", place.folder, milliseconds])
+        cells(ready, workloads, given, document)
+    idle_s = 300 if given.long else 2 if given.quick else 10
+    extents, segments, turn_ms = (1_000_000, 200, 200) if given.quick else (10_000_000, 2000, 2000)
+    parts = {
+        "cost": lambda: cost(place, binary, minio, chosen),
+        "recovery": lambda: recovery.measure(place, binary, examples, segments, say),
+        "memory": lambda: memory.measure(place, binary, examples, extents, idle_s, say),
+        "journal": lambda: machine.run([examples / "journal_candidates", place.folder, str(turn_ms)]),
+    }
+    for part in chosen["parts"]:
+        say(f"{part}:")
+        try:
+            document[part] = parts[part]()
+        except FAILURES as error:
+            document["failed"][part] = str(error)
+            say(f"{part} failed: {error}")
 
 
 def versions(binary):
@@ -181,7 +182,7 @@ def write(document, given):
     stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
     (raw / f"{stamp}.json").write_text(json.dumps(document, indent=1))
     text = report.page(document)
-    whole = not given.quick and not given.only
+    whole = not given.quick and not given.only and "the run" not in document["failed"]
     out = Path(given.out or (ROOT / f"bench/results/{document['date']}.md" if whole else raw / f"{stamp}.md"))
     out.write_text(text)
     print(text)
@@ -213,6 +214,8 @@ def main():
         if not minio.missing():
             minio.start()
         measure(given, chosen, place, document, binary, examples, minio)
+    except KeyboardInterrupt:
+        document["failed"]["the run"] = "interrupted"
     finally:
         minio.end()
         document["load"].append(machine.load())

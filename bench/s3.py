@@ -97,7 +97,7 @@ class S3backer(Server):
         size = self.place.size_bytes
         backer = self.spawn([
             "s3backer", "-f", "--quiet", f"--accessFile={self.folder / 'secret'}",
-            f"--baseURL={self.s3.endpoint}/", "--region=us-east-1", "--authVersion=aws4",
+            f"--baseURL={self.s3.endpoint}/", "--authVersion=aws4",
             "--prefix=s3backer/", "--blockSize=4k", f"--size={size}", "--force",
             f"--blockCacheFile={self.folder / 'cache'}", f"--blockCacheSize={size // 4096}",
             self.s3.bucket, self.mount])
@@ -115,9 +115,14 @@ class S3backer(Server):
         # Unmounting waits for what is not in the store yet; that is the point of ending it here.
         if os.path.ismount(self.mount):
             run(["umount", str(self.mount)])
-        if backer.end(seconds=1800) < 0:
-            raise Unfit("s3backer did not finish storing within 1800 s")
+        if backer.end(None, seconds=1800):
+            raise Unfit(f"s3backer ended with {backer.child.returncode}: {backer.tail()}")
         self.socket.unlink(missing_ok=True)
+
+    def abandon(self):
+        super().abandon()
+        if os.path.ismount(self.mount):
+            run(["umount", "--lazy", str(self.mount)])
 
     def counters(self):
         requests = self.s3.requests()
@@ -125,5 +130,5 @@ class S3backer(Server):
 
     def chill(self):
         (self.folder / "cache").unlink(missing_ok=True)
-        forget_cached(self.s3.folder)
+        forget_cached(self.s3.folder / self.s3.bucket)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import shutil
 import time
 import urllib.request
 
@@ -17,9 +16,12 @@ class Sawmill(Server):
 
     name, title = "sawmill", "**Sawmill** on file://"
 
-    def __init__(self, place, binary, options=()):
-        super().__init__(place)
+    def __init__(self, place, binary, options=(), name=None):
+        super().__init__(place, name)
         self.binary = binary
+        # The control socket is below XDG_STATE_HOME, so its path must be short; the rest is on the disk measured.
+        self.state = place.sockets / f"{self.name}-state"
+        self.journal, self.cache = self.folder / "journal", self.folder / "cache"
         self.options = list(options)
         self.volume = "disk"
         self.ready = {}
@@ -31,16 +33,12 @@ class Sawmill(Server):
         """Where the store's bytes lie on this machine."""
         return self.folder / "store"
 
-    def state_folder(self):
-        return self.folder / "state"
-
     def environment(self):
         return {
             **os.environ,
             "SAWMILL_STORE": self.store_url(),
             "SAWMILL_LOG": "warn",
-            "XDG_STATE_HOME": str(self.state_folder()),
-            "XDG_DATA_HOME": str(self.folder / "data"),
+            "XDG_STATE_HOME": str(self.state),
         }
 
     def sawmill(self, *arguments):
@@ -55,7 +53,7 @@ class Sawmill(Server):
 
     def start(self):
         command = [self.binary, "serve", self.volume, "--json", "--nbd", f"unix:{self.socket}",
-                   "--admin", "127.0.0.1:0", *self.options]
+                   "--admin", "127.0.0.1:0", "--journal", self.journal, "--cache", self.cache, *self.options]
         started = time.monotonic()
         process = self.spawn(command, self.environment(), pipe=True)
         if not select.select([process.child.stdout], [], [], 600)[0]:
@@ -74,7 +72,7 @@ class Sawmill(Server):
             return json.load(answer)
 
     def settle(self):
-        self.sawmill("wait", self.volume, "--stored")
+        self.sawmill("wait", self.volume, "--stored", "--timeout", "300s")
 
     def counters(self):
         status = self.status()
@@ -90,7 +88,8 @@ class Sawmill(Server):
 
     def chill(self):
         # It was closed cleanly, so journal and cache may go.
-        shutil.rmtree(self.state_folder())
+        for path in (self.journal, self.cache, self.cache.with_suffix(".index")):
+            path.unlink(missing_ok=True)
         super().chill()
         forget_cached(self.store_folder())
 
@@ -119,8 +118,8 @@ class SawmillS3(Sawmill):
 
     name, title = "sawmill-s3", "**Sawmill** on MinIO"
 
-    def __init__(self, place, binary, s3):
-        super().__init__(place, binary)
+    def __init__(self, place, binary, s3, name=None):
+        super().__init__(place, binary, name=name)
         self.s3 = s3
 
     def missing(self):

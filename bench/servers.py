@@ -36,8 +36,9 @@ class Server:
     # Whether `counters` can be read only when it has ended, or while it runs.
     counts_at_end = False
 
-    def __init__(self, place):
+    def __init__(self, place, name=None):
         self.place = place
+        self.name = name or self.name
         self.folder = place.folder / self.name
         self.socket = place.sockets / f"{self.name}.sock"
         self.processes = []
@@ -95,6 +96,11 @@ class Server:
         """Store requests and the like, as far as it counts them."""
         return {}
 
+    def abandon(self):
+        """Ends it after something went wrong."""
+        for process in self.processes:
+            process.end(seconds=20)
+
     @contextlib.contextmanager
     def running(self):
         self.processes = []
@@ -102,8 +108,7 @@ class Server:
             self.start()
             yield self
         except BaseException:
-            for process in self.processes:
-                process.end(seconds=20)
+            self.abandon()
             raise
         self.end()
 
@@ -122,7 +127,8 @@ class Server:
             before = self.counters()
             cell = fio.measure(self.target, workload, self.place.size_bytes, self.folder, runtime_s)
             since = time.monotonic()
-            self.settle()
+            if workload.writes:
+                self.settle()
             after = {} if self.counts_at_end else self.counters()
         cell.more["settle_s"] = time.monotonic() - since
         cell.more["counted"] = difference(before, self.counters() if self.counts_at_end else after)

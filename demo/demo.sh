@@ -67,14 +67,15 @@ status() {
 # The volume as a block device: nbdfuse shows it as a file, a loop device makes a disk of that.
 attach() {
     : >"$home/disk.img"
-    nbdfuse "$home/disk.img" "$uri" &
+    # In a shell of its own: when the server is killed, nbdfuse aborts, and that is no news.
+    bash -c 'nbdfuse "$@"; true' nbdfuse "$home/disk.img" "$uri" 2>>"$home/nbdfuse.log" &
     fuse=$!
     local tries=0
     until [[ -s $home/disk.img ]]; do
         ((++tries < 500)) && kill -0 "$fuse" || return 1
         sleep 0.01
     done
-    device=$(losetup --find --show --direct-io=on "$home/disk.img")
+    device=$(losetup --find --show --direct-io=on "$home/disk.img") || return 1
 }
 
 step "A disk of $size in $home/store"
@@ -82,7 +83,7 @@ step "A disk of $size in $home/store"
 serve
 tell "served at $uri"
 
-can_mount() { [[ $(id -u) == 0 && -w /dev/fuse && -w /dev/loop-control ]]; }
+can_mount() { [[ $(id -u) == 0 && -w /dev/fuse && -w /dev/loop-control && -z ${SAWMILL_DEMO_PLAIN:-} ]]; }
 
 kill_in_the_middle() {
     kill -9 "$server"
@@ -92,9 +93,8 @@ kill_in_the_middle() {
     tell "killed with kill -9"
 }
 
-if can_mount; then
+if can_mount && attach; then
     step "An ext4 file system on it, and files, each synced"
-    attach
     mkfs.ext4 -q "$device"
     mkdir "$home/mnt"
     mount "$device" "$home/mnt" && mounted=yes
@@ -128,6 +128,7 @@ if can_mount; then
     e2fsck -fn "$device" >"$home/e2fsck.log" 2>&1 && tell "e2fsck finds the file system clean"
     unmount_all
 else
+    unmount_all
     step "Writing 512 MiB through an NBD client (mounting needs root, /dev/fuse and loop devices)"
     head -c $size /dev/urandom >"$home/image"
     nbdcopy --flush "$home/image" "$uri"

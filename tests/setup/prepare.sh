@@ -64,6 +64,10 @@ for entry in "${packages[@]}"; do
         missing+=("$package")
     fi
 done
+# A C compiler is no use without the C library's headers and start files.
+if ! echo 'int main(void) { return 0; }' | gcc -x c -o /dev/null - 2>/dev/null; then
+    missing+=(libc6-dev)
+fi
 # Debian's own Python is the one that python3-libnbd is built for.
 if [[ $mode != demo ]] && ! /usr/bin/python3 -c 'import nbd' 2>/dev/null; then
     missing+=(python3-libnbd)

@@ -136,7 +136,6 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
         // The engine may have synced more by itself: what its marks cover was on the disk.
         let marked = unsigned(&report, "flushed_through").max(highest_mark(&journal, capacity, from, to));
         let from = logged.max(marked);
-        println!("round {round}: logged {logged}, marked {marked}, damage {from}..{to}: {report}");
         let tail = [Tail::Kept, Tail::Zeroes, Tail::Mixed, Tail::Flipped][round % 4];
         damage(&journal, from, to, capacity, tail, &mut load.dice);
     }

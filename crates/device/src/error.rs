@@ -48,8 +48,8 @@ impl ErrorKind {
             ErrorKind::Refused => 5,     // EIO
             ErrorKind::Fenced => 108,    // ESHUTDOWN
             ErrorKind::Unavailable => 5, // EIO
-            ErrorKind::Denied => 13,      // EACCES
-            ErrorKind::InUse => 16,       // EBUSY
+            ErrorKind::Denied => 13,     // EACCES
+            ErrorKind::InUse => 16,      // EBUSY
             ErrorKind::Full => 28,       // ENOSPC
             ErrorKind::Corrupt => 5,     // EIO
             ErrorKind::Closed => 108,    // ESHUTDOWN

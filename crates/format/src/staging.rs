@@ -18,7 +18,8 @@ layout! {
     JOURNAL_TAG: 32, 8, "journal_tag";
     CAPACITY_BYTES: 40, 8, "capacity_bytes";
     BOOT_ID: 48, 16, "boot_id";
-    RESERVED: 64, 4028, "reserved";
+    EPOCH: 64, 8, "epoch";
+    RESERVED: 72, 4020, "reserved";
     CRC: 4092, 4, "crc";
 }
 
@@ -50,6 +51,8 @@ pub struct StagingHeader {
     pub capacity_bytes: u64,
     /// The kernel's boot that wrote it; after another boot the content means nothing.
     pub boot_id: [u8; 16],
+    /// The attachment that wrote it; after the journal was bound to a later one the content means nothing.
+    pub epoch: u64,
 }
 
 impl StagingHeader {
@@ -62,6 +65,7 @@ impl StagingHeader {
         at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
         at::CAPACITY_BYTES.put(&mut bytes, self.capacity_bytes.to_le_bytes());
         at::BOOT_ID.put(&mut bytes, self.boot_id);
+        at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         crc::seal_in_place(&mut bytes);
         bytes
     }
@@ -78,6 +82,7 @@ impl StagingHeader {
             journal_tag: expected.journal_tag,
             capacity_bytes: at::CAPACITY_BYTES.u64(bytes),
             boot_id: at::BOOT_ID.array(bytes),
+            epoch: at::EPOCH.u64(bytes),
         };
         header.check()?;
         Ok(header)

@@ -10,7 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::admin::status::ProcessStatus;
+use crate::admin::status::{ProcessStatus, VolumeStatus};
+use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
 
 /// Name of the writer's socket in a volume's folder.
@@ -38,6 +39,23 @@ pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
                 )
             })?;
             return Ok(Some(status));
+        }
+    }
+    Ok(None)
+}
+
+/// A volume by name, if this machine serves it: its folder and what the process says. Asks no store, so it works while
+/// the store is away.
+pub(crate) fn served(
+    state_folder: &Path,
+    address: &VolumeAddress,
+) -> Result<Option<(PathBuf, ProcessStatus)>> {
+    let Ok(folders) = fs::read_dir(state_folder) else { return Ok(None) };
+    for folder in folders.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()) {
+        let Some(process) = attached(&folder)? else { continue };
+        let is_it = |volume: &VolumeStatus| volume.name == address.name && volume.store == address.store_url;
+        if process.volumes.iter().any(is_it) {
+            return Ok(Some((folder, process)));
         }
     }
     Ok(None)

@@ -67,7 +67,11 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     ),
     (Exit::Fenced, "another writer has taken the volume over", "find out who; serve it from one place only"),
     (Exit::Unavailable, "the store or a disk cannot be asked at present", "try again later"),
-    (Exit::Denied, "the store or the system refuses access", "check credentials and permissions"),
+    (
+        Exit::Denied,
+        "the store or the system refuses access, or the bucket is not there",
+        "check credentials, permissions, and the bucket's name",
+    ),
     (Exit::Corrupt, "bytes failed their checksum or identity", "run `sawmill check`; keep everything"),
     (Exit::Full, "no space is left", "free some, or choose another place"),
     (

@@ -306,6 +306,7 @@ impl Serving {
             block_bytes: record.block_bytes,
             segment_bytes: record.segment_bytes,
             flush: record.flush_mode.to_string(),
+            created_unix_ms: record.created_unix_ms,
             operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
             ..VolumeStatus::new(&served.volume.status())
         }

@@ -11,7 +11,8 @@ use bytes::Bytes;
 
 use crate::{Result, StoreError, StoreErrorKind};
 
-/// Who waits for a call: user reads go before uploads, uploads before background work.
+/// Who waits for a call: user reads go before uploads, uploads before background work. Uploads have a small
+/// share that reads cannot take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A reader of the disk waits for it.

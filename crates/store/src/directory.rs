@@ -8,6 +8,9 @@
 //! A process may die between the link and the sync of the folder; whoever comes next sees an object that a
 //! power cut could still take. So the first put of a process syncs the whole file system once.
 //!
+//! A root that vanished or was exchanged says nothing about the objects. So `NotFound`, a list and a put are
+//! answered only after a look at the root.
+//!
 //! Not here: folders left empty by deletes. They stay; removing them would race with puts.
 
 use std::collections::HashSet;
@@ -32,6 +35,10 @@ use crate::key::is_key;
 use crate::runtime::BLOCKING_THREADS_MAX;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
+mod root;
+
+use root::Root;
+
 /// Folder for files that have no name yet, on the same file system as the objects.
 const NAMELESS: &str = ".tmp";
 /// A file in there that is older than this was left by a process that died.
@@ -52,7 +59,7 @@ pub(crate) struct Directory {
 }
 
 struct Shared {
-    root: PathBuf,
+    root: Root,
     durable: Mutex<Durable>,
 }
 
@@ -68,7 +75,7 @@ struct Durable {
 impl Directory {
     /// The store in folder `root`, an absolute path. It need not exist yet.
     pub(crate) fn new(root: PathBuf) -> Self {
-        let shared = Arc::new(Shared { root, durable: Mutex::default() });
+        let shared = Arc::new(Shared::new(root));
         Directory { shared, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
@@ -115,16 +122,25 @@ impl Backend for Directory {
 }
 
 impl Shared {
+    fn new(root: PathBuf) -> Self {
+        Shared { root: Root::new(root), durable: Mutex::default() }
+    }
+
     fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
-        let path = self.root.join(key);
+        self.root.remember()?;
+        let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
         let file = match File::open(&path) {
             Ok(file) => file,
-            Err(error) if is_absent(&error) => return Err(absent()),
+            Err(error) if is_absent(&error) => {
+                self.root.check()?;
+                return Err(absent());
+            }
             Err(error) => return Err(failure("open", &path, &error)),
         };
         let about = file.metadata().map_err(|error| failure("look at", &path, &error))?;
         if !about.is_file() {
+            self.root.check()?;
             return Err(absent());
         }
         let range = cut_range(range, about.len())?;
@@ -147,18 +163,21 @@ impl Shared {
     }
 
     fn create(&self, key: &str, body: &[u8]) -> Result<Creation> {
-        let path = self.root.join(key);
-        let folder = path.parent().unwrap_or(&self.root).to_owned();
-        match self.create_in(&folder, &path, body) {
+        self.root.check()?;
+        let path = self.root.path().join(key);
+        let folder = path.parent().unwrap_or(self.root.path()).to_owned();
+        let outcome = match self.create_in(&folder, &path, body) {
             // Somebody removed the folder since we last used it.
             Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.root.check()?;
                 self.durable.lock().folders.clear();
                 self.create_in(&folder, &path, body)
             }
             other => other,
-        }
-        .map_err(|error| failure("create", &path, &error))
-        .and_then(|creation| match creation {
+        };
+        // It may have gone meanwhile, and the object with it.
+        self.root.check()?;
+        outcome.map_err(|error| failure("create", &path, &error)).and_then(|creation| match creation {
             Creation::Exists if path.is_dir() => {
                 let text = format!("{} is a folder: no key may be the beginning of another", path.display());
                 Err(StoreError::new(StoreErrorKind::Invalid, text))
@@ -192,7 +211,7 @@ impl Shared {
 
     /// Creates through a temporary name, for file systems without nameless files.
     fn link_named(&self, path: &Path, body: &[u8]) -> io::Result<()> {
-        let folder = self.root.join(NAMELESS);
+        let folder = self.root.path().join(NAMELESS);
         make_folder(&folder)?;
         sweep(&folder);
         let random = getrandom::u64().map_err(io::Error::other)?;
@@ -210,13 +229,12 @@ impl Shared {
             return Ok(());
         }
         match folder.parent() {
-            Some(parent) if folder != self.root => {
+            Some(parent) if folder != self.root.path() => {
                 self.settle(parent)?;
                 make_folder(folder)?;
                 sync_folder(parent)?;
             }
-            // A root that was there before us is not ours to make durable, and its parent not ours to open.
-            _ => settle_root(folder)?,
+            _ => self.root.make()?,
         }
         let mut durable = self.durable.lock();
         if !durable.file_system {
@@ -228,8 +246,10 @@ impl Shared {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        self.root.remember()?;
+        let root = self.root.path();
         let mut found = Vec::new();
-        let mut open = vec![if prefix.is_empty() { self.root.clone() } else { self.root.join(prefix) }];
+        let mut open = vec![if prefix.is_empty() { root.to_owned() } else { root.join(prefix) }];
         while let Some(folder) = open.pop() {
             let entries = match fs::read_dir(&folder) {
                 Ok(entries) => entries,
@@ -240,7 +260,7 @@ impl Shared {
                 let entry = entry.map_err(|error| failure("list", &folder, &error))?;
                 let path = entry.path();
                 // Names that cannot be keys are not ours: `.tmp`, `lost+found`.
-                let Some(key) = path.strip_prefix(&self.root).ok().and_then(Path::to_str) else { continue };
+                let Some(key) = path.strip_prefix(root).ok().and_then(Path::to_str) else { continue };
                 if !is_key(key) {
                     continue;
                 }
@@ -255,13 +275,15 @@ impl Shared {
                 }
             }
         }
+        self.root.check()?;
         Ok(found)
     }
 
     fn delete(&self, keys: &[String]) -> Result<()> {
+        self.root.check()?;
         let mut touched = HashSet::new();
         for key in keys {
-            let path = self.root.join(key);
+            let path = self.root.path().join(key);
             match fs::remove_file(&path) {
                 Ok(()) => {
                     touched.extend(path.parent().map(Path::to_owned));
@@ -272,22 +294,11 @@ impl Shared {
                 Err(error) => return Err(failure("delete", &path, &error)),
             }
         }
+        self.root.check()?;
         for folder in touched {
             sync_folder(&folder).map_err(|error| failure("sync", &folder, &error))?;
         }
         Ok(())
-    }
-}
-
-/// Makes the root, and the folders above it where they are missing, durably.
-fn settle_root(folder: &Path) -> io::Result<()> {
-    match folder.parent() {
-        Some(parent) if !folder.is_dir() => {
-            settle_root(parent)?;
-            make_folder(folder)?;
-            sync_folder(parent)
-        }
-        _ => Ok(()),
     }
 }
 

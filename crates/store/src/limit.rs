@@ -2,7 +2,9 @@
 //!
 //! Invariants: never more than `requests_max` permits are out; background holds at most half of them; uploads
 //! and background together at most three quarters, so a read never waits for all of them to end. Reads go
-//! before uploads, uploads before background, first come first served within a class.
+//! before uploads, uploads before background, first come first served within a class. One exception keeps
+//! a stream of reads from holding uploads up for ever: while fewer than an eighth of the permits (at least
+//! one) are out to uploads, waiting uploads go first. If there is one permit only, the two take turns.
 //!
 //! Not here: rates. A store that wants fewer requests per second says so, and the client backs off.
 
@@ -27,6 +29,8 @@ pub(crate) struct Limiter {
 struct State {
     /// Permits out, by class.
     running: [usize; 3],
+    /// Whether the last permit went to an upload.
+    upload_was_last: bool,
     waiting: [VecDeque<oneshot::Sender<Permit>>; 3],
 }
 
@@ -71,18 +75,37 @@ impl Limiter {
             && (class != Class::Background || background < background_max)
     }
 
+    /// Whether uploads have less than the share that goes to them before reads.
+    fn owes_uploads(&self, state: &State) -> bool {
+        let share = (self.requests_max / 8).max(1);
+        // Where the share is all there is, it would hold up reads in turn.
+        let leaves_some = share < self.requests_max || !state.upload_was_last;
+        leaves_some && state.running[Class::Upload as usize] < share
+    }
+
     /// Gives free permits to those who wait.
     fn dispatch(self: &Arc<Self>, state: &mut State) {
+        while self.owes_uploads(state) && self.serve(state, Class::Upload) {}
         for class in [Class::Read, Class::Upload, Class::Background] {
-            while self.has_room(&state.running, class) {
-                let Some(give) = state.waiting[class as usize].pop_front() else { break };
-                match give.send(Permit { limiter: Some(Arc::clone(self)), class }) {
-                    Ok(()) => state.running[class as usize] += 1,
-                    // The caller is gone. Its permit must not come back through `drop`: that would lock.
-                    Err(mut permit) => permit.limiter = None,
-                }
-            }
+            while self.serve(state, class) {}
         }
+    }
+
+    /// Gives a permit to the first who waits in `class`; `false` if there is no room, or nobody.
+    fn serve(self: &Arc<Self>, state: &mut State, class: Class) -> bool {
+        if !self.has_room(&state.running, class) {
+            return false;
+        }
+        let Some(give) = state.waiting[class as usize].pop_front() else { return false };
+        match give.send(Permit { limiter: Some(Arc::clone(self)), class }) {
+            Ok(()) => {
+                state.running[class as usize] += 1;
+                state.upload_was_last = class == Class::Upload;
+            }
+            // The caller is gone. Its permit must not come back through `drop`: that would lock.
+            Err(mut permit) => permit.limiter = None,
+        }
+        true
     }
 }
 
@@ -131,7 +154,10 @@ mod tests {
 
     #[test]
     fn reads_go_before_uploads_and_uploads_before_background_in_order_of_arrival() {
-        let limiter = Limiter::new(1);
+        // One permit goes round; the others are out, the uploads' share among them.
+        let limiter = Limiter::new(4);
+        let held = [Class::Upload, Class::Read, Class::Read];
+        let _held = held.map(|class| permit(&mut ask(&limiter, class)).unwrap());
         let first = permit(&mut ask(&limiter, Class::Read)).unwrap();
         let mut background = ask(&limiter, Class::Background);
         let mut upload_1 = ask(&limiter, Class::Upload);
@@ -145,6 +171,42 @@ mod tests {
         assert!(permit(&mut background).is_none());
         drop(permit(&mut upload_2).unwrap());
         assert!(permit(&mut background).is_some());
+    }
+
+    #[test]
+    fn reads_without_end_leave_uploads_an_eighth_of_the_permits() {
+        let limiter = Limiter::new(16);
+        let mut reads: Vec<Permit> = std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Read))).collect();
+        assert_eq!(reads.len(), 16);
+        let mut more_reads: VecDeque<Turn> = (0..16).map(|_| ask(&limiter, Class::Read)).collect();
+        let mut uploads = [(); 4].map(|()| ask(&limiter, Class::Upload));
+        let mut next_read = || more_reads.pop_front().and_then(|mut turn| permit(&mut turn));
+
+        reads.truncate(14);
+        let share = [permit(&mut uploads[0]), permit(&mut uploads[1])].map(Option::unwrap);
+        reads.truncate(13);
+        assert!(permit(&mut uploads[2]).is_none());
+        let _read = next_read().unwrap();
+
+        let [ended, _runs] = share;
+        drop(ended);
+        assert!(permit(&mut uploads[3]).is_none());
+        assert!(permit(&mut uploads[2]).is_some());
+    }
+
+    #[test]
+    fn reads_and_uploads_take_turns_at_a_single_permit() {
+        let limiter = Limiter::new(1);
+        let mut running = permit(&mut ask(&limiter, Class::Read)).unwrap();
+        let mut reads = [(); 3].map(|()| ask(&limiter, Class::Read));
+        let mut uploads = [(); 3].map(|()| ask(&limiter, Class::Upload));
+        for (upload, read) in uploads.iter_mut().zip(&mut reads) {
+            drop(running);
+            let upload = permit(upload).unwrap();
+            assert!(permit(read).is_none());
+            drop(upload);
+            running = permit(read).unwrap();
+        }
     }
 
     #[test]

@@ -315,7 +315,15 @@ mod tests {
         let results = doctor(&Overwriting(Mutex::default()));
         let broken: Vec<_> = results.iter().filter(|result| !result.ok).map(|result| result.name).collect();
         let ranges = "get a part of it";
-        assert_eq!(broken, [ranges, "find it in a list", "refuse a second put (conditional create)", "let one of many puts win (conditional create)"]);
+        assert_eq!(
+            broken,
+            [
+                ranges,
+                "find it in a list",
+                "refuse a second put (conditional create)",
+                "let one of many puts win (conditional create)"
+            ]
+        );
         assert!(results.iter().all(|result| result.ok || !result.advice.is_empty()));
     }
 }

@@ -113,7 +113,7 @@ impl Staged {
         if !disk.is_direct() {
             return Err(io::Error::other("this file system has no direct I/O: choose another folder"));
         }
-        let (ring, consumer) = StagingFile::create(staging_path, STAGING_BYTES)?.into_ring(0);
+        let (ring, consumer) = StagingFile::create(staging_path, STAGING_BYTES)?.into_ring(0, &[]);
         let span = put(&ring, &vec![0; BLOCK_BYTES as usize])?;
         Ok(Staged { disk, ring, consumer, span })
     }
@@ -127,7 +127,7 @@ impl Staged {
             let end = (self.span.end() / BLOCK_BYTES * BLOCK_BYTES).min(start + 4 * SPAN_BYTES).min(seam);
             let part = self.span.split_to(end);
             self.disk.write_at(start % FILE_BYTES, self.consumer.bytes(&part))?;
-            self.consumer.declare_written(end);
+            self.consumer.declare_written(part);
         }
         Ok(())
     }

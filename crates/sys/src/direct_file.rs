@@ -46,6 +46,23 @@ impl FileLock {
     }
 }
 
+impl FileLock {
+    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and renamed under it.
+    /// It is the lock of `path` with `.lock` added, which is made; of a block device it is the device's own.
+    pub fn of_name(path: &Path) -> io::Result<Self> {
+        match rustix::fs::stat(path) {
+            Ok(meta) if FileType::from_raw_mode(meta.st_mode) == FileType::BlockDevice => Self::take(path),
+            _ => {
+                let mut beside = path.as_os_str().to_owned();
+                beside.push(".lock");
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+                drop(rustix::fs::open(Path::new(&beside), flags, Mode::RUSR | Mode::WUSR)?);
+                Self::take(Path::new(&beside))
+            }
+        }
+    }
+}
+
 /// An open file or block device of fixed size.
 pub struct DirectFile {
     buffered: File,

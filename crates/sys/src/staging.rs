@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
 use crate::mapping::Mapping;
@@ -52,7 +53,11 @@ impl StagingFile {
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        file.set_len(PREFIX_BYTES + capacity_bytes)?;
+        // All of it now: a tmpfs that is full later would kill the process where it writes.
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PREFIX_BYTES + capacity_bytes) {
+            Err(Errno::OPNOTSUPP) => file.set_len(PREFIX_BYTES + capacity_bytes)?,
+            other => other?,
+        }
         Self::map(file, capacity_bytes)
     }
 
@@ -60,7 +65,7 @@ impl StagingFile {
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(file) => File::from(file),
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let length = file.metadata()?.len();
@@ -94,23 +99,28 @@ impl StagingFile {
         page
     }
 
-    /// Writes the header page.
-    pub fn set_header(&mut self, page: &[u8]) {
-        assert!(page.len() <= BLOCK_BYTES as usize, "the header is one page");
-        // SAFETY: the header page is mapped, `&mut self` excludes other access, the source fits.
-        unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), self.prefix.at(0), page.len()) };
+    /// The first live word: the position up to which the journal disk has been written.
+    fn written_word(&self) -> &AtomicU64 {
+        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through these atomics.
+        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
     }
 
-    /// The live word: the position up to which the earlier process had written the journal disk.
-    fn written_word(&self) -> &AtomicU64 {
-        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through this atomic.
-        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
+    /// The second live word: not zero when a sync of the journal disk has failed.
+    fn failed_word(&self) -> &AtomicU64 {
+        // SAFETY: as for the first word.
+        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>()) }
     }
 
     /// Where the earlier process had got to.
     #[must_use]
     pub fn written(&mut self) -> u64 {
         self.written_word().load(Ordering::Acquire)
+    }
+
+    /// Whether the earlier process met a failed sync: what it had written may not be durable although it can be read.
+    #[must_use]
+    pub fn sync_failed(&mut self) -> bool {
+        self.failed_word().load(Ordering::Acquire) != 0
     }
 
     /// Copies ring bytes at `position`, at most the capacity, as an earlier process left them.
@@ -122,12 +132,16 @@ impl StagingFile {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Starts the ring at `position`, a whole number of blocks.
+    /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a file that has one
+    /// has all that goes with it.
     #[must_use]
-    pub fn into_ring(self, position: u64) -> (Arc<Ring>, Consumer) {
+    pub fn into_ring(self, position: u64, header: &[u8]) -> (Arc<Ring>, Consumer) {
         static RINGS: AtomicU32 = AtomicU32::new(0);
         assert!(position.is_multiple_of(BLOCK_BYTES), "the ring starts at a whole block");
+        assert!(header.len() <= BLOCK_BYTES as usize, "the header is one page");
         self.written_word().store(position, Ordering::Release);
+        // SAFETY: the header page is mapped, `self` is owned so nobody else uses it, the source fits.
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.prefix.at(0), header.len()) };
         let id = RINGS.fetch_add(1, Ordering::Relaxed);
         let ring = Arc::new(Ring {
             staging: self,
@@ -410,10 +424,15 @@ impl Consumer {
         unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
     }
 
-    /// Declares everything before `position` written: its memory may be given up.
-    pub fn declare_written(&mut self, position: u64) {
-        assert!(position >= self.ring.written() && position <= self.ring.next(), "written moves forward");
-        self.ring.staging.written_word().store(position, Ordering::Release);
+    /// Declares a span written, the next one in order: its memory may be given up.
+    pub fn declare_written(&mut self, span: Span) {
+        assert!(span.ring == self.ring.id && span.start == self.ring.written(), "spans are written in order");
+        self.ring.staging.written_word().store(span.end, Ordering::Release);
+    }
+
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed.
+    pub fn declare_sync_failed(&mut self) {
+        self.ring.staging.failed_word().store(1, Ordering::Release);
     }
 }
 
@@ -427,7 +446,7 @@ mod tests {
     fn ring(capacity: u64, position: u64) -> (tempfile::TempDir, Arc<Ring>, Consumer) {
         let folder = tempfile::tempdir().unwrap();
         let file = StagingFile::create(&folder.path().join("staging"), capacity).unwrap();
-        let (ring, consumer) = file.into_ring(position);
+        let (ring, consumer) = file.into_ring(position, &[]);
         (folder, ring, consumer)
     }
 
@@ -443,7 +462,7 @@ mod tests {
         let first = put(&ring, 1, 5000).unwrap();
         assert_eq!(put(&ring, 2, 5000), Err(Full::Staging));
         assert_eq!(consumer.bytes(&Span::of(&first)), &[1u8; 5000][..]);
-        consumer.declare_written(first.end());
+        consumer.declare_written(Span::of(&first));
         let mut back = vec![0; 5000];
         assert_eq!(ring.read(&first, 0, &mut back), 0);
         let second = put(&ring, 2, 5000).unwrap();
@@ -456,7 +475,7 @@ mod tests {
     fn of_a_slot_given_up_in_part_the_rest_is_still_read() {
         let (_folder, ring, mut consumer) = ring(8192, 0);
         let first = put(&ring, 1, 6000).unwrap();
-        consumer.declare_written(4096);
+        consumer.declare_written(Span::of(&first).split_to(4096));
         let second = put(&ring, 2, 6000).unwrap();
         let mut back = vec![0; 6000];
         let given_up = ring.read(&first, 0, &mut back);
@@ -494,13 +513,13 @@ mod tests {
     fn what_a_dead_process_left_can_be_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("staging");
-        let mut file = StagingFile::create(&path, 8192).unwrap();
-        file.set_header(b"header");
-        let (ring, mut consumer) = file.into_ring(4096);
-        let slot = put(&ring, 9, 6000).unwrap();
-        consumer.declare_written(slot.position());
+        let file = StagingFile::create(&path, 8192).unwrap();
+        let (ring, mut consumer) = file.into_ring(4096, b"header");
+        put(&ring, 9, 6000).unwrap();
+        consumer.declare_sync_failed();
         drop((ring, consumer));
         let mut again = StagingFile::open(&path).unwrap().unwrap();
+        assert!(again.sync_failed());
         assert_eq!(&again.header()[..6], b"header");
         assert_eq!(again.written(), 4096);
         let mut back = vec![0; 6000];
@@ -513,9 +532,10 @@ mod tests {
     fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
         let (_folder, ring, mut consumer) = ring(1 << 16, 0);
         let order: Mutex<Vec<(u64, u8, u64)>> = Mutex::new(Vec::new());
+        let (tell, hear) = std::sync::mpsc::channel::<Published>();
         std::thread::scope(|scope| {
             for writer in 1..=4u8 {
-                let (ring, order) = (&ring, &order);
+                let (ring, order, tell) = (&ring, &order, tell.clone());
                 scope.spawn(move || {
                     let mut sent = 0u64;
                     while sent < 2000 {
@@ -528,6 +548,7 @@ mod tests {
                                 let mut back = vec![0; bytes as usize];
                                 let given_up = ring.read(&slot, 0, &mut back);
                                 assert!(back[given_up..].iter().all(|b| *b == writer));
+                                tell.send(slot).unwrap();
                                 sent += 1;
                             }
                             Err(_) => std::thread::yield_now(),
@@ -535,14 +556,17 @@ mod tests {
                     }
                 });
             }
-            scope.spawn(|| {
-                let mut at = 0;
+            scope.spawn(move || {
                 let total: u64 = 4 * (0..2000u64).map(|sent| 100 + sent % 300).sum::<u64>();
-                while at < total {
-                    let next = ring.next();
-                    consumer.declare_written(next);
-                    at = next;
-                    std::thread::yield_now();
+                let mut done = 0;
+                while done < total {
+                    match hear.recv().unwrap() {
+                        slot if slot.position() == done => {
+                            done = slot.end();
+                            consumer.declare_written(Span::of(&slot));
+                        }
+                        slot => tell.send(slot).unwrap(),
+                    }
                 }
             });
         });

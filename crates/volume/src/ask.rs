@@ -58,7 +58,8 @@ pub(crate) fn store_error(error: &StoreError) -> Error {
         StoreErrorKind::NotFound => ErrorKind::NotFound,
         StoreErrorKind::Denied => ErrorKind::Denied,
         StoreErrorKind::Unavailable => ErrorKind::Unavailable,
-        StoreErrorKind::Broken => ErrorKind::Corrupt,
+        // A garbled answer says nothing about the object.
+        StoreErrorKind::Broken => ErrorKind::Unavailable,
         StoreErrorKind::Invalid => ErrorKind::Invalid,
     };
     Error::new(kind, error.to_string())

@@ -48,13 +48,21 @@ impl Driver {
         let journal = match (writer, shared.journal.clone()) {
             (Some(writer), Some(journal)) => {
                 let (shared, orders) = (shared.clone(), orders.clone());
-                Some(spawn("journal", Box::new(move || run_journal(&shared, &journal, writer, &orders)))?)
+                Some(spawn(
+                    "journal",
+                    Box::new(move || {
+                        guard(&shared, "journal", || run_journal(&shared, &journal, writer, &orders));
+                    }),
+                )?)
             }
             _ => None,
         };
         let keeper = {
             let (shared, orders) = (shared.clone(), orders.clone());
-            spawn("keeper", Box::new(move || run_keeper(&shared, keeper, &orders)))?
+            spawn(
+                "keeper",
+                Box::new(move || guard(&shared, "keeper", || run_keeper(&shared, keeper, &orders))),
+            )?
         };
         Ok(Driver {
             shared: shared.clone(),
@@ -89,7 +97,9 @@ impl Driver {
     fn end(&self) {
         self.orders.end.store(true, Ordering::Release);
         for thread in [&self.journal, &self.keeper] {
-            let Some(thread) = thread.lock().take() else { continue };
+            // Held until the thread has ended: whoever closes beside us must wait for that too.
+            let mut held = thread.lock();
+            let Some(thread) = held.take() else { continue };
             if let Some(journal) = &self.shared.journal {
                 journal.wake.ring();
             }
@@ -101,6 +111,15 @@ impl Driver {
     }
 }
 
+/// A loop that panics ends the volume with a reason, instead of leaving everybody waiting for it.
+fn guard(shared: &Arc<Shared>, name: &str, work: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        let text = format!("a bug: the {name} thread panicked; what was accepted is in the journal");
+        shared.fail(Error::new(ErrorKind::Internal, text));
+        shared.inbox.set_closed();
+    }
+}
+
 fn run_journal(shared: &Arc<Shared>, journal: &Arc<Journal>, mut writer: JournalWriter, orders: &Orders) {
     let segment_bytes = u64::from(shared.record.segment_bytes);
     let mut rested = false;
@@ -108,7 +127,10 @@ fn run_journal(shared: &Arc<Shared>, journal: &Arc<Journal>, mut writer: Journal
         let mut take = |records| shared.inbox.push_records(records, segment_bytes);
         let mut give_up = |wanted| shared.residents.give_up(wanted, journal.segments_end());
         let step = writer.step(&mut take, &mut give_up);
-        write::resume(shared);
+        if matches!(step, Ok(Step::Busy)) {
+            // Room may have been made.
+            write::resume(shared);
+        }
         match step {
             Ok(Step::Busy) => rested = false,
             Ok(Step::Waiting) => {
@@ -132,11 +154,16 @@ fn run_journal(shared: &Arc<Shared>, journal: &Arc<Journal>, mut writer: Journal
         }
         if let Some(error) = journal.failure() {
             shared.stalled.fail(error);
+            shared.inbox.wake.ring();
             break;
         }
     }
     while journal.failure().is_some() && !orders.end.load(Ordering::Acquire) {
         writer.rescue(&mut |records| shared.inbox.push_records(records, segment_bytes));
+        if let Some(error) = journal.failure().filter(|_| shared.stalled.count() > 0) {
+            shared.stalled.fail(error);
+            shared.inbox.wake.ring();
+        }
         journal.wake.sleep(Some(SETTLE_AFTER));
     }
     let clean = orders.clean.load(Ordering::Acquire);
@@ -154,7 +181,8 @@ fn run_keeper(shared: &Arc<Shared>, mut keeper: Option<Keeper>, orders: &Orders)
         let stepped = keeper.as_mut().and_then(|keeper| keeper.step(now));
         let later = shared.later.run_due(now);
         if orders.end.load(Ordering::Acquire) {
-            break;
+            // Nobody waits longer than the volume lives.
+            return shared.later.close();
         }
         shared.inbox.wake.sleep(stepped.into_iter().chain(later).min());
     }

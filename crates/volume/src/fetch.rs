@@ -49,6 +49,8 @@ pub(crate) type Waiter = Box<dyn FnOnce(Fetched) + Send>;
 pub(crate) struct Fetcher {
     waiting: Mutex<HashMap<FrameName, Vec<Waiter>>>,
     last_missed: Mutex<[u32; 8]>,
+    /// Held while a read-only attachment moves to a newer cut.
+    pub(crate) following: Mutex<()>,
     pub(crate) streams: Streams,
 }
 
@@ -57,6 +59,7 @@ impl Fetcher {
         Fetcher {
             waiting: Mutex::default(),
             last_missed: Mutex::new([0; 8]),
+            following: Mutex::default(),
             streams: Streams::new(ahead_bytes),
         }
     }
@@ -166,11 +169,21 @@ fn get(shared: &Arc<Shared>, run: Run) {
 fn wait_for_store(shared: &Arc<Shared>, run: Run, error: &sawmill_store::StoreError) {
     let now = shared.world.now();
     shared.state.store_failed(now, error.to_string());
+    // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its failure.
     let nobody_waits = {
-        let waiting = shared.fetcher.waiting.lock();
-        run.frames().all(|name| waiting.get(&name).is_none_or(Vec::is_empty))
+        let mut waiting = shared.fetcher.waiting.lock();
+        let nobody_waits = run.frames().all(|name| waiting.get(&name).is_none_or(Vec::is_empty));
+        if nobody_waits {
+            for name in run.frames() {
+                waiting.remove(&name);
+            }
+        }
+        nobody_waits
     };
-    if nobody_waits || shared.state.refusal().is_some() {
+    if nobody_waits {
+        return;
+    }
+    if shared.state.refusal().is_some() {
         return fail(shared, run, ErrorKind::Unavailable, &error.to_string());
     }
     let asked = shared.clone();
@@ -218,6 +231,14 @@ fn hand_over(shared: &Arc<Shared>, name: FrameName, data: Bytes) {
     }
 }
 
+/// The volume ends: everybody who still waits is told.
+pub(crate) fn fail_all(shared: &Shared, error: &Error) {
+    let waiting = std::mem::take(&mut *shared.fetcher.waiting.lock());
+    for waiter in waiting.into_values().flatten() {
+        waiter(Fetched::Failed(error.clone()));
+    }
+}
+
 fn take_waiters(shared: &Shared, name: FrameName) -> Vec<Waiter> {
     shared.fetcher.waiting.lock().remove(&name).unwrap_or_default()
 }
@@ -227,8 +248,8 @@ fn missing(shared: &Arc<Shared>, run: Run, what: &str) {
     if !shared.read_only {
         return fail(shared, run, ErrorKind::Corrupt, what);
     }
-    let moved = shared.clone();
-    shared.pool.run(move || match crate::open::follow(&moved) {
+    let (moved, view) = (shared.clone(), shared.view());
+    shared.pool.run(move || match crate::open::follow(&moved, &view) {
         Ok(()) => {
             for name in run.frames() {
                 for waiter in take_waiters(&moved, name) {

@@ -116,7 +116,8 @@ pub fn journal(path: &Path) -> Result<JournalReport> {
     let options = ScanOptions {
         tag: superblock.journal_tag,
         from: superblock.trim,
-        epoch: superblock.epoch.max(superblock.intent_epoch),
+        epoch: superblock.bound_epoch,
+        bound_position: superblock.bound_position,
         mark: superblock.logged,
         accept_loss: true,
     };

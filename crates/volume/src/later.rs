@@ -6,29 +6,53 @@ use parking_lot::Mutex;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+#[derive(Default)]
+struct Jobs {
+    waiting: Vec<(Duration, Job)>,
+    closed: bool,
+}
+
 /// See the head of this file.
 #[derive(Default)]
 pub(crate) struct Later {
-    jobs: Mutex<Vec<(Duration, Job)>>,
+    jobs: Mutex<Jobs>,
 }
 
 impl Later {
     /// Runs `job` at time `at` or soon after.
     pub(crate) fn at(&self, at: Duration, job: Job) {
-        self.jobs.lock().push((at, job));
+        {
+            let mut jobs = self.jobs.lock();
+            if !jobs.closed {
+                return jobs.waiting.push((at, job));
+            }
+        }
+        job();
+    }
+
+    /// Nobody will run what is due: everything that waits, and whatever comes, is run at once.
+    pub(crate) fn close(&self) {
+        let waiting = {
+            let mut jobs = self.jobs.lock();
+            jobs.closed = true;
+            std::mem::take(&mut jobs.waiting)
+        };
+        for (_, job) in waiting {
+            job();
+        }
     }
 
     /// Runs what is due; says how long until the next.
     pub(crate) fn run_due(&self, now: Duration) -> Option<Duration> {
         let due: Vec<_> = {
             let mut jobs = self.jobs.lock();
-            let (due, kept) = jobs.drain(..).partition(|(at, _)| *at <= now);
-            *jobs = kept;
+            let (due, kept) = jobs.waiting.drain(..).partition(|(at, _)| *at <= now);
+            jobs.waiting = kept;
             due
         };
         for (_, job) in due {
             job();
         }
-        self.jobs.lock().iter().map(|(at, _)| at.saturating_sub(now)).min()
+        self.jobs.lock().waiting.iter().map(|(at, _)| at.saturating_sub(now)).min()
     }
 }

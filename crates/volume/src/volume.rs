@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 use sawmill_sys::FileLock;
 
 use crate::driver::Driver;
-use crate::fetch::Fetcher;
+use crate::fetch::{self, Fetcher};
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
 use crate::keeper::{Inbox, Keeper, KeeperOptions, KeeperStart};
@@ -82,6 +82,7 @@ impl Volume {
             stored_sequence: end.stored_sequence,
             stored_position: end.position,
             checkpoint_number: attached.stored.newest.number_max,
+            loaded_number: attached.stored.newest.checkpoint.number,
             checkpoint_parts: attached.stored.newest.checkpoint.parts.clone(),
             log_bytes: end.log_bytes,
             received_end: attached.start.position,
@@ -133,7 +134,9 @@ impl Volume {
         let mut positions = Positions { accepted: stored, logged: stored, stored };
         let (mut journal_bytes, mut unstored_records) = (0, 0);
         if let Some(journal) = &shared.journal {
-            if let (Health::Serving | Health::StoreUnavailable { .. }, Some(error)) = (&health, journal.failure()) {
+            if let (Health::Serving | Health::StoreUnavailable { .. }, Some(error)) =
+                (&health, journal.failure())
+            {
                 health = Health::Failed { reason: error.to_string() };
             }
             positions.accepted = journal.ring.next();
@@ -203,8 +206,7 @@ impl Volume {
         let closed = self.driver.close();
         let dead = self.shared.state.refusal().filter(|_| self.shared.state.is_dead());
         self.shared.state.set_closed();
-        self.shared.pool.close();
-        *self.lock.lock() = None;
+        self.end_all();
         match (dead, closed) {
             (Some(error), _) => Err(error),
             (None, true) => {
@@ -226,13 +228,19 @@ impl Volume {
         self.shared.state.set_closing();
         self.driver.abandon();
         self.shared.state.set_closed();
+        self.end_all();
+    }
+
+    /// Nobody waits longer than the volume lives; then the journal may be somebody else's.
+    fn end_all(&self) {
         let error = Error::new(ErrorKind::Closed, "the volume was stopped");
         self.shared.stalled.fail(&error);
         self.shared.inbox.fail_waiters(&error);
         if let Some(journal) = &self.shared.journal {
-            journal.fail(error);
+            journal.fail(error.clone());
         }
         self.shared.pool.close();
+        fetch::fail_all(&self.shared, &error);
         *self.lock.lock() = None;
     }
 }

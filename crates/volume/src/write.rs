@@ -73,6 +73,10 @@ fn stall(shared: &Shared, job: Job) {
     }
     // Room may have been made between the attempt and now; then nobody else would take this job up.
     resume(shared);
+    if let Some(error) = shared.journal.as_ref().and_then(|journal| journal.failure()) {
+        shared.stalled.fail(error);
+        return shared.inbox.wake.ring();
+    }
     let hopeless =
         shared.state.is_dead() || shared.journal.as_ref().is_some_and(|journal| journal.ring.is_closed());
     if let Some(error) = shared.state.refusal().filter(|_| hopeless) {
@@ -89,8 +93,12 @@ pub(crate) fn resume(shared: &Shared) {
     {
         let mut jobs = shared.stalled.jobs.lock();
         while let Some(job) = jobs.front_mut() {
-            if let Err(full) = append(shared, job) {
-                make_room(shared, full);
+            if append(shared, job).is_err() {
+                // Whoever makes room comes by here: ringing for more would only chase our own tail. But what is
+                // there must be sealed, also the part of a batch, or no room is made.
+                if let Some(journal) = &shared.journal {
+                    shared.inbox.seal_through(journal.ring.next());
+                }
                 break;
             }
             finished.extend(jobs.pop_front());

@@ -180,7 +180,7 @@ fn a_journal_that_was_closed_cleanly_before_others_attached_makes_way() {
     volume.close().unwrap();
     let volume = machine.open();
     assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2]);
-    assert_eq!(set_aside(&machine).len(), 1);
+    assert!(set_aside(&machine).is_empty(), "it held nothing, so nothing is kept of it");
 }
 
 #[test]

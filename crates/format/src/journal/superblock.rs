@@ -22,7 +22,10 @@ layout! {
     STORED_SEQUENCE: 104, 8, "stored_sequence";
     STORED_POSITION: 112, 8, "stored_position";
     FLAGS: 120, 4, "flags";
-    RESERVED: 124, 3968, "reserved";
+    RESERVED_1: 124, 4, "reserved";
+    BOUND_EPOCH: 128, 8, "bound_epoch";
+    BOUND_POSITION: 136, 8, "bound_position";
+    RESERVED_2: 144, 3948, "reserved";
     CRC: 4092, 4, "crc";
 }
 use superblock_at as at;
@@ -61,6 +64,10 @@ pub struct Superblock {
     pub stored_position: u64,
     /// The attachment ended with everything stored.
     pub clean: bool,
+    /// The epoch that was bound last: the one whose records begin at `bound_position`. 0 = none.
+    pub bound_epoch: u64,
+    /// At and past this position only records of `bound_epoch` count; what else is there was given up.
+    pub bound_position: u64,
 }
 
 impl Superblock {
@@ -91,6 +98,8 @@ impl Superblock {
         at::STORED_SEQUENCE.put(&mut bytes, self.stored_sequence.to_le_bytes());
         at::STORED_POSITION.put(&mut bytes, self.stored_position.to_le_bytes());
         at::FLAGS.put(&mut bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
+        at::BOUND_EPOCH.put(&mut bytes, self.bound_epoch.to_le_bytes());
+        at::BOUND_POSITION.put(&mut bytes, self.bound_position.to_le_bytes());
         crc::seal_in_place(&mut bytes);
         bytes
     }
@@ -111,7 +120,7 @@ impl Superblock {
     fn decode_any(bytes: &[u8]) -> Result<Superblock> {
         preamble::open_whole(bytes, KIND, SUPERBLOCK_BYTES)?;
         check_field(WHAT, "length", "it is not 4096", bytes.len() == SUPERBLOCK_BYTES)?;
-        preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
+        preamble::check_reserved(KIND, bytes, &[at::RESERVED_1, at::RESERVED_2])?;
         let flags = at::FLAGS.u32(bytes);
         if flags & !FLAG_CLEAN != 0 {
             return Err(FormatError::Reserved { what: WHAT });
@@ -129,6 +138,8 @@ impl Superblock {
             stored_sequence: at::STORED_SEQUENCE.u64(bytes),
             stored_position: at::STORED_POSITION.u64(bytes),
             clean: flags & FLAG_CLEAN != 0,
+            bound_epoch: at::BOUND_EPOCH.u64(bytes),
+            bound_position: at::BOUND_POSITION.u64(bytes),
         })
     }
 

@@ -160,6 +160,7 @@ prop_compose! {
         Superblock {
             volume_id, journal_tag, generation, epoch, intent_epoch, intent_put_id,
             capacity_bytes: blocks * 4096, trim, logged, stored_sequence, stored_position: numbers[7], clean,
+            bound_epoch: numbers[6], bound_position: numbers[5],
         }
     }
 }
@@ -252,7 +253,7 @@ proptest! {
 
     #[test]
     fn staging_headers_round_trip((volume_id, boot) in ids(), journal_tag: u64, capacity_bytes in 1u64..) {
-        let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id: boot.0 };
+        let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id: boot.0, epoch: capacity_bytes / 3 };
         let identity = StagingIdentity { volume_id, journal_tag };
         prop_assert_eq!(StagingHeader::decode(&value.encode(), &identity), Ok(value));
     }

@@ -284,6 +284,8 @@ pub(crate) fn superblock_value() -> Superblock {
         stored_sequence: 257,
         stored_position: 950_000,
         clean: false,
+        bound_epoch: 6,
+        bound_position: 8192,
     }
 }
 
@@ -368,6 +370,7 @@ pub(crate) fn staging_value() -> StagingHeader {
         journal_tag: TAG,
         capacity_bytes: 64 << 20,
         boot_id: *b"boot id of linux",
+        epoch: 6,
     }
 }
 

@@ -50,6 +50,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) block_bytes: u32,
     pub(crate) segment_bytes: u32,
     pub(crate) flush: String,
+    pub(crate) created_unix_ms: u64,
     pub(crate) epoch: u64,
     pub(crate) positions: PositionsStatus,
     pub(crate) stored_sequence: u64,

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Context;
 use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
+use crate::config::VolumeAddress;
 use crate::exit::{Exit, Result};
 use crate::units::{human_count, human_size, human_time};
 use crate::{control, output, wiring};
@@ -95,12 +96,11 @@ struct Document {
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
-    let (store, record) = wiring::find(&address)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
-    let born = RecordDocument::new(&address.store_url, &record);
-    let document = match control::attached(&folder)? {
-        Some(process) => of_live(born, process),
+    let document = match control::served(&context.places.state_folder()?, &address)? {
+        Some((_, process)) => of_live(&address, process),
         None => {
+            let (store, record) = wiring::find(&address)?;
+            let born = RecordDocument::new(&address.store_url, &record);
             let rest = sawmill_volume::inspect::at_rest(&*store, &record)?;
             Document {
                 record: born,
@@ -127,10 +127,21 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn of_live(record: RecordDocument, mut process: ProcessStatus) -> Document {
+fn of_live(address: &VolumeAddress, mut process: ProcessStatus) -> Document {
+    process.volumes.retain(|volume| volume.name == address.name && volume.store == address.store_url);
     let attached = Some(Attachment::new(&process));
     let cache = process.cache.take();
     let volume = process.volumes.into_iter().next().unwrap_or_default();
+    let record = RecordDocument {
+        name: volume.name.clone(),
+        id: volume.id.clone(),
+        store: volume.store.clone(),
+        size_bytes: volume.size_bytes,
+        block_bytes: volume.block_bytes,
+        segment_bytes: volume.segment_bytes,
+        flush: volume.flush.clone(),
+        created_unix_ms: volume.created_unix_ms,
+    };
     Document {
         record,
         attached,

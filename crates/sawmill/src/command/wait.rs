@@ -40,8 +40,13 @@ struct Document<'a> {
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
-    let (_, record) = wiring::find(&address)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let folder = match control::served(&context.places.state_folder()?, &address)? {
+        Some((folder, _)) => folder,
+        None => {
+            let (_, record) = wiring::find(&address)?;
+            context.places.volume_folder(&record.volume_id.to_string())?
+        }
+    };
     let safety = if arguments.stored { "stored" } else { "logged" };
     let reached = control::wait(&folder, &address.name, safety, arguments.timeout)?;
     if context.json {

@@ -22,7 +22,7 @@ impl Folder {
     }
 
     fn shared(&self) -> Shared {
-        Shared { root: self.temporary.path().to_owned(), durable: Mutex::default() }
+        Shared::new(self.temporary.path().to_owned())
     }
 }
 
@@ -91,6 +91,112 @@ fn a_root_that_does_not_exist_is_empty_and_is_made_by_the_first_put() {
     assert!(!root.exists());
     calls.put("a/b", Bytes::from_static(b"x"), Class::Upload).unwrap();
     assert_eq!(fs::read(root.join("a/b")).unwrap(), b"x");
+}
+
+/// A store that has one object, and a place to move its root to.
+fn root_to_move() -> (tempfile::TempDir, PathBuf, PathBuf, Shared) {
+    let temporary = tempfile::tempdir().unwrap();
+    let [root, away] = ["root", "away"].map(|name| temporary.path().join(name));
+    let shared = Shared::new(root.clone());
+    shared.create("a/b", b"x").unwrap();
+    (temporary, root, away, shared)
+}
+
+/// Every call fails with `Unavailable`, and says which root and what to do.
+fn assert_unavailable(shared: &Shared, root: &Path) {
+    let outcomes = [
+        shared.get("a/b", None).map(drop),
+        shared.get("never/there", None).map(drop),
+        shared.create("a/c", b"x").map(drop),
+        shared.create("new/d", b"x").map(drop),
+        shared.list("").map(drop),
+        shared.list("a").map(drop),
+        shared.delete(&["a/b".to_owned()]),
+    ];
+    for outcome in outcomes {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(root.to_str().unwrap()) && text.contains("put it back"), "{text}");
+    }
+}
+
+fn assert_works(shared: &Shared) {
+    assert_eq!(shared.get("a/b", None).unwrap(), "x");
+    assert_eq!(kind(shared.get("a/c", None)), StoreErrorKind::NotFound);
+    assert_eq!(shared.list("").unwrap().len(), 1);
+    assert_eq!(shared.create("new/d", b"x").unwrap(), Creation::Created);
+    shared.delete(&["a/b".to_owned()]).unwrap();
+    assert_eq!(kind(shared.get("a/b", None)), StoreErrorKind::NotFound);
+}
+
+#[test]
+fn a_root_that_vanished_is_unavailable_and_not_made_again_until_it_is_back() {
+    let (_temporary, root, away, shared) = root_to_move();
+    fs::rename(&root, &away).unwrap();
+    assert_unavailable(&shared, &root);
+    assert!(!root.exists());
+    fs::rename(&away, &root).unwrap();
+    assert_works(&shared);
+}
+
+#[test]
+fn a_root_that_vanishes_in_the_middle_of_a_put_is_not_made_again() {
+    let (_temporary, root, away, shared) = root_to_move();
+    fs::rename(&root, &away).unwrap();
+    // What a put does after its look at the root.
+    shared.durable.lock().folders.clear();
+    let error = shared.create_in(&root.join("new"), &root.join("new/d"), b"x").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(!root.exists());
+}
+
+#[test]
+fn a_root_that_was_exchanged_is_unavailable_and_the_other_one_is_left_alone() {
+    let (_temporary, root, away, shared) = root_to_move();
+    fs::rename(&root, &away).unwrap();
+    fs::create_dir(&root).unwrap();
+    assert_unavailable(&shared, &root);
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
+    fs::remove_dir(&root).unwrap();
+    fs::write(&root, b"a file").unwrap();
+    assert_unavailable(&shared, &root);
+    fs::remove_file(&root).unwrap();
+    fs::rename(&away, &root).unwrap();
+    assert_works(&shared);
+}
+
+#[test]
+fn a_root_is_known_from_the_first_call_that_finds_it() {
+    let first_calls: [fn(&Shared); 4] = [
+        |shared| drop(shared.get("a/b", None).unwrap()),
+        |shared| drop(shared.get("a/c", None).unwrap_err()),
+        |shared| drop(shared.list("").unwrap()),
+        |shared| shared.delete(&[]).unwrap(),
+    ];
+    for first_call in first_calls {
+        let (_temporary, root, away, _) = root_to_move();
+        let shared = Shared::new(root.clone());
+        first_call(&shared);
+        fs::rename(&root, &away).unwrap();
+        assert_unavailable(&shared, &root);
+        assert!(!root.exists());
+    }
+}
+
+#[test]
+fn large_bodies_in_aligned_memory_come_back_whole_at_any_length() {
+    let folder = folder();
+    for length in [DIRECT_BYTES_MIN, DIRECT_BYTES_MIN + 1, (1 << 20) + BLOCK_BYTES - 1] {
+        let room: Vec<u8> = (0..length + BLOCK_BYTES).map(|at| (at / 251 + at) as u8).collect();
+        let start = room.as_ptr().align_offset(BLOCK_BYTES);
+        let body = Bytes::from(room).slice(start..start + length);
+        assert_eq!(body.as_ptr() as usize % BLOCK_BYTES, 0);
+        let key = format!("large/{length}");
+        let outcome = folder.calls().put(&key, body.clone(), Class::Upload).unwrap();
+        assert_eq!(outcome, PutOutcome::Created);
+        assert!(folder.calls().get(&key, None, Class::Read).unwrap() == body, "{length} bytes differ");
+    }
 }
 
 #[test]

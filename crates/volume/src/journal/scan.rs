@@ -92,6 +92,11 @@ impl LogImage {
         Ok(())
     }
 
+    /// Whether the process that left the memory met a failed sync.
+    pub(crate) fn sync_failed(&mut self) -> bool {
+        self.staging.as_mut().is_some_and(|(file, _)| file.sync_failed())
+    }
+
     /// Gives the staging memory back.
     pub(crate) fn into_staging(self) -> Option<StagingFile> {
         self.staging.map(|(file, _)| file)
@@ -123,12 +128,21 @@ pub(crate) struct Scan {
 pub(crate) struct ScanOptions {
     pub(crate) tag: u64,
     pub(crate) from: u64,
-    /// The highest epoch a record may have.
+    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it are of this one:
+    /// what an earlier recovery gave up may still lie there, whole and of an older epoch.
     pub(crate) epoch: u64,
+    /// See `epoch`.
+    pub(crate) bound_position: u64,
     /// The superblock's mark.
     pub(crate) mark: u64,
     /// Take damage for the end (the user accepts the loss).
     pub(crate) accept_loss: bool,
+}
+
+impl ScanOptions {
+    fn allows(&self, position: u64, epoch: u64) -> bool {
+        if position >= self.bound_position { epoch == self.epoch } else { epoch <= self.epoch }
+    }
 }
 
 /// Scans a log from `options.from` to its end.
@@ -136,7 +150,6 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     let mut mark = options.mark;
     let mut scan = Scan { found: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
     let mut looked_ahead = false;
-    let mut epoch = 0;
     let end_max = options.from + log.capacity_bytes;
     loop {
         let position = scan.end;
@@ -144,13 +157,12 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             scan.why = "the whole ring";
             break;
         }
-        let (facts, found, slot_bytes) = look(log, options.tag, position, epoch..=options.epoch, mark)?;
+        let (facts, found, slot_bytes) = look(log, options, position, mark)?;
         let (label, verdict) = judge(facts);
         match verdict {
             Verdict::Keep => {
                 let Some(found) = found else { break };
                 mark = mark.max(found.header.logged);
-                epoch = found.header.epoch;
                 scan.end += slot_bytes;
                 scan.found.push(found);
             }
@@ -186,18 +198,18 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
 /// Looks at one position: the facts, the record if it is whole, and the slot's length if its head is valid.
 fn look(
     log: &mut LogImage,
-    tag: u64,
+    options: &ScanOptions,
     position: u64,
-    epochs: std::ops::RangeInclusive<u64>,
     mark: u64,
 ) -> Result<(Facts, Option<Found>, u64)> {
+    let tag = options.tag;
     let mut head = [0u8; RECORD_HEADER_BYTES];
     log.read(position, &mut head)?;
     let largest = limits::RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64;
     let slot = RecordHeader::decode_slot(&head, tag, position).ok().map(u64::from);
     let slot = slot.filter(|bytes| *bytes <= largest.max(2 * BLOCK_BYTES));
     let header = RecordHeader::decode(&head, tag, position).ok();
-    let header = header.filter(|header| slot.is_some() && epochs.contains(&header.epoch));
+    let header = header.filter(|header| slot.is_some() && options.allows(position, header.epoch));
     let mut facts = Facts {
         slot: slot.is_some(),
         header: header.is_some(),
@@ -240,7 +252,7 @@ fn mark_ahead(log: &mut LogImage, options: &ScanOptions, position: u64) -> Resul
     while at < end {
         log.read(at, &mut head)?;
         if let Ok(header) = RecordHeader::decode(&head, options.tag, at)
-            && header.epoch <= options.epoch
+            && options.allows(at, header.epoch)
         {
             mark = mark.max(header.logged);
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use sawmill_sys::{BLOCK_BYTES, Consumer, Span};
 
 use super::superblock::SuperblockFile;
-use super::{Journal, PAD_RESERVE_BYTES, disk_failed};
+use super::{FlushWaiter, Journal, PAD_RESERVE_BYTES, disk_failed};
 use crate::record::Record;
 use crate::{Result, limits};
 
@@ -35,12 +35,17 @@ pub(crate) struct JournalWriter {
     span: Option<Span>,
     /// Written to the disk, not yet synced.
     written: u64,
+    /// Steps in which a flush that could have been served waited for a later one.
+    rounds_shared: u32,
 }
+
+/// How long flushes are gathered for one sync, in steps.
+const ROUNDS_SHARED_MAX: u32 = 4;
 
 impl JournalWriter {
     pub(crate) fn new(journal: Arc<Journal>, consumer: Consumer, superblock: SuperblockFile) -> Self {
         let written = journal.ring.written();
-        JournalWriter { journal, consumer, superblock, span: None, written }
+        JournalWriter { journal, consumer, superblock, span: None, written, rounds_shared: 0 }
     }
 
     /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so that
@@ -142,7 +147,7 @@ impl JournalWriter {
                 done += length as usize;
             }
         }
-        self.consumer.declare_written(end);
+        self.consumer.declare_written(part);
         self.written = end;
         self.journal.written_bytes.fetch_add(end - start, Ordering::Relaxed);
         Ok(true)
@@ -150,19 +155,23 @@ impl JournalWriter {
 
     /// Syncs when some waiter's target is on the disk, and answers all whose is.
     fn sync_for_waiters(&mut self) -> Result<bool> {
-        let reached = {
+        let written = self.written;
+        let (reached, beyond) = {
             let waiters = self.journal.waiters.lock();
-            waiters.iter().any(|waiter| waiter.target <= self.written)
+            let reached = |waiter: &FlushWaiter| waiter.target <= written;
+            (waiters.iter().any(reached), waiters.iter().any(|waiter| !reached(waiter)))
         };
-        // More complete bytes may be waiting: they are written first and share the sync.
+        // What else waits to be written goes first and shares the sync, but only for the sake of another flush, and
+        // not for long: a stream of writes must not keep a flush waiting.
         let more =
             self.span.as_ref().is_some_and(|span| span.end() / BLOCK_BYTES * BLOCK_BYTES > span.start());
-        if !reached || more {
+        if !reached || (more && beyond && self.rounds_shared < ROUNDS_SHARED_MAX) {
+            self.rounds_shared += u32::from(reached);
             return Ok(false);
         }
+        self.rounds_shared = 0;
         if self.written > self.journal.logged() {
-            self.journal.disk.sync().map_err(|e| disk_failed("sync", &e))?;
-            self.synced();
+            self.sync()?;
         }
         let logged = self.journal.logged();
         let mut answered = Vec::new();
@@ -179,6 +188,17 @@ impl JournalWriter {
             (waiter.tell)(Ok(()));
         }
         Ok(true)
+    }
+
+    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever opens the journal next
+    /// must not take what it reads for durable.
+    fn sync(&mut self) -> Result<()> {
+        if let Err(error) = self.journal.disk.sync() {
+            self.consumer.declare_sync_failed();
+            return Err(disk_failed("sync", &error));
+        }
+        self.synced();
+        Ok(())
     }
 
     fn synced(&self) {
@@ -218,13 +238,17 @@ impl JournalWriter {
         let logged = journal.logged();
         let position = journal.segments_end.load(Ordering::Acquire);
         let sequence = journal.stored_sequence.load(Ordering::Acquire);
-        self.superblock.write(|block| {
+        let written = self.superblock.write(|block| {
             block.trim = trim;
             block.logged = block.logged.max(logged);
             block.stored_sequence = block.stored_sequence.max(sequence);
             block.stored_position = block.stored_position.max(position);
             block.clean = clean;
-        })?;
+        });
+        if let Err(error) = written {
+            self.consumer.declare_sync_failed();
+            return Err(error);
+        }
         // That sync covered everything written before it.
         if self.written > logged {
             self.synced();

@@ -250,19 +250,18 @@ impl Keeper {
     fn finish_checkpoint(&mut self) {
         let Some(writing) = self.writing.take() else { return };
         let shared = self.shared.clone();
-        let previous = self.checkpoint_number;
+        let previous = std::mem::replace(&mut self.readable_number, writing.root.number);
         self.checkpoint_number = writing.root.number;
+        self.own_puts.insert(writing.root.put_id);
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
-        if !writing.deletable.is_empty() && shared.readers.passed(writing.generation) {
-            self.delete_segments(writing.deletable);
-        }
+        let doomed = if shared.readers.passed(writing.generation) { writing.deletable } else { Vec::new() };
         let keep = [previous, writing.root.number];
         let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
         let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
         self.checkpoint_parts = writing.root.parts;
-        self.list_old_checkpoints(keep, named);
+        self.list_old_checkpoints(keep, named, doomed);
     }
 
     fn delete_segments(&self, sequences: Vec<u32>) {
@@ -275,6 +274,7 @@ impl Keeper {
 
     /// Segments whose delete failed stay in the table as dead; the next checkpoint tries again.
     pub(super) fn hear_deleted(&mut self, sequences: &[u32], outcome: sawmill_store::Result<()>) {
+        self.cleaning -= 1;
         if let Err(error) = outcome {
             tracing::warn!("{} dead segments could not be deleted yet: {error}", sequences.len());
             return;
@@ -289,47 +289,83 @@ impl Keeper {
         add(&self.shared.tally.segments_deleted, sequences.len() as u64);
     }
 
-    /// Finds roots and parts that the newest two checkpoints do not need.
-    fn list_old_checkpoints(&self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>) {
+    /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such roots have
+    /// gone: a list that lags must never lead back to a root that misses a segment.
+    fn list_old_checkpoints(&mut self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>, doomed: Vec<u32>) {
         let volume_id = self.shared.record.volume_id;
-        let oldest_kept = keep[0];
-        let list = |prefix: String, is_old: Box<dyn Fn(&str) -> bool + Send>| {
-            let answered = self.shared.clone();
-            let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
-                // A failed listing only leaves garbage for the next checkpoint to find.
-                let keys = outcome.unwrap_or_default().into_iter().map(|object| object.key);
-                let keys: Vec<_> = keys.filter(|key| is_old(key)).collect();
-                if !keys.is_empty() {
-                    answered.inbox.push_event(Event::Listed { keys });
-                }
-            };
-            self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+        let [previous, _] = keep;
+        let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
+        let is_old_root = move |key: &str| {
+            parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < previous)
         };
-        list(
-            checkpoint_prefix(volume_id),
-            Box::new(move |key| {
-                parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < oldest_kept)
-            }),
-        );
-        let newest = keep[1];
-        list(
-            map_prefix(volume_id),
-            Box::new(move |key| {
-                parse_part_key(key).is_some_and(|part| {
-                    part.volume_id == volume_id
-                        && part.number <= newest
-                        && !named.contains(&(part.group, part.number, part.put_id))
-                })
-            }),
-        );
+        let is_old_part = move |key: &str| {
+            parse_part_key(key).is_some_and(|part| {
+                // Only what this attachment knows about: it may be a stale one, and the parts those of its successor.
+                let known = part.number <= loaded || own_puts.contains(&part.put_id);
+                known
+                    && part.volume_id == volume_id
+                    && !named.contains(&(part.group, part.number, part.put_id))
+            })
+        };
+        // The list may not show the youngest of the old roots yet.
+        let youngest = (previous > 1).then(|| checkpoint_key(volume_id, previous - 1));
+        let heard = |keys: Vec<String>| Event::RootsListed { keys, doomed };
+        self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
+        self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
     }
 
-    pub(super) fn delete_old_checkpoints(&mut self, keys: &[String]) {
-        let tell = |outcome: sawmill_store::Result<()>| {
-            if let Err(error) = outcome {
+    /// Lists what is old below `prefix`. A failed listing only leaves it for the next checkpoint to find.
+    fn list(
+        &mut self,
+        prefix: String,
+        known: Option<String>,
+        is_old: impl Fn(&str) -> bool + Send + 'static,
+        event: impl FnOnce(Vec<String>) -> Event + Send + 'static,
+    ) {
+        self.cleaning += 1;
+        let answered = self.shared.clone();
+        let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
+            answered.inbox.push_event(match outcome {
+                Ok(objects) => {
+                    let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
+                    keys.retain(|key| is_old(key) && Some(key) != known.as_ref());
+                    keys.extend(known);
+                    event(keys)
+                }
+                Err(_) => Event::CleanedUp,
+            });
+        };
+        self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+    }
+
+    /// Old parts are only garbage.
+    pub(super) fn hear_parts_listed(&mut self, keys: Vec<String>) {
+        self.delete_old(keys, |_| Event::CleanedUp);
+    }
+
+    pub(super) fn hear_roots_listed(&mut self, keys: Vec<String>, doomed: Vec<u32>) {
+        self.delete_old(keys, |done| if done { Event::RootsDeleted { doomed } } else { Event::CleanedUp });
+    }
+
+    pub(super) fn hear_roots_deleted(&mut self, doomed: Vec<u32>) {
+        if doomed.is_empty() {
+            self.cleaning -= 1;
+        } else {
+            self.delete_segments(doomed);
+        }
+    }
+
+    fn delete_old(&self, keys: Vec<String>, event: impl FnOnce(bool) -> Event + Send + 'static) {
+        let answered = self.shared.clone();
+        let tell = move |outcome: sawmill_store::Result<()>| {
+            if let Err(error) = &outcome {
                 tracing::warn!("old checkpoints could not be deleted yet: {error}");
             }
+            answered.inbox.push_event(event(outcome.is_ok()));
         };
-        self.shared.store.delete(keys.to_vec(), Class::Background, Box::new(tell));
+        if keys.is_empty() {
+            return tell(Ok(()));
+        }
+        self.shared.store.delete(keys, Class::Background, Box::new(tell));
     }
 }

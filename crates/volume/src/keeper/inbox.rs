@@ -17,7 +17,10 @@ pub(crate) enum Event {
     Put { sequence: u64, outcome: sawmill_store::Result<PutOutcome> },
     CheckpointPut { object: usize, outcome: sawmill_store::Result<PutOutcome> },
     RivalCheckpoint { outcome: sawmill_store::Result<Bytes> },
-    Listed { keys: Vec<String> },
+    RootsListed { keys: Vec<String>, doomed: Vec<u32> },
+    RootsDeleted { doomed: Vec<u32> },
+    PartsListed { keys: Vec<String> },
+    CleanedUp,
     SegmentsDeleted { sequences: Vec<u32>, outcome: sawmill_store::Result<()> },
 }
 

@@ -10,11 +10,12 @@
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write, delete).
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_format::checkpoint::PartEntry;
+use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
 use crate::limits;
@@ -46,7 +47,10 @@ pub(crate) struct KeeperStart {
     pub(crate) next_sequence: u64,
     pub(crate) stored_sequence: u64,
     pub(crate) stored_position: u64,
+    /// The highest checkpoint number in use.
     pub(crate) checkpoint_number: u64,
+    /// The checkpoint that was read.
+    pub(crate) loaded_number: u64,
     pub(crate) checkpoint_parts: Vec<PartEntry>,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
@@ -75,12 +79,19 @@ pub(crate) struct Keeper {
     /// Where the last stored segment ends.
     stored_position: u64,
     checkpoint_number: u64,
+    /// The newest checkpoint known to be readable.
+    readable_number: u64,
+    /// The checkpoint this attachment began from, and the puts of its own.
+    loaded_number: u64,
+    own_puts: HashSet<PutId>,
     /// Parts of the newest durable checkpoint, by group.
     checkpoint_parts: Vec<PartEntry>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
     writing: Option<Writing>,
+    /// Lists and deletes under way.
+    cleaning: u32,
     buffers: Buffers,
     closed: bool,
 }
@@ -103,10 +114,14 @@ impl Keeper {
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
             checkpoint_number: start.checkpoint_number,
+            readable_number: start.loaded_number,
+            loaded_number: start.loaded_number,
+            own_puts: HashSet::new(),
             checkpoint_parts: start.checkpoint_parts,
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
+            cleaning: 0,
             buffers: Buffers::default(),
             closed: false,
         }
@@ -116,7 +131,10 @@ impl Keeper {
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
         self.take_records(now);
         for event in self.shared.inbox.take_events() {
-            self.hear(event, now);
+            // What a fenced writer hears it must not act on: it would clean up after its successor.
+            if !self.shared.state.is_dead() {
+                self.hear(event, now);
+            }
         }
         if self.shared.state.is_dead() {
             self.closed = true;
@@ -153,7 +171,10 @@ impl Keeper {
             Event::Put { sequence, outcome } => self.hear_put(sequence, outcome, now),
             Event::CheckpointPut { object, outcome } => self.hear_checkpoint_put(object, outcome, now),
             Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
-            Event::Listed { keys } => self.delete_old_checkpoints(&keys),
+            Event::RootsListed { keys, doomed } => self.hear_roots_listed(keys, doomed),
+            Event::RootsDeleted { doomed } => self.hear_roots_deleted(doomed),
+            Event::PartsListed { keys } => self.hear_parts_listed(keys),
+            Event::CleanedUp => self.cleaning -= 1,
             Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome),
         }
     }
@@ -183,7 +204,7 @@ impl Keeper {
     }
 
     fn finish_closing(&mut self) {
-        let settled = self.is_drained() && self.writing.is_none();
+        let settled = self.is_drained() && self.writing.is_none() && self.cleaning == 0;
         if settled && self.clean_checkpoint && !self.closed {
             self.closed = true;
             self.shared.inbox.set_closed();
@@ -192,7 +213,8 @@ impl Keeper {
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
         let age = self.options.segment_age_max;
-        let seal_in = (!self.pending.is_empty() && !age.is_zero())
+        let has_room = self.uploads.len() < self.options.uploads_max;
+        let seal_in = (has_room && !self.pending.is_empty() && !age.is_zero())
             .then(|| (self.pending_since + age).saturating_sub(now).max(Duration::from_millis(1)));
         let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
         let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();

@@ -11,7 +11,7 @@ use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, DirectFile, FileLock, OpenMode, Ring, StagingFile};
 
-use super::journal::{Judged, Usable, cannot_lock, judge, staging_path};
+use super::journal::{self, Judged, Old, Usable, judge, staging_path};
 use super::{Stored, demand_fencing, fence};
 use crate::disk::Disk;
 use crate::journal::scan::{LogImage, Scan};
@@ -19,8 +19,8 @@ use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, disk_parts, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
-use crate::recovery::Reporter;
 use crate::recovery::roll_forward::roll_forward;
+use crate::recovery::{Reporter, checkpoint};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -51,13 +51,15 @@ pub(crate) fn attach(
 ) -> Result<Attached> {
     let mut stored = super::stored(store, name, reporter)?;
     check_options(&stored, options)?;
+    let lock = journal::lock(options)?;
     demand_fencing(store, options)?;
     let judged = judge(&stored, options)?;
     reporter.step("journal", judged.describe());
     settle_intent(store, &mut stored, &judged)?;
     let put_id = PutId(world.random()?);
-    let (lock, disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
+    let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id)?;
+    see_that_nobody_went_on(store, &stored)?;
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let epoch = stored.end.epoch;
@@ -70,7 +72,7 @@ pub(crate) fn attach(
         None => trim.max(superblock.current().logged),
     };
     let staging = match (log, &scan) {
-        (Some(log), Some(scan)) => settle_staged(log, scan, &*disk, capacity_bytes, tag, epoch)?,
+        (Some(log), Some(scan)) => settle_staged(log, scan, &*disk, superblock.current())?,
         _ => None,
     };
     let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
@@ -83,7 +85,11 @@ pub(crate) fn attach(
         block.stored_sequence = stored.end.stored_sequence;
         block.stored_position = trim;
         block.clean = false;
+        block.bound_epoch = epoch;
+        block.bound_position = position;
     })?;
+    // The other copy too: if one is lost later, the other must still know whose records count.
+    superblock.write(|_| ())?;
     // Only now, when the disk has all of it, may the old memory go.
     drop(staging);
     let staging_path = staging_path(stored.record.volume_id, tag, options);
@@ -133,7 +139,7 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     Ok(())
 }
 
-type Intended = (FileLock, Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);
+type Intended = (Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);
 
 /// Makes the journal if need be, and writes into it what is about to be done.
 fn intend(
@@ -146,7 +152,7 @@ fn intend(
     let intent_epoch = stored.end.epoch + 1;
     match judged {
         Judged::Use(usable) => {
-            let Usable { lock, disk, mut superblock, log, scan } = *usable;
+            let Usable { disk, mut superblock, log, scan } = *usable;
             if superblock.current().capacity_bytes + RING_START_BYTES != options.journal_bytes {
                 tracing::info!(
                     "the journal keeps its size of {} bytes",
@@ -159,14 +165,12 @@ fn intend(
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
-                block.clean = false;
             })?;
-            Ok((lock, disk, superblock, log, scan))
+            Ok((disk, superblock, log, scan))
         }
-        Judged::Make { set_aside, .. } => {
+        Judged::Make { old, .. } => {
             let path = &options.journal_path;
-            let disk: Arc<dyn Disk> = Arc::new(make_journal(path, set_aside.as_deref(), options, world)?);
-            let lock = FileLock::take(path).map_err(|error| cannot_lock(path, &error))?;
+            let disk: Arc<dyn Disk> = Arc::new(make_journal(path, old, options, world)?);
             let capacity_bytes = (disk.len_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
             let random = world.random()?;
             let mut tag = [0; 8];
@@ -184,21 +188,18 @@ fn intend(
                 stored_sequence: 0,
                 stored_position: 0,
                 clean: false,
+                bound_epoch: 0,
+                bound_position: 0,
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
-            Ok((lock, disk, superblock, None, None))
+            Ok((disk, superblock, None, None))
         }
     }
 }
 
 /// Makes the journal file; on a block device the superblock is simply written anew.
-fn make_journal(
-    path: &Path,
-    set_aside: Option<&Path>,
-    options: &OpenOptions,
-    world: &dyn World,
-) -> Result<DirectFile> {
+fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World) -> Result<DirectFile> {
     let failed = |what: &str, error: std::io::Error| {
         let kind = match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
@@ -214,23 +215,46 @@ fn make_journal(
         Error::new(kind, text)
     };
     if path.exists() && !path.is_file() {
-        return DirectFile::open(path, OpenMode::Direct).map_err(|error| failed("opened", error));
+        return take_device(path, old);
     }
-    if let Some(old) = set_aside {
-        let empty = std::fs::metadata(old).is_ok_and(|meta| meta.len() == 0);
-        let mut aside = old.as_os_str().to_owned();
-        aside.push(format!(".aside-{}", world.unix_ms()));
-        let moved = if empty { std::fs::remove_file(old) } else { std::fs::rename(old, &aside) };
-        moved.map_err(|error| failed("set aside", error))?;
-        if !empty {
+    if path.exists() {
+        let empty = std::fs::metadata(path).is_ok_and(|meta| meta.len() == 0);
+        if old == Old::Remove || empty {
+            std::fs::remove_file(path).map_err(|error| failed("replaced", error))?;
+        } else {
+            let mut aside = path.as_os_str().to_owned();
+            aside.push(format!(".aside-{}", world.unix_ms()));
+            std::fs::rename(path, &aside).map_err(|error| failed("set aside", error))?;
             tracing::warn!("the old journal was set aside as {}", Path::new(&aside).display());
         }
     }
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| failed("made", error))?;
-    }
     let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
     DirectFile::create(path, bytes, OpenMode::Direct).map_err(|error| failed("made", error))
+}
+
+/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank superblocks,
+/// so that no copy of an older one can win.
+fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
+    let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
+    let read = DirectFile::open(path, OpenMode::ReadOnly).and_then(|disk| disk.read_at(0, &mut start));
+    let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
+    if old == Old::Keep && !blank {
+        let text = format!(
+            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds matters, clear its first \
+             8192 bytes, and try again",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    start.fill(0);
+    let opened = DirectFile::open(path, OpenMode::Direct).and_then(|disk| {
+        disk.write_at(0, &start)?;
+        disk.sync()?;
+        Ok(disk)
+    });
+    opened.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("the journal {} cannot be used: {error}", path.display()))
+    })
 }
 
 /// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal remembers
@@ -273,18 +297,36 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> 
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
+/// If this process was stopped for long after it found the end of the log, the writer it meant to fence may have written
+/// past that end and deleted the very name the fence then took. Names are deleted only behind checkpoints that say so.
+fn see_that_nobody_went_on(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
+    let newest = checkpoint::newest(store, stored.record.volume_id)?;
+    if newest.checkpoint.through_sequence < stored.end.stored_sequence {
+        return Ok(());
+    }
+    let text = format!(
+        "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what was read): \
+         nothing was changed; try again",
+        stored.record.name, newest.checkpoint.number
+    );
+    Err(Error::new(ErrorKind::Fenced, text))
+}
+
 /// Moves what only memory holds to the disk, with slots that were never filled made into voids, and syncs. Returns the
 /// memory, which stays valid until the superblock says that it is not needed.
 fn settle_staged(
     mut log: LogImage,
     scan: &Scan,
     disk: &dyn Disk,
-    capacity_bytes: u64,
-    tag: u64,
-    epoch: u64,
+    block: &Superblock,
 ) -> Result<Option<StagingFile>> {
     const CHUNK_BYTES: u64 = 1 << 20;
-    let Some(from) = log.staged_from() else { return Ok(None) };
+    let capacity_bytes = block.capacity_bytes;
+    let Some(mut from) = log.staged_from() else { return Ok(None) };
+    if log.sync_failed() {
+        // What was written since the last good sync can be read and may still not be durable: it is written anew.
+        from = from.min(block.logged.max(block.trim));
+    }
     let from = from / BLOCK_BYTES * BLOCK_BYTES;
     let end = scan.end.next_multiple_of(BLOCK_BYTES);
     let mut at = from;
@@ -300,9 +342,9 @@ fn settle_staged(
         let header = RecordHeader {
             slot_bytes: *slot_bytes as u32,
             position: *position,
-            tag,
+            tag: block.journal_tag,
             operation: RecordOperation::Void,
-            epoch: scan.found.iter().map(|found| found.header.epoch).max().unwrap_or(epoch).min(epoch),
+            epoch: block.bound_epoch,
             logged: 0,
             address: 0,
             length: 0,
@@ -366,15 +408,15 @@ fn new_ring(
         );
         Error::new(ErrorKind::Unavailable, text)
     };
-    let mut staging = StagingFile::create(path, options.staging_bytes).map_err(failed)?;
+    let staging = StagingFile::create(path, options.staging_bytes).map_err(failed)?;
     let header = StagingHeader {
         volume_id: stored.record.volume_id,
         journal_tag: tag,
         capacity_bytes: options.staging_bytes,
         boot_id: sawmill_sys::boot_id().map_err(failed)?,
+        epoch: stored.end.epoch,
     };
-    staging.set_header(&header.encode());
-    Ok(staging.into_ring(position))
+    Ok(staging.into_ring(position, &header.encode()))
 }
 
 /// The records that are not in a segment yet.

@@ -17,15 +17,23 @@ use crate::{Error, ErrorKind, Result};
 
 /// What the journal is, and what it holds.
 pub(crate) enum Judged {
-    /// There is none, or nothing of worth in it: make one. Holds a file to set aside first.
-    Make { set_aside: Option<PathBuf>, why: String },
+    /// There is none, or nothing of worth in it: make one.
+    Make { old: Old, why: String },
     /// It is this volume's newest: use it.
     Use(Box<Usable>),
 }
 
+/// What becomes of the file that has the journal's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Old {
+    /// It holds nothing: it may go.
+    Remove,
+    /// It holds, or may hold, writes that are nowhere else: it is renamed and kept.
+    Keep,
+}
+
 /// A journal that goes with the end of the log.
 pub(crate) struct Usable {
-    pub(crate) lock: FileLock,
     pub(crate) disk: Arc<DirectFile>,
     pub(crate) superblock: SuperblockFile,
     pub(crate) log: Option<LogImage>,
@@ -57,25 +65,33 @@ pub(crate) fn staging_path(volume_id: VolumeId, journal_tag: u64, options: &Open
     options.staging_folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
 }
 
+/// Takes the right to the journal named in the options, for as long as the lock lives.
+pub(crate) fn lock(options: &OpenOptions) -> Result<FileLock> {
+    let path = &options.journal_path;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| cannot_lock(path, &error))?;
+    }
+    FileLock::of_name(path).map_err(|error| cannot_lock(path, &error))
+}
+
 /// Judges the journal named in the options.
 pub(crate) fn judge(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let path = &options.journal_path;
-    let opened = FileLock::take(path).and_then(|lock| Ok((lock, DirectFile::open(path, OpenMode::Direct)?)));
-    let (lock, disk) = match opened {
-        Ok((lock, disk)) => (lock, Arc::new(disk)),
+    let disk = match DirectFile::open(path, OpenMode::Direct) {
+        Ok(disk) => Arc::new(disk),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return absent(stored, options),
         Err(error) => return Err(cannot_lock(path, &error)),
     };
     match read_superblock(&disk, path, stored) {
         Ok(None) => absent(stored, options),
-        Ok(Some(superblock)) => judge_against_store(stored, options, lock, disk, superblock),
+        Ok(Some(superblock)) => judge_against_store(stored, options, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         Err(error) => unusable(stored, options, &error.to_string()),
     }
 }
 
 /// Why a journal's lock could not be had.
-pub(crate) fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
+fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     let (kind, what) = match error.kind() {
         std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is in use by another process".to_owned()),
         std::io::ErrorKind::PermissionDenied => (ErrorKind::Denied, format!("cannot be opened: {error}")),
@@ -84,17 +100,16 @@ pub(crate) fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     Error::new(kind, format!("the journal {} {what}", path.display()))
 }
 
-/// No journal: fine only if the last attachment left nothing in one.
+/// No journal (or a file that is none of ours, which is kept): fine only if the last attachment left nothing in one.
 fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
-        let set_aside = blank_file(&options.journal_path);
-        return Ok(Judged::Make { set_aside, why: "none needed: the volume was closed cleanly".into() });
+        let why = "none needed: the volume was closed cleanly".into();
+        return Ok(Judged::Make { old: Old::Keep, why });
     }
     if options.accept_journal_loss {
-        let set_aside = blank_file(&options.journal_path);
         let why = "lost, and the loss accepted: the volume is a cut at the end of the stored log".into();
-        return Ok(Judged::Make { set_aside, why });
+        return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
         "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a journal \
@@ -104,17 +119,12 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// A journal file of this name that holds nothing has to make way for a new one.
-fn blank_file(path: &Path) -> Option<PathBuf> {
-    path.is_file().then(|| path.to_owned())
-}
-
 /// A journal that cannot be used: kept, never overwritten.
 fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     let path = &options.journal_path;
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(Judged::Make { set_aside: Some(path.clone()), why });
+        return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`, give another one \
@@ -164,7 +174,6 @@ fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Resu
 fn judge_against_store(
     stored: &Stored,
     options: &OpenOptions,
-    lock: FileLock,
     disk: Arc<DirectFile>,
     superblock: SuperblockFile,
 ) -> Result<Judged> {
@@ -177,7 +186,7 @@ fn judge_against_store(
         // still land, so it is kept for as long as that can be.
         let pending = block.intent_epoch == end.epoch + 1;
         if pending && (end.clean || options.accept_journal_loss) {
-            return Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: None, scan: None })));
+            return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
         }
         return absent(stored, options);
     }
@@ -192,7 +201,7 @@ fn judge_against_store(
     if !ours {
         if block.clean {
             let why = format!("of epoch {}, closed cleanly, since when others attached", block.epoch);
-            return Ok(Judged::Make { set_aside: Some(options.journal_path.clone()), why });
+            return Ok(Judged::Make { old: Old::Remove, why });
         }
         let text = format!(
             "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds was never \
@@ -210,19 +219,20 @@ fn judge_against_store(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     if end.clean {
-        return Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: None, scan: None })));
+        return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
     }
     let staging = open_staging(stored, options, block)?;
     let mut log = LogImage::new(disk.clone(), block.capacity_bytes, staging);
     let wanted = ScanOptions {
         tag: block.journal_tag,
         from: end.position,
-        epoch: block.epoch.max(block.intent_epoch),
+        epoch: block.bound_epoch,
+        bound_position: block.bound_position,
         mark: block.logged,
         accept_loss: options.accept_journal_loss,
     };
     let scan = scan(&mut log, &wanted)?;
-    Ok(Judged::Use(Box::new(Usable { lock, disk, superblock, log: Some(log), scan: Some(scan) })))
+    Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }
 
 /// A journal of another epoch than the store's newest holds writes that are not in the store: only the user may set it
@@ -230,7 +240,7 @@ fn judge_against_store(
 fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(Judged::Make { set_aside: Some(options.journal_path.clone()), why });
+        return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`; pass \
@@ -252,10 +262,14 @@ fn open_staging(stored: &Stored, options: &OpenOptions, block: &Superblock) -> R
     let identity = StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
     let boot_id = sawmill_sys::boot_id().map_err(failed)?;
     match StagingHeader::decode(&staging.header(), &identity) {
-        Ok(header) if header.boot_id == boot_id && header.capacity_bytes == staging.capacity_bytes() => {
+        Ok(header)
+            if header.boot_id == boot_id
+                && header.epoch == block.bound_epoch
+                && header.capacity_bytes == staging.capacity_bytes() =>
+        {
             Ok(Some(staging))
         }
-        // Of another boot or another journal: its bytes mean nothing here.
+        // Of another boot, journal or attachment: its bytes mean nothing here.
         _ => Ok(None),
     }
 }

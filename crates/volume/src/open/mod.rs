@@ -38,7 +38,32 @@ pub(crate) struct Stored {
 pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporter<'_>) -> Result<Stored> {
     let record = names::find(store, name)?;
     reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
-    let newest = checkpoint::newest(store, record.volume_id)?;
+    let mut newest = checkpoint::newest(store, record.volume_id)?;
+    loop {
+        let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
+        match stored_from(store, &record, newest, reporter) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                // A writer may have gone on, and deleted what that checkpoint named. Or a part of it is damaged: then
+                // the one before, with more to roll forward, leads to the same state.
+                newest = checkpoint::newest(store, record.volume_id)?;
+                if newest.number_max == number_max {
+                    let older = checkpoint::newest_below(store, record.volume_id, loaded);
+                    newest = older.map_err(|_| error.clone())?;
+                    newest.notes.push(format!("checkpoint {loaded} was passed over: {error}"));
+                }
+            }
+            read => return read,
+        }
+    }
+}
+
+/// Reads a volume's stored part from one checkpoint on.
+fn stored_from(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    newest: Newest,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
     let root = &newest.checkpoint;
     reporter.step(
         "newest checkpoint",
@@ -67,7 +92,7 @@ pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporte
             if end.clean { ", cleanly" } else { "" }
         ),
     );
-    Ok(Stored { record, newest, view, end })
+    Ok(Stored { record: record.clone(), newest, view, end })
 }
 
 fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
@@ -175,10 +200,19 @@ pub(crate) fn dry_run(
     Ok(reporter.report)
 }
 
-/// Moves a read-only attachment to the newest cut, because what it needs is gone.
-pub(crate) fn follow(shared: &Arc<Shared>) -> Result<()> {
+/// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a time; whoever comes
+/// second finds that the first has moved on already.
+pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<()> {
+    let _one_at_a_time = shared.fetcher.following.lock();
+    if !Arc::ptr_eq(&shared.view(), missing) {
+        return Ok(());
+    }
     let mut reporter = Reporter::new(&*shared.world);
     let stored = stored(&*shared.store, &shared.name, &mut reporter)?;
+    if stored.end.position < shared.inbox.stored() {
+        let text = "the store shows an older cut than it did before: nothing is shown of it";
+        return Err(Error::new(ErrorKind::Unavailable, text));
+    }
     tracing::info!("moved on to the cut at position {}", stored.end.position);
     shared.inbox.set_stored(stored.end.position, stored.end.stored_sequence, stored.newest.number_max);
     *shared.view.write() = Arc::new(stored.view);

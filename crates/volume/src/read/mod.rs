@@ -8,7 +8,7 @@
 //! its frame's checksum; an atom whose place was given up meanwhile is resolved again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use sawmill_device::{Allocation, Reply, Request};
@@ -37,13 +37,23 @@ pub(crate) struct Atom {
     /// Bytes.
     pub(crate) length: u64,
     pub(crate) place: Place,
+    /// How often its place was given up before it could be read.
+    again: u32,
 }
 
 #[derive(Clone)]
 pub(crate) enum Place {
     Zero,
-    Record { record: Arc<Record>, offset: u64 },
-    Frame { name: FrameName, offset: u32 },
+    /// With the segment that holds the same bytes, if it is stored already.
+    Record {
+        record: Arc<Record>,
+        offset: u64,
+        stored: Option<u32>,
+    },
+    Frame {
+        name: FrameName,
+        offset: u32,
+    },
 }
 
 /// What came of an attempt to serve an atom from what is at hand.
@@ -74,7 +84,6 @@ pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
     let mut sources = Sources::default();
     let mut later = Vec::new();
     let mut atoms = resolve(shared, &view, start, length);
-    let mut again = 0;
     while let Some(atom) = atoms.pop() {
         let at = (atom.address - start) as usize;
         let into = &mut request.buffer()[at..at + atom.length as usize];
@@ -82,9 +91,8 @@ pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
             Ok(Served::Done) => {}
             Ok(Served::Slow) => later.push((atom, true)),
             Ok(Served::Absent) => later.push((atom, false)),
-            Ok(Served::Gone) if again < RESOLVE_AGAIN_MAX => {
-                again += 1;
-                atoms.extend(resolve(shared, &view, atom.address, atom.length));
+            Ok(Served::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
+                atoms.extend(resolve_again(shared, &view, &atom));
             }
             Ok(Served::Gone) => return request.fail(lost(&atom)),
             Err(error) => return request.fail(error),
@@ -165,17 +173,25 @@ pub(crate) fn resolve(shared: &Shared, view: &View, address: u64, length: u64) -
     shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
             let place = if record.operation == RecordOperation::Write {
-                Place::Record { record: record.clone(), offset: piece.address - record.address }
+                {
+                    let offset = piece.address - record.address;
+                    Place::Record { record: record.clone(), offset, stored: None }
+                }
             } else {
                 Place::Zero
             };
-            atoms.push(Atom { address: piece.address, length: piece.length, place });
+            atoms.push(Atom { address: piece.address, length: piece.length, place, again: 0 });
         }
         None => holes.push((piece.address, piece.length)),
     });
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {
-            None => atoms.push(Atom { address: piece.address, length: piece.length, place: Place::Zero }),
+            None => atoms.push(Atom {
+                address: piece.address,
+                length: piece.length,
+                place: Place::Zero,
+                again: 0,
+            }),
             Some(location) => {
                 resolve_stored(shared, view, piece.address, piece.length, location, &mut atoms);
             }
@@ -200,7 +216,9 @@ fn resolve_stored(
     while done < length {
         let data_offset = location.data_offset + done as u32;
         let (place, available) = match shared.residents.find(sequence, data_offset) {
-            Some((record, offset, available)) => (Place::Record { record, offset }, available),
+            Some((record, offset, available)) => {
+                (Place::Record { record, offset, stored: Some(sequence) }, available)
+            }
             None => {
                 let frame = data_offset / frame_bytes;
                 let offset = data_offset % frame_bytes;
@@ -209,7 +227,7 @@ fn resolve_stored(
             }
         };
         let run = available.min(length - done);
-        atoms.push(Atom { address: address + done, length: run, place });
+        atoms.push(Atom { address: address + done, length: run, place, again: 0 });
         done += run;
     }
 }
@@ -227,14 +245,21 @@ fn serve(
             into.fill(0);
             Ok(Served::Done)
         }
-        Place::Record { record, offset } => {
+        Place::Record { record, offset, stored } => {
             let Some(journal) = &shared.journal else { return Ok(Served::Gone) };
             sources.journal = true;
-            Ok(match journal.read(record, *offset, into, may_wait)? {
-                JournalRead::Done => Served::Done,
-                JournalRead::Slow => Served::Slow,
-                JournalRead::Gone => Served::Gone,
-            })
+            match (journal.read(record, *offset, into, may_wait), stored) {
+                (Ok(JournalRead::Done), _) => Ok(Served::Done),
+                (Ok(JournalRead::Slow), _) => Ok(Served::Slow),
+                (Ok(JournalRead::Gone), _) => Ok(Served::Gone),
+                // The journal was only the nearer copy.
+                (Err(error), Some(sequence)) => {
+                    tracing::warn!("{error}; reading segment {sequence} from the store instead");
+                    shared.residents.forget(*sequence);
+                    Ok(Served::Gone)
+                }
+                (Err(error), None) => Err(error),
+            }
         }
         Place::Frame { name, offset } => {
             let Some((cache, owner)) = &shared.cache else { return Ok(Served::Absent) };
@@ -255,6 +280,15 @@ fn serve(
     }
 }
 
+/// Resolves an atom whose place was given up.
+fn resolve_again(shared: &Shared, view: &View, atom: &Atom) -> Vec<Atom> {
+    let mut atoms = resolve(shared, view, atom.address, atom.length);
+    for fresh in &mut atoms {
+        fresh.again = atom.again + 1;
+    }
+    atoms
+}
+
 fn lost(atom: &Atom) -> Error {
     let text = format!("{} bytes at {} moved faster than they could be read", atom.length, atom.address);
     Error::new(ErrorKind::Internal, text)
@@ -267,7 +301,9 @@ struct Job {
     request: Mutex<Option<Request>>,
     left: AtomicUsize,
     error: Mutex<Option<Error>>,
-    again: AtomicUsize,
+    /// A read-only attachment moved to another cut: all of the read is done anew, so that it is of one cut.
+    restart: AtomicBool,
+    restarts: AtomicUsize,
     _reading: Reading,
 }
 
@@ -280,7 +316,8 @@ impl Job {
             request: Mutex::new(Some(request)),
             left: AtomicUsize::new(atoms.len()),
             error: Mutex::default(),
-            again: AtomicUsize::new(0),
+            restart: AtomicBool::new(false),
+            restarts: AtomicUsize::new(0),
             _reading: reading,
         });
         let mut absent = Vec::new();
@@ -339,20 +376,41 @@ impl Job {
     }
 
     fn resolve_again(self: &Arc<Self>, atom: &Atom) {
-        if self.again.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX {
+        if atom.again >= RESOLVE_AGAIN_MAX {
             return self.end_atom(Some(lost(atom)));
         }
+        if self.shared.read_only {
+            self.restart.store(true, Ordering::Release);
+            return self.end_atom(None);
+        }
         let view = self.shared.view();
-        let atoms = resolve(&self.shared, &view, atom.address, atom.length);
+        let atoms = resolve_again(&self.shared, &view, atom);
         self.left.fetch_add(atoms.len(), Ordering::AcqRel);
+        self.serve_all(atoms);
+        self.end_atom(None);
+    }
+
+    fn serve_all(self: &Arc<Self>, atoms: Vec<Atom>) {
         for atom in atoms {
             let job = self.clone();
             self.shared.pool.run(move || job.serve_waiting(atom));
         }
-        self.end_atom(None);
     }
 
-    fn arrived(&self, atom: &Atom, bytes: &[u8]) {
+    /// Resolves and serves all of the read again; false when that was done too often.
+    fn serve_anew(self: &Arc<Self>) -> bool {
+        let length = self.request.lock().as_ref().map_or(0, |request| request.length);
+        if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0 {
+            return false;
+        }
+        let view = self.shared.view();
+        let atoms = resolve(&self.shared, &view, self.start, length);
+        self.left.store(atoms.len(), Ordering::Release);
+        self.serve_all(atoms);
+        true
+    }
+
+    fn arrived(self: &Arc<Self>, atom: &Atom, bytes: &[u8]) {
         if let Some(request) = &mut *self.request.lock() {
             let at = (atom.address - self.start) as usize;
             request.buffer()[at..at + bytes.len()].copy_from_slice(bytes);
@@ -360,12 +418,19 @@ impl Job {
         self.end_atom(None);
     }
 
-    fn end_atom(&self, error: Option<Error>) {
+    fn end_atom(self: &Arc<Self>, error: Option<Error>) {
         if let Some(error) = error {
             self.error.lock().get_or_insert(error);
         }
         if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
+        }
+        if self.restart.swap(false, Ordering::AcqRel) && self.error.lock().is_none() {
+            if self.serve_anew() {
+                return;
+            }
+            let text = "the volume's cut moved on faster than this range could be read";
+            self.error.lock().get_or_insert(Error::new(ErrorKind::Unavailable, text));
         }
         let Some(request) = self.request.lock().take() else { return };
         match self.error.lock().take() {

@@ -32,6 +32,11 @@ pub(crate) struct Newest {
 
 /// Finds the newest checkpoint that can be read.
 pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
+    newest_below(store, volume_id, u64::MAX)
+}
+
+/// Finds the newest checkpoint below `bound` that can be read. `number_max` is the highest of all.
+pub(crate) fn newest_below(store: &dyn ObjectStore, volume_id: VolumeId, bound: u64) -> Result<Newest> {
     for _ in 0..LIST_AGAIN_MAX {
         let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Read);
         let listed = listed.map_err(|error| store_error(&error))?;
@@ -42,7 +47,7 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
             .map(|(_, number)| number)
             .collect();
         numbers.sort_unstable();
-        if let Some(found) = newest_of(store, volume_id, numbers)? {
+        if let Some(found) = newest_of(store, volume_id, numbers, bound)? {
             return Ok(found);
         }
     }
@@ -54,7 +59,12 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
-fn newest_of(store: &dyn ObjectStore, volume_id: VolumeId, mut numbers: Vec<u64>) -> Result<Option<Newest>> {
+fn newest_of(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    mut numbers: Vec<u64>,
+    bound: u64,
+) -> Result<Option<Newest>> {
     let mut notes = Vec::new();
     // Ask beyond the list, which may lag. Number 1 is written at creation.
     let mut next = numbers.last().map_or(1, |last| last + 1);
@@ -65,6 +75,7 @@ fn newest_of(store: &dyn ObjectStore, volume_id: VolumeId, mut numbers: Vec<u64>
         next += 1;
     }
     let number_max = next - 1;
+    numbers.retain(|number| *number < bound);
     while let Some(number) = numbers.pop() {
         let bytes = match beyond.take() {
             Some((at, bytes)) if at == number => Some(bytes),
@@ -73,6 +84,11 @@ fn newest_of(store: &dyn ObjectStore, volume_id: VolumeId, mut numbers: Vec<u64>
         let Some(bytes) = bytes else { continue };
         match Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number }) {
             Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
+            // A newer version's checkpoint is no damage: passing over it would undo what it says.
+            Err(error @ sawmill_format::FormatError::Version { .. }) => {
+                let text = format!("{}: {error}", checkpoint_key(volume_id, number));
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
             Err(error) => {
                 let note = format!("{} cannot be read: {error}", checkpoint_key(volume_id, number));
                 tracing::warn!("{note}; going back to the one before");

@@ -46,7 +46,7 @@ pub(crate) fn roll_forward(
     view: Option<&View>,
     end: &mut LogEnd,
 ) -> Result<()> {
-    loop {
+    'log: loop {
         let first = end.next_sequence;
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
@@ -56,7 +56,8 @@ pub(crate) fn roll_forward(
             }
             match header? {
                 Some(header) => take(view, end, &header)?,
-                None => return judge_gap(store, volume_id, end),
+                None if is_end(store, volume_id, end)? => return Ok(()),
+                None => continue 'log,
             }
         }
     }
@@ -110,14 +111,18 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
     Ok(())
 }
 
-/// The segment at `end.next_sequence` is not there. Does anything beyond say that it was?
-fn judge_gap(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<()> {
+/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is damage; or a
+/// writer has put it since, and the log goes on.
+fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
     let gap = end.next_sequence;
     let beyond: Vec<u64> = (gap + 1..=gap + FENCE_WINDOW).collect();
     for header in headers(store, volume_id, &beyond) {
         let Some(header) = header? else { continue };
         let knew = header.stored_through >= gap || header.epoch > end.epoch;
         if knew {
+            if headers(store, volume_id, &[gap]).pop().unwrap_or(Ok(None))?.is_some() {
+                return Ok(false);
+            }
             let text = format!(
                 "{} is gone although it was stored: {} was made after it; nothing was changed; restore it from a \
                  copy of the store",
@@ -127,7 +132,7 @@ fn judge_gap(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Resu
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The headers of segments, side by side; `None` where the store says there is none.

@@ -69,6 +69,11 @@ impl Residents {
         if inner.oldest_first.is_empty() { bound } else { reached }
     }
 
+    /// A segment is read from the store from now on.
+    pub(crate) fn forget(&self, sequence: u32) {
+        self.inner.write().by_sequence.remove(&sequence);
+    }
+
     /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how many bytes follow.
     pub(crate) fn find(&self, sequence: u32, data_offset: u32) -> Option<(Arc<Record>, u64, u64)> {
         let pieces = self.inner.read().by_sequence.get(&sequence)?.clone();

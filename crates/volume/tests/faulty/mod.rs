@@ -74,6 +74,22 @@ impl Machine {
         machine
     }
 
+    /// Another machine with copies of this one's memory, journal and store, as they are now.
+    pub fn twin(&self) -> Self {
+        let mut twin = Self::over(memory());
+        let mut files: Vec<_> =
+            std::fs::read_dir(self.folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
+        // Memory first: what it holds of later writes than the disk does is what it is for.
+        files.sort_by_key(|path| path.extension().is_none_or(|extension| extension != "staging"));
+        for path in files {
+            std::fs::copy(&path, twin.folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+        twin.plain = copy_store(&*self.plain);
+        twin.faults = FaultStore::watching(twin.plain.clone());
+        twin.rig.store = twin.faults.clone();
+        twin
+    }
+
     /// From now on calls that `chosen` picks meet `fault`.
     pub fn fault(&self, fault: Fault, mut chosen: impl FnMut(&Call) -> bool + Send + 'static) {
         self.faults.script(Box::new(move |call| if chosen(call) { fault.clone() } else { Fault::None }));
@@ -81,6 +97,11 @@ impl Machine {
 
     pub fn heal(&self) {
         self.faults.script(Box::new(|_| Fault::None));
+    }
+
+    /// Heals when dropped, so that a test that fails among threads ends.
+    pub fn healing(&self) -> Healing {
+        Healing(self.faults.clone())
     }
 
     pub fn volume_id(&self) -> VolumeId {
@@ -121,6 +142,15 @@ impl Machine {
 
     pub fn segment_key(&self, sequence: u64) -> String {
         segment_key(self.volume_id(), sequence)
+    }
+}
+
+pub struct Healing(Arc<FaultStore>);
+
+impl Drop for Healing {
+    fn drop(&mut self) {
+        self.0.script(Box::new(|_| Fault::None));
+        self.0.release_all();
     }
 }
 

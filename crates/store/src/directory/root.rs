@@ -1,0 +1,106 @@
+//! The root folder of a directory store, and whether it is still the one it was.
+//!
+//! Invariants: a root that was once seen, or made, is known by its device and inode, and is never made again.
+//! If it is missing later, or another folder is in its place (an unmounted file system, a folder moved away),
+//! the store is `Unavailable` until it is back.
+//!
+//! Not here: a root that was exchanged before it was first seen. Nothing in a folder tells whose it is.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+use super::{failure, is_absent, make_folder, sync_folder};
+use crate::{Result, StoreError, StoreErrorKind};
+
+/// A root folder that may not exist yet.
+pub(super) struct Root {
+    path: PathBuf,
+    /// `None` until it was first seen or made.
+    first_seen: Mutex<Option<Identity>>,
+}
+
+/// What tells a folder from another one at the same path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Root {
+    /// The root at `path`, which is not looked at yet.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Root { path, first_seen: Mutex::default() }
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes sure that the root is remembered, if it is there, before anything is looked up in it. Costs
+    /// nothing once it is.
+    pub(super) fn remember(&self) -> Result<()> {
+        if self.first_seen.lock().is_some() {
+            return Ok(());
+        }
+        self.check()
+    }
+
+    /// Fails with `Unavailable` unless the root is the one first seen, or none was ever there.
+    pub(super) fn check(&self) -> Result<()> {
+        // In this order: a root that is made in between must not look like one that vanished.
+        let before = *self.first_seen.lock();
+        let now = look(&self.path).map_err(|error| failure("look at", &self.path, &error))?;
+        let what = match (before, now) {
+            (None, None) => return Ok(()),
+            (before, Some(now)) => {
+                if before.unwrap_or_else(|| *self.first_seen.lock().get_or_insert(now)) == now {
+                    return Ok(());
+                }
+                "is not the folder it was"
+            }
+            (Some(_), None) => "has vanished",
+        };
+        let text = format!(
+            "the store's root {} {what}; mount it or put it back, or restart to use what is there now",
+            self.path.display()
+        );
+        Err(StoreError::new(StoreErrorKind::Unavailable, text))
+    }
+
+    /// Makes the root durably, unless it was ever seen.
+    pub(super) fn make(&self) -> io::Result<()> {
+        let mut first_seen = self.first_seen.lock();
+        if first_seen.is_none() {
+            make_with_parents(&self.path)?;
+            *first_seen = look(&self.path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which folder is at `path` now, if any.
+fn look(path: &Path) -> io::Result<Option<Identity>> {
+    match fs::metadata(path) {
+        Ok(about) => Ok(Some(Identity { device: about.dev(), inode: about.ino() })),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes `folder`, and those above it where they are missing, durably. What was there before us is not ours
+/// to make durable, and its parent not ours to open.
+fn make_with_parents(folder: &Path) -> io::Result<()> {
+    match folder.parent() {
+        Some(parent) if !folder.is_dir() => {
+            make_with_parents(parent)?;
+            make_folder(folder)?;
+            sync_folder(parent)
+        }
+        _ => Ok(()),
+    }
+}
