@@ -2,7 +2,7 @@
 .PHONY: demo test lint bench fmt
 
 demo: ; @demo/demo.sh
-test: ; @.ci/run
+test: ; @tests/run.sh
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py
 fmt: ; @cargo fmt --all

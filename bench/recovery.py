@@ -1,4 +1,4 @@
-"""How long the real binary takes to open a volume whose log has grown far past its checkpoint, step by step."""
+"""How long the real binary takes to open a volume whose log is far past its checkpoint, step by step."""
 
 import shutil
 import signal

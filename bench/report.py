@@ -98,7 +98,7 @@ def processor(results, workloads):
     if not rows:
         return ""
     return ("\n## CPU seconds of the server per GiB moved\n\n"
-            "User and system time until the server has ended, with what it puts off; MinIO's is not in it.\n\n"
+            "User and system time until the server has ended, with what it puts off, without MinIO's.\n\n"
             + table(["", *(workload.title for workload in workloads)], rows))
 
 
@@ -165,6 +165,16 @@ def footprint(document):
                    f"of idleness.\n")
 
 
+def gets_per_read(cell):
+    return cell["more"]["counted"]["gets"] / max(cell["requests"], 1)
+
+
+def gets_per_miss(cell):
+    """Frames are larger than blocks, so most reads find theirs fetched already: this leaves those out."""
+    counted = cell["more"]["counted"]
+    return counted["gets"] / max(counted["reads_store"], 1)
+
+
 def promises(results):
     """Rows of what is promised, what was measured, and whether that is kept."""
     document, rows = results.document, []
@@ -182,10 +192,10 @@ def promises(results):
         stored = found["store_bytes_after_close"] / found["written_bytes"]
         row(f"bytes stored per byte written, {name}", "≤ 1.05", f"{stored:.4f}", stored <= 1.05)
     for name in OURS:
-        gets = results.median(
-            name, "cold-4k", lambda cell: cell["more"]["counted"]["gets"] / max(cell["requests"], 1))
+        gets, strict = (results.median(name, "cold-4k", value) for value in (gets_per_read, gets_per_miss))
         if gets is not None:
-            row(f"GETs per cold read, {name}", "≤ 1", f"{gets:.3f}", gets <= 1)
+            measured = f"{gets:.3f}; {strict:.3f} per read that no cache had"
+            row(f"GETs per cold read, {name}", "≤ 1", measured, gets <= 1 and strict <= 1)
     if document["recovery"]:
         _, total = recovery.summary(document["recovery"])
         row("recovery", "< 5 s", f"{max(total.values()):.2f} s", max(total.values()) < 5)
@@ -209,10 +219,12 @@ def page(document):
     text = f"# Bench of {document['date']}\n\n"
     text += (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
              f"Linux {machine['kernel']}; load average {document['load'][0]:.1f} before and "
-             f"{document['load'][1]:.1f} after. {'; '.join(v for v in document['versions'].values() if v)}.\n\n")
+             f"{document['load'][1]:.1f} after. "
+              f"{'; '.join(filter(None, document['versions'].values()))}.\n\n")
     text += (f"{settings['rounds']} rounds of {settings['runtime_s']} s per cell, disks of "
-             f"{settings['size_bytes'] / GIB:g} GiB; medians, and ratios within a round first. How each number "
-             f"comes about: `bench/README.md`. Again: `{document['command']}`.\n")
+             f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. "
+              f"How each number comes "
+             f"about: `bench/README.md`. Again: `{document['command']}`.\n")
     text += promises(results) + "\n" + speed(results) + cost(document) + store_work(results)
     text += opening(document) + footprint(document)
     for name, why in document["failed"].items():

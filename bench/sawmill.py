@@ -19,7 +19,7 @@ class Sawmill(Server):
     def __init__(self, place, binary, options=(), name=None):
         super().__init__(place, name)
         self.binary = binary
-        # The control socket is below XDG_STATE_HOME, so its path must be short; the rest is on the disk measured.
+        # The control socket is below XDG_STATE_HOME, so its path must be short. The rest is on the disk measured.
         self.state = place.sockets / f"{self.name}-state"
         self.journal, self.cache = self.folder / "journal", self.folder / "cache"
         self.options = list(options)
@@ -46,7 +46,7 @@ class Sawmill(Server):
         return run([self.binary, *arguments], env=self.environment())
 
     def make(self):
-        self.create(self.place.size_bytes)
+        self.create(self.size_bytes)
 
     def create(self, size_bytes):
         self.sawmill("create", self.volume, "--size", str(size_bytes))
@@ -100,7 +100,7 @@ class Sawmill(Server):
         before_bytes = bytes_below(self.store_folder())
         with self.running():
             before = self.counters()
-            cell = fio.measure(self.target, fio.COST, self.place.size_bytes, self.folder)
+            cell = fio.measure(self.target, fio.COST, self.size_bytes, self.folder)
             self.settle()
             counted = difference(before, self.counters())
         return {

@@ -39,6 +39,7 @@ class Server:
     def __init__(self, place, name=None):
         self.place = place
         self.name = name or self.name
+        self.size_bytes = place.size_bytes
         self.folder = place.folder / self.name
         self.socket = place.sockets / f"{self.name}.sock"
         self.processes = []
@@ -56,7 +57,7 @@ class Server:
         self.make()
         if self.keeps and self.lasts:
             with self.running():
-                fio.fill(self.target, self.place.size_bytes, self.folder)
+                fio.fill(self.target, self.size_bytes, self.folder)
 
     def make(self):
         """Makes what the disk lives in."""
@@ -120,12 +121,12 @@ class Server:
             self.chill()
         with self.running():
             if self.keeps and not self.lasts:
-                fio.fill(self.target, self.place.size_bytes, self.folder)
+                fio.fill(self.target, self.size_bytes, self.folder)
             if workload.warm:
-                fio.read_through(self.target, self.place.size_bytes, self.folder)
+                fio.read_through(self.target, self.size_bytes, self.folder)
             cpu_before = sum(process.cpu_s() for process in self.processes)
             before = self.counters()
-            cell = fio.measure(self.target, workload, self.place.size_bytes, self.folder, runtime_s)
+            cell = fio.measure(self.target, workload, self.size_bytes, self.folder, runtime_s)
             since = time.monotonic()
             if workload.writes:
                 self.settle()
@@ -150,7 +151,7 @@ class Raw(Server):
     def make(self):
         self.file = self.folder / "disk"
         with self.file.open("wb") as file:
-            file.truncate(self.place.size_bytes)
+            file.truncate(self.size_bytes)
 
     def start(self):
         self.target = fio.raw(self.file)
@@ -160,7 +161,7 @@ class NbdkitNull(Server):
     name, title, program, keeps = "nbdkit-null", "nbdkit null", "nbdkit", False
 
     def start(self):
-        size = self.place.size_bytes
+        size = self.size_bytes
         self.listening(self.spawn(["nbdkit", "-f", "-U", self.socket, "null", f"size={size}"]))
 
 
@@ -168,7 +169,7 @@ class NbdkitMemory(Server):
     name, title, program, lasts = "nbdkit-memory", "nbdkit memory", "nbdkit", False
 
     def start(self):
-        size = self.place.size_bytes
+        size = self.size_bytes
         self.listening(self.spawn(["nbdkit", "-f", "-U", self.socket, "memory", str(size)]))
 
 

@@ -69,8 +69,8 @@ fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &
     }
 }
 
-/// The highest position that any record in the ring says was flushed when it was made. What is on the disk with
-/// such a mark was written after that sync, so no power loss can take what is below the mark.
+/// The highest position that any record in the ring says was flushed when it was made. What is on the disk
+/// with such a mark was written after that sync, so no power loss can take what is below the mark.
 fn highest_mark(journal: &Path, capacity: u64, from: u64, to: u64) -> u64 {
     let bytes = std::fs::read(journal).expect("the journal is there");
     let ring = &bytes[RING_START as usize..];

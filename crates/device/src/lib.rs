@@ -7,6 +7,7 @@
 //!
 //! Not here: I/O, threads of its own, an async runtime, anything about stores or networks.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod blocking;
 pub mod conformance;

@@ -12,6 +12,7 @@
 //!
 //! Not here: I/O, clocks, randomness, policy.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod cache_index;
 pub mod checkpoint;

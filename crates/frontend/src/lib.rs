@@ -8,5 +8,6 @@
 //!
 //! Not here: volumes, stores, configuration files, an async runtime.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod nbd;

@@ -44,8 +44,8 @@ pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     Ok(None)
 }
 
-/// A volume by name, if this machine serves it: its folder and what the process says. Asks no store, so it works while
-/// the store is away.
+/// A volume by name, if this machine serves it: its folder and what the process says. Asks no store, so it
+/// works while the store is away.
 pub(crate) fn served(
     state_folder: &Path,
     address: &VolumeAddress,

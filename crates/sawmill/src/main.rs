@@ -7,6 +7,7 @@
 //!
 //! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod admin;
 mod command;

@@ -12,6 +12,7 @@
 //!
 //! Not here: what objects mean. This crate never looks inside one.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod backend;
 mod client;

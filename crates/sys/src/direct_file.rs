@@ -1,7 +1,8 @@
 //! A file or block device: written around the page cache where the file system allows it, read through it.
 //!
-//! Invariants: whoever writes a file holds its [`FileLock`]. A direct write needs offset, length and memory aligned to [`BLOCK_BYTES`]; others go through the buffered
-//! descriptor. The kernel keeps both views of the file coherent: a direct write drops the cached pages it covers.
+//! Invariants: whoever writes a file holds its [`FileLock`]. A direct write needs offset, length and memory
+//! aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The kernel keeps both views of the
+//! file coherent: a direct write drops the cached pages it covers.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +32,8 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that it is mounted.
+    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that it is
+    /// mounted.
     pub fn take(path: &Path) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
         let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
@@ -47,8 +49,9 @@ impl FileLock {
 }
 
 impl FileLock {
-    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and renamed under it.
-    /// It is the lock of `path` with `.lock` added, which is made; of a block device it is the device's own.
+    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and renamed
+    /// under it. It is the lock of `path` with `.lock` added, which is made; of a block device it is the
+    /// device's own.
     pub fn of_name(path: &Path) -> io::Result<Self> {
         match rustix::fs::stat(path) {
             Ok(meta) if FileType::from_raw_mode(meta.st_mode) == FileType::BlockDevice => Self::take(path),
@@ -76,7 +79,8 @@ impl DirectFile {
         let access = if mode == OpenMode::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
         let buffered = File::from(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?);
         let direct = if mode == OpenMode::Direct {
-            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are buffered then.
+            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are buffered
+            // then.
             let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
             rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
         } else {
@@ -86,8 +90,9 @@ impl DirectFile {
         Ok(DirectFile { buffered, direct, len_bytes })
     }
 
-    /// Makes a new file of `len_bytes` with every block written, so that later writes need no allocation and a
-    /// sync needs no journal of the file system's own. Fails when the file exists or the space is not there.
+    /// Makes a new file of `len_bytes` with every block written, so that later writes need no allocation and
+    /// a sync needs no journal of the file system's own. Fails when the file exists or the space is not
+    /// there.
     pub fn create(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
@@ -101,8 +106,8 @@ impl DirectFile {
         Self::open(path, mode)
     }
 
-    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches), with its lock,
-    /// which is taken before anything about the file is changed.
+    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches), with
+    /// its lock, which is taken before anything about the file is changed.
     pub fn create_sparse(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<(FileLock, Self)> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);

@@ -1,4 +1,5 @@
-//! Shared file mappings: one plain, and one that shows the same bytes twice in a row so that a ring has no seam.
+//! Shared file mappings: one plain, and one that shows the same bytes twice in a row so that a ring has no
+//! seam.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +22,8 @@ impl Mapping {
         Self::own(start, length)
     }
 
-    /// Maps `[offset, offset + length)` of `file` twice, back to back. `length` is a multiple of the page size.
+    /// Maps `[offset, offset + length)` of `file` twice, back to back. `length` is a multiple of the page
+    /// size.
     pub(crate) fn doubled(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let null = std::ptr::null_mut();
         // SAFETY: a null hint lets the kernel choose an unused range of twice the length.
@@ -30,7 +32,8 @@ impl Mapping {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         for half in 0..2 {
             let at = start.wrapping_byte_add(half * length);
-            // SAFETY: FIXED replaces exactly one half of the range reserved above, which nothing else uses yet.
+            // SAFETY: FIXED replaces exactly one half of the range reserved above, which nothing else uses
+            // yet.
             unsafe { mmap(at, length, prot, MapFlags::SHARED | MapFlags::FIXED, file, offset)? };
         }
         Ok(mapping)
@@ -51,8 +54,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by us and no reference into it outlives its owner. A failure would only
-        // leak address space.
+        // SAFETY: the range was mapped by us and no reference into it outlives its owner. A failure would
+        // only leak address space.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,17 +1,17 @@
 //! Memory that outlives the process: a file in a tmpfs, mapped shared, and a ring of reserved slots in it.
 //!
-//! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and publish it; the one
-//! [`Consumer`] looks at published spans, writes them to the journal disk and says so; then their memory may be
-//! used again. Positions are endless; byte `p` lives at `p % capacity`.
+//! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and publish it;
+//! the one [`Consumer`] looks at published spans, writes them to the journal disk and says so; then their
+//! memory may be used again. Positions are endless; byte `p` lives at `p % capacity`.
 //!
 //! Invariants (they make the safe interface sound):
 //! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
 //! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
-//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes `low` shared and
-//!    checks that the range has not been given up; giving up takes `low` exclusively.
+//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes `low` shared
+//!    and checks that the range has not been given up; giving up takes `low` exclusively.
 //! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does.
-//! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of the process a
-//!    slot that was reserved and never filled can be stepped over.
+//! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of the
+//!    process a slot that was reserved and never filled can be stepped over.
 //!
 //! Not here: what a record is, when to write, durability.
 
@@ -101,7 +101,8 @@ impl StagingFile {
 
     /// The first live word: the position up to which the journal disk has been written.
     fn written_word(&self) -> &AtomicU64 {
-        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through these atomics.
+        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through these
+        // atomics.
         unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
     }
 
@@ -117,7 +118,8 @@ impl StagingFile {
         self.written_word().load(Ordering::Acquire)
     }
 
-    /// Whether the earlier process met a failed sync: what it had written may not be durable although it can be read.
+    /// Whether the earlier process met a failed sync: what it had written may not be durable although it can
+    /// be read.
     #[must_use]
     pub fn sync_failed(&mut self) -> bool {
         self.failed_word().load(Ordering::Acquire) != 0
@@ -127,13 +129,13 @@ impl StagingFile {
     pub fn copy_out(&mut self, position: u64, into: &mut [u8]) {
         assert!(into.len() as u64 <= self.capacity_bytes, "at most the ring's capacity can be copied");
         let from = self.ring.at((position % self.capacity_bytes) as usize);
-        // SAFETY: the doubled mapping makes `capacity` bytes readable from any start; `&mut self` means that no
-        // ring exists yet, so nothing writes them.
+        // SAFETY: the doubled mapping makes `capacity` bytes readable from any start; `&mut self` means that
+        // no ring exists yet, so nothing writes them.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a file that has one
-    /// has all that goes with it.
+    /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a file that
+    /// has one has all that goes with it.
     #[must_use]
     pub fn into_ring(self, position: u64, header: &[u8]) -> (Arc<Ring>, Consumer) {
         static RINGS: AtomicU32 = AtomicU32::new(0);
@@ -183,8 +185,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock that makes the
-    /// order: what it does is ordered as the positions are. It must be short and must not panic.
+    /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock that makes
+    /// the order: what it does is ordered as the positions are. It must be short and must not panic.
     pub fn reserve<T>(
         &self,
         bytes: u64,
@@ -199,9 +201,9 @@ impl Ring {
         self.take(&mut at.next, end, self.limit.load(Ordering::Acquire), head)
     }
 
-    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one already. It may
-    /// reach two blocks past the limit, so that a flush can end in a whole block even when the journal is full.
-    /// `head` as for [`reserve`](Self::reserve).
+    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one
+    /// already. It may reach two blocks past the limit, so that a flush can end in a whole block even when
+    /// the journal is full. `head` as for [`reserve`](Self::reserve).
     pub fn reserve_to_block<T>(
         &self,
         bytes_min: u64,
@@ -216,7 +218,8 @@ impl Ring {
         self.take(&mut at.next, end, limit, head).map(Some)
     }
 
-    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever be is reserved.
+    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever be is
+    /// reserved.
     pub fn close(&self) {
         self.end.lock().closed = true;
     }
@@ -250,7 +253,8 @@ impl Ring {
         Ok((slot, said))
     }
 
-    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not done per slot.
+    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not done per
+    /// slot.
     fn give_up_before(&self, end: u64) -> Result<(), Full> {
         let capacity = self.staging.capacity_bytes;
         let written = self.staging.written_word().load(Ordering::Acquire);
@@ -285,8 +289,9 @@ impl Ring {
         self.staging.capacity_bytes
     }
 
-    /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and returns how many of the
-    /// first bytes are not: their memory was given up, so they are written. (A slot can be given up in part.)
+    /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and returns how many
+    /// of the first bytes are not: their memory was given up, so they are written. (A slot can be given up in
+    /// part.)
     #[must_use]
     pub fn read(&self, slot: &Published, offset: u64, into: &mut [u8]) -> usize {
         assert_eq!(slot.ring, self.id, "the slot belongs to another ring");
@@ -299,14 +304,15 @@ impl Ring {
         }
         let position = slot.position + offset + given_up;
         let from = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
-        // SAFETY: the range lies in a published slot, so nobody writes it (invariants 2, 3); it is not given up
-        // while `low` is held; the doubled mapping makes it contiguous.
+        // SAFETY: the range lies in a published slot, so nobody writes it (invariants 2, 3); it is not given
+        // up while `low` is held; the doubled mapping makes it contiguous.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         given_up as usize
     }
 }
 
-/// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is never reused.
+/// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is never
+/// reused.
 pub struct Slot<'a> {
     ring: &'a Ring,
     start: *mut u8,
@@ -326,7 +332,8 @@ impl Deref for Slot<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range is mapped for as long as the ring lives and belongs to this slot alone (invariant 2).
+        // SAFETY: the range is mapped for as long as the ring lives and belongs to this slot alone (invariant
+        // 2).
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
@@ -418,9 +425,9 @@ impl Consumer {
             return &[];
         }
         let from = self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
-        // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`, and `written`
-        // moves only by `declare_written(&mut self)`, which this borrow excludes; the doubled mapping makes the
-        // range contiguous, and its length is at most the capacity.
+        // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`, and
+        // `written` moves only by `declare_written(&mut self)`, which this borrow excludes; the doubled
+        // mapping makes the range contiguous, and its length is at most the capacity.
         unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
     }
 
@@ -505,7 +512,6 @@ mod tests {
             (4090, 4102),
             "six bytes do not hold a header, so one more block is padded"
         );
-        drop(slot);
         assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
     }
 

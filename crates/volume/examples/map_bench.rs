@@ -1,8 +1,9 @@
 //! Measures the two maps: bytes per extent, time per insert and lookup, export and import.
 //!
 //! `cargo run --release -p sawmill-volume --example map_bench [extents]...` (without counts: 1 M and 10 M).
-//! The resident size is what the process grew by, the allocator's own cost included; it says something for the
-//! first map of a run only, as the later ones reuse freed memory. Lookup times are the best of three rounds.
+//! The resident size is what the process grew by, the allocator's own cost included; it says something for
+//! the first map of a run only, as the later ones reuse freed memory. Lookup times are the best of three
+//! rounds.
 
 use std::hint::black_box;
 use std::sync::Arc;

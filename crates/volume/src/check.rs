@@ -1,5 +1,5 @@
-//! Checking a volume: every segment read, every checksum verified, the map compared with what the segments hold.
-//! Changes nothing; damage is listed, not mended.
+//! Checking a volume: every segment read, every checksum verified, the map compared with what the segments
+//! hold. Changes nothing; damage is listed, not mended.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What the journal and the read cache need of a local disk. No default methods, so that a false disk can stand in its
-//! place.
+//! What the journal and the read cache need of a local disk. No default methods, so that a false disk can
+//! stand in its place.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
             _ => ErrorKind::Unavailable,
         };
         let text = format!(
-            "the read cache {} cannot be opened: {error}; give another place with --cache, or --cache-bytes 0",
+            "the read cache {} cannot be opened: {error}; give another with --cache, or --cache-bytes 0",
             path.display()
         );
         Error::new(kind, text)

@@ -1,4 +1,5 @@
-//! The threads around the loops: one for the journal, one for the keeper. A simulation steps the loops itself.
+//! The threads around the loops: one for the journal, one for the keeper. A simulation steps the loops
+//! itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

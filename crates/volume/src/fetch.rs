@@ -1,8 +1,9 @@
-//! Frames from the store: each fetched once however many wait for it, several in a row by one request, verified, put
-//! into the read cache, handed to those who wait.
+//! Frames from the store: each fetched once however many wait for it, several in a row by one request,
+//! verified, put into the read cache, handed to those who wait.
 //!
-//! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and place, is right. A store
-//! that cannot be asked makes readers wait, not fail; only a definite "not there" or damage found twice fails.
+//! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and place, is
+//! right. A store that cannot be asked makes readers wait, not fail; only a definite "not there" or damage
+//! found twice fails.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -191,7 +192,8 @@ fn wait_for_store(shared: &Arc<Shared>, run: Run, error: &sawmill_store::StoreEr
     shared.inbox.wake.ring();
 }
 
-/// Cuts the answer into frames, verifies each, hands them on. Damage is asked for once more before it is believed.
+/// Cuts the answer into frames, verifies each, hands them on. Damage is asked for once more before it is
+/// believed.
 fn open_frames(shared: &Arc<Shared>, run: Run, info: &SegmentInfo, bytes: &Bytes) {
     let mut at = 0usize;
     for name in run.frames() {

@@ -1,14 +1,15 @@
 //! The log-structured virtual disk: writes cost a local append, the store holds them as immutable segments.
 //!
-//! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a flush),
-//! [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after anything). The places:
-//! [`journal`] (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location),
-//! [`cache`] (frames on the local disk), [`fetch`] (frames from the store). What people look at: [`status`],
-//! [`inspect`], [`check`]. What they may choose: [`options`], within [`limits`].
+//! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a
+//! flush), [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
+//! anything). The places: [`journal`] (the log on the local disk), [`segment`] (batches as objects), [`map`]
+//! (address to location), [`cache`] (frames on the local disk), [`fetch`] (frames from the store). What
+//! people look at: [`status`], [`inspect`], [`check`]. What they may choose: [`options`], within [`limits`].
 //!
-//! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss of the
-//! machine). Not here: doors, async, the environment, printing.
+//! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss
+//! of the machine). Not here: doors, async, the environment, printing.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod ask;
 pub mod cache;

@@ -1,5 +1,6 @@
-//! Volumes by name: create, find, list, delete. The name is an object of its own (`volumes/<name>`); everything else of
-//! a volume lives under its id, so that a name can be given again without meeting old data.
+//! Volumes by name: create, find, list, delete. The name is an object of its own (`volumes/<name>`);
+//! everything else of a volume lives under its id, so that a name can be given again without meeting old
+//! data.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
@@ -122,8 +123,8 @@ pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     Ok(volumes)
 }
 
-/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever, so
-/// that the writer cannot take its absence for success.
+/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever,
+/// so that the writer cannot take its absence for success.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     let record = find(store, name)?;
     let volume_id = record.volume_id;
@@ -174,7 +175,7 @@ fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{name:?} cannot name a volume: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.'"
+        "{name:?} cannot name a volume: use 1 to 128 letters, digits, '.', '_', '-', not first a '.'"
     );
     Err(Error::new(ErrorKind::Invalid, text))
 }

@@ -1,6 +1,7 @@
 //! What a volume is born with ([`CreateOptions`]) and what one attachment may choose ([`OpenOptions`]).
 //!
-//! Not here: where files go by default, units as people write them, environment variables (the binary's matter).
+//! Not here: where files go by default, units as people write them, environment variables (the binary's
+//! matter).
 
 use std::path::PathBuf;
 use std::sync::Arc;

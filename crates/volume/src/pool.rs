@@ -1,5 +1,5 @@
-//! A few threads that may wait for local disks, on behalf of readers that must not. The queue is bounded by the
-//! requests that doors admit; optional work is refused when it is long.
+//! A few threads that may wait for local disks, on behalf of readers that must not. The queue is bounded by
+//! the requests that doors admit; optional work is refused when it is long.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

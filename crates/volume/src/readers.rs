@@ -1,8 +1,8 @@
 //! Which reads are under way, by generation, so that an object is deleted only after every read that may have
 //! looked it up has ended.
 //!
-//! Invariant: a read counts in the generation that was current when it began; a generation has passed when it is not
-//! current and its count is zero, and at most two generations are counted at a time.
+//! Invariant: a read counts in the generation that was current when it began; a generation has passed when it
+//! is not current and its count is zero, and at most two generations are counted at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,11 +1,11 @@
 //! A record of the journal as the engine holds it in memory.
 //!
-//! Invariants: position, operation and range never change. `filled` is set before the record enters the journal
-//! map; `complete` is set after, and only a complete record may leave the journal for a segment. So no record can be
-//! swept from the map before it was put there.
+//! Invariants: position, operation and range never change. `filled` is set before the record enters the
+//! journal map; `complete` is set after, and only a complete record may leave the journal for a segment. So
+//! no record can be swept from the map before it was put there.
 //!
-//! Checksums are kept per *piece*: the part of the payload within one 4 KiB page of the volume's address space. So
-//! a read of any page is verified without reading the rest of a long record.
+//! Checksums are kept per *piece*: the part of the payload within one 4 KiB page of the volume's address
+//! space. So a read of any page is verified without reading the rest of a long record.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! How well a volume is, and whether it takes requests. Asked on every request, changed a few times in a life.
+//! How well a volume is, and whether it takes requests. Asked on every request, changed a few times in a
+//! life.
 //!
 //! Invariant: it only gets worse: serving -> closing -> closed, and from any of them to fenced or failed.
 

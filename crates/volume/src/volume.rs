@@ -1,4 +1,5 @@
-//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`) and runs the loops.
+//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`) and runs
+//! the loops.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -199,8 +200,8 @@ impl Volume {
         }
     }
 
-    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks while the
-    /// store is away; [`close_now`](Self::close_now) from another thread ends that.
+    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks
+    /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
     pub fn close(&self) -> Result<()> {
         self.shared.state.set_closing();
         let closed = self.driver.close();
@@ -223,7 +224,8 @@ impl Volume {
         }
     }
 
-    /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that outlives the process.
+    /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that outlives the
+    /// process.
     pub fn close_now(&self) {
         self.shared.state.set_closing();
         self.driver.abandon();

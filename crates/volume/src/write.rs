@@ -1,8 +1,8 @@
 //! A write, from request to answer; and discard and write-zeroes, which are writes without a payload.
 //!
-//! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the journal in order. When
-//! the journal has no room the rest of the write waits in [`Stalled`], in order of arrival, and is taken up again
-//! by whoever made room. Nothing is refused for lack of room.
+//! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the journal in
+//! order. When the journal has no room the rest of the write waits in [`Stalled`], in order of arrival, and
+//! is taken up again by whoever made room. Nothing is refused for lack of room.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -94,8 +94,8 @@ pub(crate) fn resume(shared: &Shared) {
         let mut jobs = shared.stalled.jobs.lock();
         while let Some(job) = jobs.front_mut() {
             if append(shared, job).is_err() {
-                // Whoever makes room comes by here: ringing for more would only chase our own tail. But what is
-                // there must be sealed, also the part of a batch, or no room is made.
+                // Whoever makes room comes by here: ringing for more would only chase our own tail. But what
+                // is there must be sealed, also the part of a batch, or no room is made.
                 if let Some(journal) = &shared.journal {
                     shared.inbox.seal_through(journal.ring.next());
                 }

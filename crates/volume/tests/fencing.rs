@@ -1,5 +1,5 @@
-//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it writes after the fence is
-//! ever visible, however late it lands.
+//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it writes after
+//! the fence is ever visible, however late it lands.
 
 mod faulty;
 

@@ -1,5 +1,5 @@
-//! What opening does with every kind of journal: what it needs is used, what it cannot use is refused and kept, and a
-//! crash at any step of an attach is met by the next one, without flags and without loss.
+//! What opening does with every kind of journal: what it needs is used, what it cannot use is refused and
+//! kept, and a crash at any step of an attach is met by the next one, without flags and without loss.
 
 mod faulty;
 
@@ -56,7 +56,8 @@ fn set_aside(machine: &Machine) -> Vec<PathBuf> {
     entries.filter(|path| path.to_string_lossy().contains(".aside-")).collect()
 }
 
-/// The journal cannot be used: refused and untouched without the flag; set aside, and the stored cut, with it.
+/// The journal cannot be used: refused and untouched without the flag; set aside, and the stored cut, with
+/// it.
 fn refused_until_the_loss_is_accepted(mut machine: Machine, says: &str) {
     let path = machine.journal();
     let before = std::fs::read(&path).ok();
@@ -218,7 +219,8 @@ fn place_of(machine: &Machine, payload: &[u8]) -> u64 {
     at.expect("the payload is in the journal file") as u64
 }
 
-/// A volume whose journal holds a write below the mark that says what was flushed, and one above it; memory lost.
+/// A volume whose journal holds a write below the mark that says what was flushed, and one above it; memory
+/// lost.
 fn marked() -> (Machine, u64, u64) {
     let machine = Machine::new();
     let volume = machine.open();

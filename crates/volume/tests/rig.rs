@@ -19,6 +19,12 @@ pub struct Rig {
     pub options: OpenOptions,
 }
 
+impl Default for Rig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Rig {
     pub fn new() -> Self {
         Self::with(64 * MIB, FlushMode::Logged)

@@ -1,5 +1,5 @@
-//! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong is ever read, and what
-//! could not be asked is never taken for an answer.
+//! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong is ever
+//! read, and what could not be asked is never taken for an answer.
 
 mod faulty;
 
@@ -136,7 +136,8 @@ fn a_missing_segment_is_corrupt_for_the_writer_and_the_rest_stays_readable() {
     assert_eq!(slot_version(&volume, 1, 9), 1);
 }
 
-/// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing, and succeed later.
+/// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing, and succeed
+/// later.
 fn open_cannot_ask(template: &Machine, chosen: impl Fn(&Call) -> bool + Send + 'static) {
     let machine = template.twin();
     let (objects, journal) = (machine.keys(""), std::fs::read(machine.journal()).ok());

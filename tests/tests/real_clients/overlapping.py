@@ -55,7 +55,9 @@ for round_number in range(ROUNDS):
         covering = [n for n, write in enumerate(writes) if write[0] <= left and right <= write[1]]
         piece = seen[left - low : right - low]
         if not covering:
-            assert piece == model[left:right], f"round {round_number}: bytes outside every write changed at {left}"
+            assert piece == model[left:right], (
+                f"round {round_number}: bytes outside every write changed at {left}"
+            )
             continue
         assert len(set(piece)) == 1, f"round {round_number}: a mixture at {left}..{right}"
         winners = [n for n in covering if writes[n][2] == piece[0]]

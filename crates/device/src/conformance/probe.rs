@@ -10,7 +10,8 @@ use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 /// After this long without an answer a request counts as lost. Only a broken device ever waits so long.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
-/// What a probe reports when it disappears. A device that is closing may answer with the same kind, not this text.
+/// What a probe reports when it disappears. A device that is closing may answer with the same kind, not this
+/// text.
 const NEVER_ANSWERED: &str = "an exchange was dropped without an outcome";
 
 /// An exchange that reports its outcome, or its disappearance, once.

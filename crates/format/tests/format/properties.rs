@@ -253,7 +253,8 @@ proptest! {
 
     #[test]
     fn staging_headers_round_trip((volume_id, boot) in ids(), journal_tag: u64, capacity_bytes in 1u64..) {
-        let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id: boot.0, epoch: capacity_bytes / 3 };
+        let (boot_id, epoch) = (boot.0, capacity_bytes / 3);
+        let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id, epoch };
         let identity = StagingIdentity { volume_id, journal_tag };
         prop_assert_eq!(StagingHeader::decode(&value.encode(), &identity), Ok(value));
     }

@@ -190,7 +190,8 @@ impl Journal {
         }
     }
 
-    /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this record.
+    /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this
+    /// record.
     fn nudge(&self) {
         let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
         let behind = self.ring.next() - self.ring.written();
@@ -306,8 +307,8 @@ pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
-            "the journal disk failed to {what}: {error}; writes stop, what was accepted is still being stored; \
-             replace the disk and serve again"
+            "the journal disk failed to {what}: {error}; writes stop, what was accepted is still being \
+             stored; replace the disk and serve again"
         ),
     )
 }

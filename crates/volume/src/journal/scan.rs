@@ -128,8 +128,8 @@ pub(crate) struct Scan {
 pub(crate) struct ScanOptions {
     pub(crate) tag: u64,
     pub(crate) from: u64,
-    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it are of this one:
-    /// what an earlier recovery gave up may still lie there, whole and of an older epoch.
+    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it are of
+    /// this one: what an earlier recovery gave up may still lie there, whole and of an older epoch.
     pub(crate) epoch: u64,
     /// See `epoch`.
     pub(crate) bound_position: u64,
@@ -178,9 +178,9 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             }
             Verdict::Refuse if !options.accept_loss => {
                 let text = format!(
-                    "the journal is damaged at position {position} ({label}) although it was flushed through {mark}; \
-                     nothing was changed; see `sawmill inspect journal`, restore the journal disk, or pass \
-                     --accept-journal-loss to go on with what is before it"
+                    "the journal is damaged at position {position} ({label}) although it was flushed \
+                     through {mark}; nothing was changed; see `sawmill inspect journal`, restore the \
+                     journal disk, or pass --accept-journal-loss to go on with what is before it"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
@@ -242,8 +242,8 @@ fn look(
     Ok((facts, Some(Found { header, record }), u64::from(header.slot_bytes)))
 }
 
-/// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at block boundaries
-/// often enough; and a mark reaches the superblock every [`limits::MARK_BYTES`].
+/// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at block
+/// boundaries often enough; and a mark reaches the superblock every [`limits::MARK_BYTES`].
 fn mark_ahead(log: &mut LogImage, options: &ScanOptions, position: u64) -> Result<u64> {
     let mut mark = 0;
     let mut at = (position + 1).next_multiple_of(BLOCK_BYTES);

@@ -1,5 +1,5 @@
-//! The journal's thread, as steps: take complete records, write them in large spans, sync once for all flushes
-//! that wait, keep the marks and the trim.
+//! The journal's thread, as steps: take complete records, write them in large spans, sync once for all
+//! flushes that wait, keep the marks and the trim.
 //!
 //! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`keeper`).
 
@@ -48,8 +48,8 @@ impl JournalWriter {
         JournalWriter { journal, consumer, superblock, span: None, written, rounds_shared: 0 }
     }
 
-    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so that
-    /// the trim can move to at most the given position, and returns how far it may.
+    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so
+    /// that the trim can move to at most the given position, and returns how far it may.
     pub(crate) fn step(
         &mut self,
         take: &mut dyn FnMut(Vec<Arc<Record>>),
@@ -79,8 +79,8 @@ impl JournalWriter {
         Ok(if settled { Step::Idle } else { Step::Unsettled })
     }
 
-    /// What is left to do when the journal disk has failed: hand over what was accepted, which stays in memory
-    /// because nothing is written any more, so that it can still be stored.
+    /// What is left to do when the journal disk has failed: hand over what was accepted, which stays in
+    /// memory because nothing is written any more, so that it can still be stored.
     pub(crate) fn rescue(&mut self, take: &mut dyn FnMut(Vec<Arc<Record>>)) {
         let taken = self.take_complete();
         if !taken.is_empty() {
@@ -161,8 +161,8 @@ impl JournalWriter {
             let reached = |waiter: &FlushWaiter| waiter.target <= written;
             (waiters.iter().any(reached), waiters.iter().any(|waiter| !reached(waiter)))
         };
-        // What else waits to be written goes first and shares the sync, but only for the sake of another flush, and
-        // not for long: a stream of writes must not keep a flush waiting.
+        // What else waits to be written goes first and shares the sync, but only for the sake of another
+        // flush, and not for long: a stream of writes must not keep a flush waiting.
         let more =
             self.span.as_ref().is_some_and(|span| span.end() / BLOCK_BYTES * BLOCK_BYTES > span.start());
         if !reached || (more && beyond && self.rounds_shared < ROUNDS_SHARED_MAX) {
@@ -190,8 +190,8 @@ impl JournalWriter {
         Ok(true)
     }
 
-    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever opens the journal next
-    /// must not take what it reads for durable.
+    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever opens the
+    /// journal next must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed();
@@ -206,7 +206,8 @@ impl JournalWriter {
         self.journal.logged.store(self.written, Ordering::Release);
     }
 
-    /// Makes room when the ring is nearly full or a writer waits, and keeps the marks from falling far behind.
+    /// Makes room when the ring is nearly full or a writer waits, and keeps the marks from falling far
+    /// behind.
     fn trim(&mut self, give_up: &mut dyn FnMut(u64) -> u64) -> Result<bool> {
         let journal = self.journal.clone();
         let trim = journal.trim();

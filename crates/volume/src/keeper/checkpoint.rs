@@ -1,7 +1,9 @@
-//! Checkpoints: the map as objects, frozen at a stored segment; and the deletes that only a durable one allows.
+//! Checkpoints: the map as objects, frozen at a stored segment; and the deletes that only a durable one
+//! allows.
 //!
-//! The keeper alone changes the map, so encoding it between two applied segments freezes a cut without stopping
-//! anybody. Only groups of addresses that changed are written again; the root names the parts of all groups.
+//! The keeper alone changes the map, so encoding it between two applied segments freezes a cut without
+//! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
+//! groups.
 //!
 //! Deletes: a dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
 //! checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
@@ -204,8 +206,8 @@ impl Keeper {
         }
     }
 
-    /// The root's number is taken: by a stale writer of an older epoch (then ours takes the next number), or by a
-    /// newer one (then we are fenced). Its content says which.
+    /// The root's number is taken: by a stale writer of an older epoch (then ours takes the next number), or
+    /// by a newer one (then we are fenced). Its content says which.
     fn ask_for_rival(&mut self) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
@@ -221,7 +223,8 @@ impl Keeper {
         let rival = match outcome {
             Ok(bytes) => Checkpoint::decode(&bytes, &identity),
             Err(error) => {
-                // The root is put again in a while: if it is still in the way, its content is asked for again.
+                // The root is put again in a while: if it is still in the way, its content is asked for
+                // again.
                 if let Some(root) = writing.objects.last_mut() {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
@@ -289,8 +292,8 @@ impl Keeper {
         add(&self.shared.tally.segments_deleted, sequences.len() as u64);
     }
 
-    /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such roots have
-    /// gone: a list that lags must never lead back to a root that misses a segment.
+    /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such
+    /// roots have gone: a list that lags must never lead back to a root that misses a segment.
     fn list_old_checkpoints(&mut self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>, doomed: Vec<u32>) {
         let volume_id = self.shared.record.volume_id;
         let [previous, _] = keep;
@@ -300,7 +303,8 @@ impl Keeper {
         };
         let is_old_part = move |key: &str| {
             parse_part_key(key).is_some_and(|part| {
-                // Only what this attachment knows about: it may be a stale one, and the parts those of its successor.
+                // Only what this attachment knows about: it may be a stale one, and the parts those of its
+                // successor.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
                 known
                     && part.volume_id == volume_id

@@ -1,4 +1,5 @@
-//! How others reach the keeper, and what they may look at: its records, its events, its marks and its waiters.
+//! How others reach the keeper, and what they may look at: its records, its events, its marks and its
+//! waiters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

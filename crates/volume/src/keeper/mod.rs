@@ -1,5 +1,6 @@
-//! The keeper: the one owner of what is in the store. It seals batches, puts them, enters stored ones into the map in
-//! order, writes checkpoints and deletes what they supersede. A loop of [`Keeper::step`]s, handed the time.
+//! The keeper: the one owner of what is in the store. It seals batches, puts them, enters stored ones into
+//! the map in order, writes checkpoints and deletes what they supersede. A loop of [`Keeper::step`]s, handed
+//! the time.
 //!
 //! Invariants:
 //! 1. Batches are cut from the records in order of position; segment sequences follow.
@@ -8,7 +9,8 @@
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write, delete).
+//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
+//! delete).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -191,8 +193,8 @@ impl Keeper {
         }
     }
 
-    /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a checkpoint say
-    /// that the volume was closed cleanly: it makes the next attach pass over the journal.
+    /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a
+    /// checkpoint say that the volume was closed cleanly: it makes the next attach pass over the journal.
     fn is_drained(&self) -> bool {
         let shared = &self.shared;
         let Some(journal) = &shared.journal else { return true };

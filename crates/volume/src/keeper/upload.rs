@@ -158,8 +158,9 @@ impl Keeper {
             Ok(PutOutcome::Taken) => {
                 let key = segment_key(self.shared.record.volume_id, sequence);
                 self.shared.fence(format!(
-                    "volume {}: another writer has taken it over (it wrote {key}); nothing written here after \
-                     position {} is in the store; it is kept in the journal for `sawmill inspect journal`",
+                    "volume {}: another writer has taken it over (it wrote {key}); nothing written here \
+                     after position {} is in the store; it is kept in the journal for `sawmill inspect \
+                     journal`",
                     self.shared.name, self.stored_position
                 ));
             }
@@ -196,8 +197,8 @@ impl Keeper {
         }
     }
 
-    /// The order matters to readers, who look in the journal map first and in the object map second: a byte is in
-    /// the object map (and readable from the journal as a resident) before it leaves the journal map.
+    /// The order matters to readers, who look in the journal map first and in the object map second: a byte
+    /// is in the object map (and readable from the journal as a resident) before it leaves the journal map.
     fn apply(&mut self, upload: Upload) {
         let shared = self.shared.clone();
         let Some(journal) = &shared.journal else { return };

@@ -117,7 +117,7 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     let least = limits::journal_bytes_min(stored.record.segment_bytes);
     if options.journal_bytes < least {
         let text = format!(
-            "a journal of {} bytes is too small for segments of {} bytes: give --journal-bytes at least {least}",
+            "a journal of {} bytes is too small for segments of {}: give --journal-bytes at least {least}",
             options.journal_bytes, stored.record.segment_bytes
         );
         return Err(Error::new(ErrorKind::Invalid, text));
@@ -160,8 +160,8 @@ fn intend(
                 );
             }
             superblock.write(|block| {
-                // The fence of the last intent is in the store: this journal is of that epoch, and a new intent
-                // must not make it forget that.
+                // The fence of the last intent is in the store: this journal is of that epoch, and a new
+                // intent must not make it forget that.
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
@@ -207,8 +207,8 @@ fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World)
             _ => ErrorKind::Unavailable,
         };
         let text = format!(
-            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place with --journal \
-             or another size with --journal-bytes",
+            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place \
+             with --journal or another size with --journal-bytes",
             path.display(),
             options.journal_bytes
         );
@@ -232,16 +232,16 @@ fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World)
     DirectFile::create(path, bytes, OpenMode::Direct).map_err(|error| failed("made", error))
 }
 
-/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank superblocks,
-/// so that no copy of an older one can win.
+/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
+/// superblocks, so that no copy of an older one can win.
 fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
     let read = DirectFile::open(path, OpenMode::ReadOnly).and_then(|disk| disk.read_at(0, &mut start));
     let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
     if old == Old::Keep && !blank {
         let text = format!(
-            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds matters, clear its first \
-             8192 bytes, and try again",
+            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds \
+             matters, clear its first 8192 bytes, and try again",
             path.display()
         );
         return Err(Error::new(ErrorKind::Refused, text));
@@ -257,9 +257,9 @@ fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
     })
 }
 
-/// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal remembers
-/// one intent: before it takes a new one, that fence is put again until it is there, else it would be taken for a
-/// stranger's when it lands.
+/// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal
+/// remembers one intent: before it takes a new one, that fence is put again until it is there, else it would
+/// be taken for a stranger's when it lands.
 fn settle_intent(store: &dyn ObjectStore, stored: &mut Stored, judged: &Judged) -> Result<()> {
     let Judged::Use(usable) = judged else { return Ok(()) };
     let block = usable.superblock.current();
@@ -269,7 +269,8 @@ fn settle_intent(store: &dyn ObjectStore, stored: &mut Stored, judged: &Judged) 
     Ok(())
 }
 
-/// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is tried again.
+/// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is
+/// tried again.
 fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
@@ -282,8 +283,8 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> 
                         return Ok(());
                     }
                     let text = format!(
-                        "volume {} was attached by somebody else at the same moment (epoch {}): make sure that only one \
-                         attaches, then try again",
+                        "volume {} was attached by somebody else at the same moment (epoch {}): make sure \
+                         that only one attaches, then try again",
                         stored.record.name, stored.end.epoch
                     );
                     return Err(Error::new(ErrorKind::Fenced, text));
@@ -297,23 +298,24 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> 
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// If this process was stopped for long after it found the end of the log, the writer it meant to fence may have written
-/// past that end and deleted the very name the fence then took. Names are deleted only behind checkpoints that say so.
+/// If this process was stopped for long after it found the end of the log, the writer it meant to fence may
+/// have written past that end and deleted the very name the fence then took. Names are deleted only behind
+/// checkpoints that say so.
 fn see_that_nobody_went_on(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.checkpoint.through_sequence < stored.end.stored_sequence {
         return Ok(());
     }
     let text = format!(
-        "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what was read): \
-         nothing was changed; try again",
+        "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what \
+         was read): nothing was changed; try again",
         stored.record.name, newest.checkpoint.number
     );
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
-/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and syncs. Returns the
-/// memory, which stays valid until the superblock says that it is not needed.
+/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and syncs.
+/// Returns the memory, which stays valid until the superblock says that it is not needed.
 fn settle_staged(
     mut log: LogImage,
     scan: &Scan,
@@ -324,7 +326,8 @@ fn settle_staged(
     let capacity_bytes = block.capacity_bytes;
     let Some(mut from) = log.staged_from() else { return Ok(None) };
     if log.sync_failed() {
-        // What was written since the last good sync can be read and may still not be durable: it is written anew.
+        // What was written since the last good sync can be read and may still not be durable: it is written
+        // anew.
         from = from.min(block.logged.max(block.trim));
     }
     let from = from / BLOCK_BYTES * BLOCK_BYTES;

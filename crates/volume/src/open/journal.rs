@@ -1,5 +1,5 @@
-//! Judging the journal at hand against the end of the log in the store: is it ours, is anything in it, may it be used?
-//! Reads only; `attach` acts on the verdict.
+//! Judging the journal at hand against the end of the log in the store: is it ours, is anything in it, may it
+//! be used? Reads only; `attach` acts on the verdict.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,7 +100,8 @@ fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     Error::new(kind, format!("the journal {} {what}", path.display()))
 }
 
-/// No journal (or a file that is none of ours, which is kept): fine only if the last attachment left nothing in one.
+/// No journal (or a file that is none of ours, which is kept): fine only if the last attachment left nothing
+/// in one.
 fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
@@ -112,8 +113,9 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a journal \
-         elsewhere. Give it with --journal, or pass --accept-journal-loss to go back to the last stored cut (position {})",
+        "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a \
+         journal elsewhere. Give it with --journal, or pass --accept-journal-loss to go back to the last \
+         stored cut (position {})",
         stored.record.name, stored.end.position
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -127,8 +129,9 @@ fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged>
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`, give another one \
-         with --journal, or pass --accept-journal-loss to set it aside and go back to the last stored cut",
+        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`, give \
+         another one with --journal, or pass --accept-journal-loss to set it aside and go back to the last \
+         stored cut",
         path.display()
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -151,8 +154,8 @@ fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Resu
         && owner != stored.record.volume_id
     {
         let text = format!(
-            "the journal {} belongs to volume {owner}, not to {} ({}): give this volume a journal of its own with \
-             --journal",
+            "the journal {} belongs to volume {owner}, not to {} ({}): give this volume a journal of its \
+             own with --journal",
             path.display(),
             stored.record.name,
             stored.record.volume_id
@@ -170,7 +173,8 @@ fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Resu
     Ok(Some(superblock))
 }
 
-/// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never falls behind it.
+/// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never falls behind
+/// it.
 fn judge_against_store(
     stored: &Stored,
     options: &OpenOptions,
@@ -182,8 +186,8 @@ fn judge_against_store(
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
     if !ours && block.epoch == 0 {
-        // It was being made when its process died, before the volume was its own: it holds nothing, but its fence may
-        // still land, so it is kept for as long as that can be.
+        // It was being made when its process died, before the volume was its own: it holds nothing, but its
+        // fence may still land, so it is kept for as long as that can be.
         let pending = block.intent_epoch == end.epoch + 1;
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
@@ -192,7 +196,7 @@ fn judge_against_store(
     }
     if !ours && block.epoch > end.epoch {
         let text = format!(
-            "it is of epoch {}, and the store only knows epoch {}: the store has lost objects or is an old copy",
+            "it is of epoch {}, and the store knows only {}: the store has lost objects or is an old copy",
             block.epoch, end.epoch
         );
         // Also if that old copy says that it was closed cleanly.
@@ -204,16 +208,16 @@ fn judge_against_store(
             return Ok(Judged::Make { old: Old::Remove, why });
         }
         let text = format!(
-            "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds was never \
-             stored and must not be replayed over newer writes",
+            "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds \
+             was never stored and must not be replayed over newer writes",
             block.epoch, end.epoch
         );
         return stale(stored, options, &text);
     }
     if block.stored_sequence > end.stored_sequence || block.trim > end.position {
         let text = format!(
-            "segments up to {} were stored (position {}), and the store only has them up to {} (position {}): the store \
-             has lost objects; nothing was changed; restore it from a copy",
+            "segments up to {} were stored (position {}), and the store only has them up to {} (position \
+             {}): the store has lost objects; nothing was changed; restore it from a copy",
             block.stored_sequence, block.stored_position, end.stored_sequence, end.position
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
@@ -235,8 +239,8 @@ fn judge_against_store(
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }
 
-/// A journal of another epoch than the store's newest holds writes that are not in the store: only the user may set it
-/// aside.
+/// A journal of another epoch than the store's newest holds writes that are not in the store: only the user
+/// may set it aside.
 fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
@@ -244,7 +248,8 @@ fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`; pass \
-         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is in the store",
+         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is \
+         in the store",
         options.journal_path.display(),
         stored.record.name
     );

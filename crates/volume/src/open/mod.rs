@@ -1,8 +1,10 @@
-//! Opening a volume: find the end of its log, judge the journal, fence other writers, replay, start the loops.
+//! Opening a volume: find the end of its log, judge the journal, fence other writers, replay, start the
+//! loops.
 //!
-//! The order is such that everything that can refuse does so before anything is written: checkpoint, roll forward,
-//! journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> journal bound to the new epoch.
-//! A crash between any two of these is met by the next attach: the intent tells it that the fence was our own.
+//! The order is such that everything that can refuse does so before anything is written: checkpoint, roll
+//! forward, journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> journal
+//! bound to the new epoch. A crash between any two of these is met by the next attach: the intent tells it
+//! that the fence was our own.
 
 use std::sync::Arc;
 
@@ -43,8 +45,8 @@ pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporte
         let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
         match stored_from(store, &record, newest, reporter) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                // A writer may have gone on, and deleted what that checkpoint named. Or a part of it is damaged: then
-                // the one before, with more to roll forward, leads to the same state.
+                // A writer may have gone on, and deleted what that checkpoint named. Or a part of it is
+                // damaged: then the one before, with more to roll forward, leads to the same state.
                 newest = checkpoint::newest(store, record.volume_id)?;
                 if newest.number_max == number_max {
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
@@ -200,8 +202,8 @@ pub(crate) fn dry_run(
     Ok(reporter.report)
 }
 
-/// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a time; whoever comes
-/// second finds that the first has moved on already.
+/// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a time; whoever
+/// comes second finds that the first has moved on already.
 pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<()> {
     let _one_at_a_time = shared.fetcher.following.lock();
     if !Arc::ptr_eq(&shared.view(), missing) {

@@ -1,11 +1,11 @@
 //! A read, from request to answer. It takes no lock of the write path and never asks the keeper.
 //!
 //! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame of a stored
-//! segment. Atoms at hand are served at once; the rest go side by side to threads that may wait for the local disk
-//! and to the [`fetch`](crate::fetch) room, and the last one to end answers.
+//! segment. Atoms at hand are served at once; the rest go side by side to threads that may wait for the local
+//! disk and to the [`fetch`](crate::fetch) room, and the last one to end answers.
 //!
-//! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its record's or
-//! its frame's checksum; an atom whose place was given up meanwhile is resolved again.
+//! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its
+//! record's or its frame's checksum; an atom whose place was given up meanwhile is resolved again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -348,7 +348,8 @@ impl Job {
         }
     }
 
-    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share a request.
+    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share a
+    /// request.
     fn fetch(self: &Arc<Self>, atoms: Vec<Atom>) {
         let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
         for atom in atoms {

@@ -1,5 +1,5 @@
-//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail is not damage
-//! (`docs/crash-consistency.md`), and the mark tells them apart.
+//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail is not
+//! damage (`docs/crash-consistency.md`), and the mark tells them apart.
 //!
 //! Invariant: every combination of facts matches exactly one row; a test goes through all of them.
 
@@ -45,17 +45,24 @@ const YES: Option<bool> = Some(true);
 const NO: Option<bool> = Some(false);
 const ANY: Option<bool> = None;
 
-/// The rows. `header` without `slot` cannot be and is read as no header.
+/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` cannot be, and is read as
+/// no header.
 #[rustfmt::skip]
 const ROWS: [Row; 7] = [
-    Row { label: "whole record",              slot: YES, header: YES, payload: YES, below_mark: ANY, staged: ANY, verdict: Verdict::Keep },
-    Row { label: "never filled slot",         slot: YES, header: NO,  payload: ANY, below_mark: NO,  staged: YES, verdict: Verdict::Skip },
-    Row { label: "unfilled yet flushed",      slot: YES, header: NO,  payload: ANY, below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
-    Row { label: "torn header on the disk",   slot: YES, header: NO,  payload: ANY, below_mark: NO,  staged: NO,  verdict: Verdict::Stop },
-    Row { label: "torn payload",              slot: YES, header: YES, payload: NO,  below_mark: NO,  staged: ANY, verdict: Verdict::Stop },
-    Row { label: "damaged payload",           slot: YES, header: YES, payload: NO,  below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
-    Row { label: "nothing, where data was",   slot: NO,  header: ANY, payload: ANY, below_mark: YES, staged: ANY, verdict: Verdict::Refuse },
+    row("whole record",            [YES, YES, YES, ANY, ANY], Verdict::Keep),
+    row("never filled slot",       [YES, NO,  ANY, NO,  YES], Verdict::Skip),
+    row("unfilled yet flushed",    [YES, NO,  ANY, YES, ANY], Verdict::Refuse),
+    row("torn header on the disk", [YES, NO,  ANY, NO,  NO ], Verdict::Stop),
+    row("torn payload",            [YES, YES, NO,  NO,  ANY], Verdict::Stop),
+    row("damaged payload",         [YES, YES, NO,  YES, ANY], Verdict::Refuse),
+    row("nothing, where data was", [NO,  ANY, ANY, YES, ANY], Verdict::Refuse),
 ];
+
+const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) -> Row {
+    let [slot, header, payload, below_mark, staged] = facts;
+    Row { label, slot, header, payload, below_mark, staged, verdict }
+}
+
 /// What the rows leave: no slot and no mark.
 const END: (&str, Verdict) = ("end of the log", Verdict::Stop);
 

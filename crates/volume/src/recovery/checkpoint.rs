@@ -1,7 +1,8 @@
 //! The newest checkpoint, and the map it names.
 //!
-//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by name. A checkpoint that
-//! cannot be read is passed over for the one before, from which more is rolled forward: the result is the same.
+//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by name. A
+//! checkpoint that cannot be read is passed over for the one before, from which more is rolled forward: the
+//! result is the same.
 
 use sawmill_format::checkpoint::{
     Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
@@ -52,8 +53,8 @@ pub(crate) fn newest_below(store: &dyn ObjectStore, volume_id: VolumeId, bound: 
         }
     }
     let text = format!(
-        "volume {volume_id} has no checkpoint that can be read below {}: nothing was changed; restore that folder, or \
-         check that the store's listing is right",
+        "volume {volume_id} has no checkpoint that can be read below {}: nothing was changed; restore that \
+         folder, or check that the store's listing is right",
         checkpoint_prefix(volume_id)
     );
     Err(Error::new(ErrorKind::Corrupt, text))

@@ -1,8 +1,9 @@
 //! Roll forward: the segments after the checkpoint, in order of sequence, until one is definitely not there.
 //!
-//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of the log
-//! only if nothing beyond it says that it was stored: each segment carries how far everything was stored when it was
-//! made. After a fence the sequences it covers are skipped: only late puts of older epochs can be there.
+//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of
+//! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
+//! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
+//! can be there.
 
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::segment::{
@@ -111,8 +112,8 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
     Ok(())
 }
 
-/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is damage; or a
-/// writer has put it since, and the log goes on.
+/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is
+/// damage; or a writer has put it since, and the log goes on.
 fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
     let gap = end.next_sequence;
     let beyond: Vec<u64> = (gap + 1..=gap + FENCE_WINDOW).collect();
@@ -124,8 +125,8 @@ fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<
                 return Ok(false);
             }
             let text = format!(
-                "{} is gone although it was stored: {} was made after it; nothing was changed; restore it from a \
-                 copy of the store",
+                "{} is gone although it was stored: {} was made after it; nothing was changed; restore it \
+                 from a copy of the store",
                 segment_key(volume_id, gap),
                 segment_key(volume_id, header.sequence)
             );

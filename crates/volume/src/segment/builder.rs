@@ -1,7 +1,7 @@
 //! A batch becomes an object: coalesced, laid out in address order, cut into sealed frames, headed.
 //!
-//! Invariants: every payload byte is verified against its record's checksum while it is copied; the header names the
-//! exact span of journal positions covered; what is built depends on nothing but its arguments.
+//! Invariants: every payload byte is verified against its record's checksum while it is copied; the header
+//! names the exact span of journal positions covered; what is built depends on nothing but its arguments.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What a batch of records leaves at each address: later records win. The batch is atomic, so order inside it is
-//! free; across batches nothing is ever coalesced.
+//! What a batch of records leaves at each address: later records win. The batch is atomic, so order inside it
+//! is free; across batches nothing is ever coalesced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Segments that are stored and whose data can still be read from the journal, oldest given up first. So what was
-//! written lately is read from the local disk without a second copy of it anywhere.
+//! Segments that are stored and whose data can still be read from the journal, oldest given up first. So what
+//! was written lately is read from the local disk without a second copy of it anywhere.
 //!
 //! Invariant: a segment is given up before the journal's trim passes its first record.
 
@@ -74,7 +74,8 @@ impl Residents {
         self.inner.write().by_sequence.remove(&sequence);
     }
 
-    /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how many bytes follow.
+    /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how many bytes
+    /// follow.
     pub(crate) fn find(&self, sequence: u32, data_offset: u32) -> Option<(Arc<Record>, u64, u64)> {
         let pieces = self.inner.read().by_sequence.get(&sequence)?.clone();
         let index = pieces.partition_point(|piece| piece.data_offset <= data_offset).checked_sub(1)?;

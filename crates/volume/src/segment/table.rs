@@ -82,8 +82,8 @@ impl SegmentTable {
         self.inner.read().totals
     }
 
-    /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all segments
-    /// for it; the second list holds those that an earlier checkpoint had already found dead.
+    /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all
+    /// segments for it; the second list holds those that an earlier checkpoint had already found dead.
     pub(crate) fn freeze(&self, number: u64) -> (Vec<SegmentEntry>, Vec<u32>) {
         let mut inner = self.inner.write();
         let mut deletable = Vec::new();

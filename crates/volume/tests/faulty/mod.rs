@@ -1,4 +1,5 @@
-//! What the tests under faults share: machines with a store that fails as told, objects to damage, things to wait for.
+//! What the tests under faults share: machines with a store that fails as told, objects to damage, things to
+//! wait for.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of it")]
 
 #[path = "../rig.rs"]

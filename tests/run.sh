@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change is kept: set-up, lint, build, all tests, and their count.
+# Ends with one line: "N passed, N failed, N skipped". Exit code 0 only when nothing failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+log=$(mktemp -d)
+trap 'rm -rf "$log"' EXIT
+failed_steps=()
+step() { # step NAME COMMAND...: runs it, times it, remembers a failure, goes on
+    local name=$1 from=$SECONDS
+    shift
+    echo "== $name: $*"
+    if "$@"; then
+        echo "== $name: done in $((SECONDS - from)) s"
+    else
+        failed_steps+=("$name")
+        echo "== $name: FAILED after $((SECONDS - from)) s"
+    fi
+}
+
+step set-up tests/setup/prepare.sh test
+# What prepare.sh built lies here; the tests look for it on the path.
+export PATH="$PWD/.prepared/bin:$PATH"
+export SAWMILL_SKIP_LOG="$log/skipped"
+: >"$SAWMILL_SKIP_LOG"
+
+step format cargo fmt --all --check
+step clippy cargo clippy --workspace --all-targets -- -D warnings
+step build cargo build --release --package sawmill
+tests() { cargo test --workspace --no-fail-fast 2>&1 | tee "$log/tests"; }
+step tests tests
+
+# Each test program ends with "test result: ok. 3 passed; 0 failed; 0 ignored; ...".
+count() {
+    awk -v word="$1;" '
+        /^test result:/ { for (i = 2; i <= NF; i++) if ($i == word) sum += $(i - 1) }
+        END { print sum + 0 }' "$log/tests"
+}
+ran=$(count passed) failed=$(count failed) ignored=$(count ignored)
+left_out=$(wc -l <"$SAWMILL_SKIP_LOG")
+if ((left_out)); then
+    echo "skipped, and why:"
+    sed 's/^/  /' "$SAWMILL_SKIP_LOG"
+fi
+for name in "${failed_steps[@]}"; do
+    echo "failed: $name"
+done
+# A step that failed without a failed test (lint, a program that did not compile) counts as one failure.
+if ((${#failed_steps[@]} > 0 && failed == 0)); then
+    failed=${#failed_steps[@]}
+fi
+echo "$SECONDS s in all"
+echo "$((ran - left_out)) passed, $failed failed, $((ignored + left_out)) skipped"
+((failed == 0))
