@@ -19,7 +19,7 @@ class Sawmill(Server):
     def __init__(self, place, binary, options=(), name=None):
         super().__init__(place, name)
         self.binary = binary
-        # The control socket is below XDG_STATE_HOME: its path must be short. The rest is on the disk measured.
+        # The control socket lies below XDG_STATE_HOME: a short path. The rest is on the measured disk.
         self.state = place.sockets / f"{self.name}-state"
         self.journal, self.cache = self.folder / "journal", self.folder / "cache"
         self.options = list(options)
