@@ -1,0 +1,321 @@
+//! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so and names them, and
+//! nothing ever returns wrong bytes.
+
+mod faulty;
+
+use faulty::rig::MIB;
+use faulty::{Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot};
+use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_format::segment::{FRAME_HEAD_BYTES, header_bytes_of};
+use sawmill_store::{Blocking, CallKind, Class, Fault, PutOutcome};
+use sawmill_volume::{Volume, check, open_cache};
+
+/// Slots of a volume whose first eight are in the checkpoint and whose last two were stored after it.
+const CHECKPOINTED: u64 = 8;
+const SLOTS: u64 = 10;
+/// The sequence of slot 0, behind the first fence.
+const FIRST: u64 = 65;
+/// And of slot 8, behind the second.
+const LATER: u64 = 138;
+
+fn volume_with_two_checkpoints() -> Machine {
+    let machine = Machine::new();
+    let volume = machine.open();
+    for slot in 0..CHECKPOINTED {
+        write_slot(&volume, slot, 1);
+    }
+    volume.close().unwrap();
+    let volume = machine.open();
+    for slot in CHECKPOINTED..SLOTS {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    volume.close_now();
+    assert!(machine.keys("").contains(&machine.segment_key(FIRST)));
+    assert!(machine.keys("").contains(&machine.segment_key(LATER)));
+    machine
+}
+
+fn is_sound(volume: &Volume) {
+    assert!((0..SLOTS).all(|slot| slot_version(volume, slot, 1) == 1));
+}
+
+fn damage_of(machine: &Machine) -> Vec<check::Damage> {
+    let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
+    check::check(&*machine.plain, &record, &mut |_, _| ()).unwrap().damage
+}
+
+/// What can happen to an object. Each leaves something of that name, or nothing.
+const HARMS: [&str; 5] = ["first bit", "a bit", "truncated", "emptied", "another's"];
+
+fn harm(machine: &Machine, key: &str, other: &str, how: &str, at: usize) {
+    let replacement = machine.object(other);
+    machine.tamper(key, |bytes| match how {
+        "first bit" => bytes[0] ^= 1,
+        "a bit" => bytes[at] ^= 1,
+        "truncated" => bytes.truncate(bytes.len() - 1),
+        "emptied" => bytes.clear(),
+        _ => *bytes = replacement.to_vec(),
+    });
+}
+
+#[test]
+fn a_damaged_header_above_the_checkpoint_stops_the_open_and_changes_nothing() {
+    for how in HARMS {
+        let machine = volume_with_two_checkpoints();
+        if how == "truncated" {
+            continue;
+        }
+        let key = machine.segment_key(LATER);
+        harm(&machine, &key, &machine.segment_key(LATER + 1), how, 130);
+        let objects = machine.keys("");
+        let (kind, text) = machine.refused();
+        assert_eq!(kind, ErrorKind::Corrupt, "{how}: {text}");
+        assert!(text.contains(&key), "{how}: {text}");
+        assert_eq!(machine.keys(""), objects);
+        let damage = damage_of(&machine);
+        assert!(damage.len() == 1 && damage[0].what.contains(&key), "{how}: {damage:?}");
+    }
+}
+
+#[test]
+fn a_damaged_frame_is_never_read_and_the_rest_is() {
+    for cached in [false, true] {
+        for sequence in [FIRST, LATER] {
+            for how in ["a bit", "truncated", "another's"] {
+                let mut machine = volume_with_two_checkpoints();
+                if cached {
+                    let path = machine.folder.path().join("cache");
+                    machine.options.cache = Some(open_cache(&path, 4 * MIB).unwrap());
+                }
+                let key = machine.segment_key(sequence);
+                let header = header_bytes_of(&machine.object(&key)[..16]).unwrap() as usize;
+                let frame = (64 << 10) + FRAME_HEAD_BYTES;
+                // The last frame of the segment; of another segment only the body, so that the open takes it.
+                let other = machine.object(&machine.segment_key(sequence + 1));
+                machine.tamper(&key, |bytes| match how {
+                    "a bit" => bytes[header + 3 * frame + 1000] ^= 16,
+                    "truncated" => bytes.truncate(header + 3 * frame + 1000),
+                    _ => bytes[header + 3 * frame..].copy_from_slice(&other[header + 3 * frame..]),
+                });
+                let slot = if sequence == FIRST { 0 } else { CHECKPOINTED };
+                let volume = machine.open();
+                let start = slot * SEGMENT as u64;
+                for _ in 0..2 {
+                    let error = volume.read_at(start + (192 << 10), 4096).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}");
+                    assert!(error.to_string().contains(&key), "{how}: {error}");
+                    assert_eq!(volume.read_at(start, SEGMENT).unwrap_err().kind(), ErrorKind::Corrupt);
+                    faulty::holds(&volume, start, &slot_bytes(slot, 1)[..192 << 10]);
+                }
+                assert!((0..SLOTS).filter(|other| *other != slot).all(|slot| slot_version(&volume, slot, 1) == 1));
+                volume.close_now();
+                let damage = damage_of(&machine);
+                assert!(damage.len() == 1 && damage[0].object == key, "{how}: {damage:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_segment_can_be_overwritten() {
+    let machine = volume_with_two_checkpoints();
+    machine.tamper(&machine.segment_key(FIRST), |bytes| bytes.truncate(1000));
+    let volume = machine.open();
+    assert_eq!(volume.read_at(0, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    write_slot(&volume, 0, 2);
+    volume.close().unwrap();
+    let volume = machine.open();
+    assert_eq!(slot_version(&volume, 0, 2), 2);
+}
+
+#[test]
+fn a_checkpointed_segment_that_is_gone_is_corrupt_where_it_is_needed() {
+    let machine = volume_with_two_checkpoints();
+    let key = machine.segment_key(FIRST);
+    machine.remove(&key);
+    let damage = damage_of(&machine);
+    assert!(damage.len() == 1 && damage[0].object == key && damage[0].what.contains("gone"), "{damage:?}");
+    let volume = machine.open();
+    let error = volume.read_at(0, 4096).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains(&key));
+    assert!((1..SLOTS).all(|slot| slot_version(&volume, slot, 1) == 1));
+}
+
+#[test]
+fn a_segment_that_is_gone_below_a_mark_stops_the_open() {
+    // In the middle of the log: the next segment knows of it. At its end: the journal knows of it. The fence: both do.
+    for sequence in [LATER, LATER + 1, LATER - 64] {
+        let mut machine = volume_with_two_checkpoints();
+        machine.open().close_now();
+        machine.remove(&machine.segment_key(sequence));
+        let objects = machine.keys("");
+        for accept in [false, true] {
+            machine.options.accept_journal_loss = accept;
+            let (kind, text) = machine.refused();
+            assert_eq!(kind, ErrorKind::Corrupt, "segment {sequence}: {text}");
+            assert!(text.contains("restore"), "{text}");
+        }
+        assert_eq!(machine.keys(""), objects);
+        assert!(!damage_of(&machine).is_empty() || sequence == LATER + 1);
+    }
+}
+
+#[test]
+fn the_last_segment_that_is_gone_before_anybody_marked_it_is_replayed_from_the_journal() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    volume.close_now();
+    machine.remove(&machine.segment_key(FIRST));
+    // Whether the journal's superblock had heard of it is a matter of timing: then it is damage.
+    match machine.try_open() {
+        Ok(volume) => assert_eq!(slot_version(&volume, 0, 1), 1),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_falls_back_to_the_one_before() {
+    for how in HARMS {
+        let machine = volume_with_two_checkpoints();
+        let roots = machine.keys("/checkpoint/");
+        assert_eq!(roots.len(), 2);
+        harm(&machine, &roots[1], &roots[0], how, 100);
+        let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
+        let report = check::check(&*machine.plain, &record, &mut |_, _| ()).unwrap();
+        assert!(report.damage.is_empty(), "{how}: the volume is whole: {:?}", report.damage);
+        assert!(report.notes.iter().any(|note| note.contains(&roots[1])), "{how}: {:?}", report.notes);
+        let volume = machine.open();
+        is_sound(&volume);
+        write_slot(&volume, 0, 1);
+        volume.close().unwrap();
+        assert_eq!(volume.status().checkpoint_number, 3, "{how}: the number of the damaged one is not used again");
+        is_sound(&machine.open());
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_gone_falls_back_to_the_one_before() {
+    let machine = volume_with_two_checkpoints();
+    machine.remove(&machine.keys("/checkpoint/")[1]);
+    is_sound(&machine.open());
+}
+
+#[test]
+fn without_any_readable_checkpoint_the_open_is_refused_and_changes_nothing() {
+    let machine = volume_with_two_checkpoints();
+    for key in machine.keys("/checkpoint/") {
+        machine.tamper(&key, |bytes| bytes[60] ^= 1);
+    }
+    let objects = machine.keys("");
+    let (kind, text) = machine.refused();
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(text.contains("no checkpoint that can be read"), "{text}");
+    assert_eq!(machine.keys(""), objects);
+}
+
+#[test]
+fn a_damaged_map_part_is_never_used() {
+    for how in HARMS {
+        // A volume of two groups of addresses, so that there are two parts to mix up.
+        let machine = Machine::with(40 << 30, sawmill_volume::FlushMode::Logged);
+        let volume = machine.open();
+        write_slot(&volume, 0, 1);
+        volume.write_at(30 << 30, &[3; 5000]).unwrap();
+        volume.close().unwrap();
+        let parts = machine.keys("/map/");
+        assert_eq!(parts.len(), 2);
+        harm(&machine, &parts[0], &parts[1], how, 90);
+        let objects = machine.keys("");
+        let (kind, text) = machine.refused();
+        assert_eq!(kind, ErrorKind::Corrupt, "{how}: {text}");
+        assert!(text.contains(&parts[0]), "{how}: {text}");
+        assert_eq!(machine.keys(""), objects);
+        assert_eq!(damage_of(&machine).len(), 1);
+        machine.remove(&parts[0]);
+        assert_eq!(machine.refused().0, ErrorKind::Corrupt, "and when it is gone");
+    }
+}
+
+#[test]
+fn a_damaged_volume_record_is_refused_by_name() {
+    for how in HARMS {
+        let machine = volume_with_two_checkpoints();
+        let options = sawmill_volume::CreateOptions::new(MIB);
+        sawmill_volume::create(&*machine.plain, "other", &options).unwrap();
+        harm(&machine, "volumes/disk", "volumes/other", how, 50);
+        let (kind, text) = machine.refused();
+        assert_eq!(kind, ErrorKind::Corrupt, "{how}");
+        assert!(text.contains("volumes/disk"), "{how}: {text}");
+    }
+}
+
+#[test]
+fn swapped_segments_of_two_volumes_are_told_apart() {
+    let machine = volume_with_two_checkpoints();
+    let other = volume_with_two_checkpoints();
+    for sequence in [FIRST, LATER] {
+        let theirs = other.object(&other.segment_key(sequence));
+        machine.tamper(&machine.segment_key(sequence), |bytes| *bytes = theirs.to_vec());
+    }
+    assert_eq!(machine.refused().0, ErrorKind::Corrupt);
+    // Give back the one that the open needs; the other is met by the read.
+    let machine = volume_with_two_checkpoints();
+    let theirs = other.object(&other.segment_key(FIRST));
+    machine.tamper(&machine.segment_key(FIRST), |bytes| *bytes = theirs.to_vec());
+    let volume = machine.open();
+    assert_eq!(volume.read_at(0, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    volume.close_now();
+    assert_eq!(damage_of(&machine).len(), 1);
+}
+
+#[test]
+fn a_put_that_stored_half_an_object_is_found() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    machine.fault(Fault::Truncate, |call| segment_put(call) == Some(FIRST));
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    machine.heal();
+    write_slot(&volume, 1, 1);
+    volume.close().unwrap();
+    let volume = machine.open();
+    assert_eq!(volume.read_at(SEGMENT as u64 - 4096, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(slot_version(&volume, 1, 1), 1);
+    volume.close_now();
+    assert_eq!(damage_of(&machine).len(), 1);
+}
+
+#[test]
+fn a_stranger_at_the_key_of_the_next_segment_fences_or_stops_but_is_never_read() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    let key = machine.segment_key(FIRST);
+    let body = bytes::Bytes::from_static(b"not a segment");
+    let put = Blocking(&*machine.plain).put(&key, body, Class::Upload).unwrap();
+    assert_eq!(put, PutOutcome::Created);
+    write_slot(&volume, 0, 1);
+    until("the writer meets it", || volume.status().health != sawmill_volume::Health::Serving);
+    assert_eq!(volume.read_at(0, 1).unwrap_err().kind(), ErrorKind::Fenced);
+    drop(volume);
+    let (kind, text) = machine.refused();
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(text.contains(&key), "{text}");
+    machine.remove(&key);
+    assert_eq!(slot_version(&machine.open(), 0, 1), 1, "nothing accepted was lost");
+}
+
+#[test]
+fn a_check_asks_only() {
+    let machine = volume_with_two_checkpoints();
+    let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
+    let before = machine.faults.calls().len();
+    let report = check::check(&*machine.faults, &record, &mut |_, _| ()).unwrap();
+    assert_eq!((report.segments, report.damage.len()), (SLOTS, 0));
+    let calls = machine.faults.calls();
+    assert!(calls[before..].iter().all(|call| matches!(call.kind, CallKind::Get | CallKind::List)));
+    assert!(calls[before..].iter().any(is_engine));
+}

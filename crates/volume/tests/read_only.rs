@@ -1,0 +1,180 @@
+//! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a newer cut when the one it
+//! has is taken away.
+
+mod faulty;
+
+use faulty::rig::MIB;
+use faulty::{Machine, SEGMENT, holds, segment_get, slot_bytes, slot_version, stored, write_slot};
+use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
+use sawmill_store::{CallKind, Fault, StoreErrorKind};
+use sawmill_volume::{Safety, open_cache};
+
+fn reader(writer: &Machine) -> Machine {
+    let mut reader = Machine::over(writer.plain.clone());
+    reader.options.read_only = true;
+    reader
+}
+
+#[test]
+fn a_reader_sees_the_stored_cut_and_changes_nothing() {
+    let writer = Machine::new();
+    let volume = writer.open();
+    write_slot(&volume, 0, 1);
+    write_slot(&volume, 1, 1);
+    stored(&volume);
+    volume.write_at(0, &[9; 100]).unwrap();
+    volume.flush().unwrap();
+    let machine = reader(&writer);
+    let read = machine.open();
+    assert_eq!([0, 1, 2].map(|slot| slot_version(&read, slot, 9)), [1, 1, 0]);
+    let status = read.status();
+    assert!(status.read_only && read.geometry().read_only);
+    assert_eq!(status.positions.stored, volume.status().positions.stored);
+    for outcome in [read.write_at(0, &[1]), read.discard(0, 4096), read.write_zeroes(0, 4096)] {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::ReadOnly);
+    }
+    read.flush().unwrap();
+    assert!(read.wait(Safety::Stored, None).unwrap());
+    read.close().unwrap();
+    assert_eq!(read.read_at(0, 1).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(machine.count(|call| matches!(call.kind, CallKind::Put | CallKind::Delete)), 0);
+    assert!(!machine.journal().exists());
+    write_slot(&volume, 2, 1);
+    volume.close().unwrap();
+    writer.assert_sound("beside a reader");
+}
+
+#[test]
+fn a_reader_keeps_its_cut_while_the_writer_goes_on() {
+    let writer = Machine::new();
+    let volume = writer.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    let machine = reader(&writer);
+    let read = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 2);
+    }
+    stored(&volume);
+    assert!((0..4).all(|slot| slot_version(&read, slot, 9) == 1), "no checkpoint, no delete, the same cut");
+    let again = reader(&writer);
+    assert!((0..4).all(|slot| slot_version(&again.open(), slot, 9) == 2));
+}
+
+#[test]
+fn a_reader_moves_on_when_its_segments_were_deleted() {
+    for cached in [false, true] {
+        let mut writer = Machine::new();
+        writer.options.checkpoint_bytes = MIB;
+        let volume = writer.open();
+        for slot in 0..4 {
+            write_slot(&volume, slot, 1);
+        }
+        stored(&volume);
+        let mut machine = reader(&writer);
+        if cached {
+            machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
+        }
+        let read = machine.open();
+        let before = read.status().positions.stored;
+        for version in 2..12 {
+            for slot in 0..4 {
+                write_slot(&volume, slot, version);
+            }
+            stored(&volume);
+        }
+        volume.close().unwrap();
+        assert!(!writer.keys("/seg/").contains(&writer.segment_key(65)), "what the reader's map names is gone");
+        // A single read never mixes cuts within a segment's worth; the whole volume is of the new cut afterwards.
+        for _ in 0..2 {
+            assert!((0..4).all(|slot| slot_version(&read, slot, 12) == 11));
+        }
+        assert!(read.status().positions.stored > before);
+    }
+}
+
+#[test]
+fn many_readers_open_and_read_while_a_writer_deletes_under_them() {
+    let mut writer = Machine::new();
+    writer.options.checkpoint_bytes = MIB;
+    let volume = writer.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers = [0, 1].map(|_| {
+            scope.spawn(|| {
+                let mut opened = 0;
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let machine = reader(&writer);
+                    let read = machine.open();
+                    let mut newest = 0;
+                    for slot in [0, 1, 2, 3, 0] {
+                        let version = slot_version(&read, slot, 200);
+                        assert!(version >= 1);
+                        if slot == 0 {
+                            assert!(version >= newest, "a reader never goes back");
+                            newest = version;
+                        }
+                    }
+                    opened += 1;
+                }
+                opened
+            })
+        });
+        for version in 2..150 {
+            write_slot(&volume, version % 4, version);
+            if version % 4 == 0 {
+                stored(&volume);
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        for reader in readers {
+            assert!(reader.join().unwrap() > 0);
+        }
+    });
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_reader_whose_segment_is_truly_lost_says_corrupt() {
+    let writer = Machine::new();
+    let volume = writer.open();
+    write_slot(&volume, 0, 1);
+    write_slot(&volume, 1, 1);
+    volume.close().unwrap();
+    let machine = reader(&writer);
+    let read = machine.open();
+    let key = writer.segment_key(65);
+    writer.remove(&key);
+    let error = read.read_at(0, 4096).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.to_string().contains(&key), "{error}");
+    assert_eq!(slot_version(&read, 1, 9), 1);
+}
+
+#[test]
+fn a_reader_waits_for_a_store_that_is_away_while_it_moves_on() {
+    let mut writer = Machine::new();
+    writer.options.checkpoint_bytes = MIB;
+    let volume = writer.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    let machine = reader(&writer);
+    let read = machine.open();
+    for version in 2..20 {
+        write_slot(&volume, 0, version);
+        stored(&volume);
+    }
+    volume.close().unwrap();
+    let mut failures = 0;
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), move |call| {
+        failures += 1;
+        segment_get(call).is_none() && failures < 6
+    });
+    holds(&read, SEGMENT as u64 - 4096, &slot_bytes(0, 19)[SEGMENT - 4096..]);
+}
