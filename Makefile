@@ -4,5 +4,5 @@
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
 lint: ; @tests/setup/lint.sh
-bench: ; @tests/setup/prepare.sh bench && bench/run.py
+bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
 fmt: ; @cargo fmt --all

@@ -217,14 +217,14 @@ def page(document):
     results = Results(document)
     machine, settings = document["machine"], document["settings"]
     text = f"# Bench of {document['date']}\n\n"
+    programs = "; ".join(filter(None, document["versions"].values()))
+    before, after = document["load"]
     text += (f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
-             f"Linux {machine['kernel']}; load average {document['load'][0]:.1f} before and "
-             f"{document['load'][1]:.1f} after. "
-              f"{'; '.join(filter(None, document['versions'].values()))}.\n\n")
+             f"Linux {machine['kernel']}; load average {before:.1f} before and {after:.1f} after. "
+             f"{programs}.\n\n")
     text += (f"{settings['rounds']} rounds of {settings['runtime_s']} s per cell, disks of "
-             f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. "
-              f"How each number comes "
-             f"about: `bench/README.md`. Again: `{document['command']}`.\n")
+             f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. How each number "
+             f"comes about: `bench/README.md`. Again: `{document['command']}`.\n")
     text += promises(results) + "\n" + speed(results) + cost(document) + store_work(results)
     text += opening(document) + footprint(document)
     for name, why in document["failed"].items():

@@ -207,8 +207,8 @@ def main():
         "workloads": chosen["workloads"], "servers": {}, "absent": {}, "failed": {}, "cells": [], "cost": {},
         "recovery": None, "memory": None, "journal": None}
     folder = tempfile.mkdtemp(prefix="bench-", dir=work)
-    sockets = tempfile.mkdtemp(prefix="bench-")
-    place = servers.Place(folder, sockets, given.size << 20)
+    memory_folder = tempfile.mkdtemp(prefix="bench-", dir="/dev/shm")
+    place = servers.Place(folder, memory_folder, given.size << 20)
     minio = s3.Minio(place, find_minio(given))
     try:
         if not minio.missing():
@@ -219,7 +219,7 @@ def main():
     finally:
         minio.end()
         document["load"].append(machine.load())
-        for made in (folder, sockets):
+        for made in (folder, memory_folder):
             shutil.rmtree(made, ignore_errors=True)
     write(document, given)
 

@@ -20,7 +20,7 @@ class Sawmill(Server):
         super().__init__(place, name)
         self.binary = binary
         # The control socket lies below XDG_STATE_HOME: a short path. The rest is on the measured disk.
-        self.state = place.sockets / f"{self.name}-state"
+        self.state = place.memory / f"{self.name}-state"
         self.journal, self.cache = self.folder / "journal", self.folder / "cache"
         self.options = list(options)
         self.volume = "disk"
@@ -53,7 +53,8 @@ class Sawmill(Server):
 
     def start(self):
         command = [self.binary, "serve", self.volume, "--json", "--nbd", f"unix:{self.socket}",
-                   "--admin", "127.0.0.1:0", "--journal", self.journal, "--cache", self.cache, *self.options]
+                   "--admin", "127.0.0.1:0", "--journal", self.journal, "--cache", self.cache,
+                   "--staging", self.place.memory, *self.options]
         started = time.monotonic()
         process = self.spawn(command, self.environment(), pipe=True)
         if not select.select([process.child.stdout], [], [], 600)[0]:

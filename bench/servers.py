@@ -17,11 +17,12 @@ MIB = 1 << 20
 
 
 class Place:
-    """Where a run keeps things: a folder on the disk that is measured, one with short paths for sockets."""
+    """Where a run keeps things: a folder on the disk that is measured, and one in memory, with a short path
+    that fits sockets."""
 
-    def __init__(self, folder, sockets, size_bytes):
+    def __init__(self, folder, memory, size_bytes):
         self.folder = Path(folder)
-        self.sockets = Path(sockets)
+        self.memory = Path(memory)
         self.size_bytes = size_bytes
 
 
@@ -41,7 +42,7 @@ class Server:
         self.name = name or self.name
         self.size_bytes = place.size_bytes
         self.folder = place.folder / self.name
-        self.socket = place.sockets / f"{self.name}.sock"
+        self.socket = place.memory / f"{self.name}.sock"
         self.processes = []
         self.target = None
 

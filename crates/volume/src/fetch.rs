@@ -159,7 +159,7 @@ fn get(shared: &Arc<Shared>, run: Run) {
             StoreErrorKind::NotFound => missing(&asked, run, &error.to_string()),
             StoreErrorKind::Invalid => fail(&asked, run, ErrorKind::Corrupt, &error.to_string()),
             StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
-                wait_for_store(&asked, run, &error);
+                wait_for_store(&asked, run, &error.to_string());
             }
         },
     };
@@ -167,9 +167,9 @@ fn get(shared: &Arc<Shared>, run: Run) {
 }
 
 /// The store cannot be asked: ask again in a while, as long as the volume is open.
-fn wait_for_store(shared: &Arc<Shared>, run: Run, error: &sawmill_store::StoreError) {
+fn wait_for_store(shared: &Arc<Shared>, run: Run, error: &str) {
     let now = shared.world.now();
-    shared.state.store_failed(now, error.to_string());
+    shared.state.store_failed(now, error.to_owned());
     // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its failure.
     let nobody_waits = {
         let mut waiting = shared.fetcher.waiting.lock();
@@ -185,7 +185,7 @@ fn wait_for_store(shared: &Arc<Shared>, run: Run, error: &sawmill_store::StoreEr
         return;
     }
     if shared.state.refusal().is_some() {
-        return fail(shared, run, ErrorKind::Unavailable, &error.to_string());
+        return fail(shared, run, ErrorKind::Unavailable, error);
     }
     let asked = shared.clone();
     shared.later.at(now + REPEAT_AFTER, Box::new(move || get(&asked, run)));
@@ -250,14 +250,23 @@ fn missing(shared: &Arc<Shared>, run: Run, what: &str) {
     if !shared.read_only {
         return fail(shared, run, ErrorKind::Corrupt, what);
     }
-    let (moved, view) = (shared.clone(), shared.view());
+    let (moved, view, what) = (shared.clone(), shared.view(), what.to_owned());
+    let is_needed = move |shared: &Shared| {
+        let info = shared.view().segments.get(run.first.sequence);
+        info.is_some_and(|info| info.epoch == run.first.epoch && info.live_bytes > 0)
+    };
     shared.pool.run(move || match crate::open::follow(&moved, &view) {
-        Ok(()) => {
+        // A cut read after the object was missed needs it too: it was not deleted, it is lost.
+        Ok(true) if is_needed(&moved) => fail(&moved, run, ErrorKind::Corrupt, &what),
+        Ok(_) => {
             for name in run.frames() {
                 for waiter in take_waiters(&moved, name) {
                     waiter(Fetched::Gone);
                 }
             }
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Denied) => {
+            wait_for_store(&moved, run, &error.to_string());
         }
         Err(error) => fail(&moved, run, error.kind(), &error.to_string()),
     });

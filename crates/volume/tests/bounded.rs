@@ -5,7 +5,8 @@ mod faulty;
 
 use faulty::rig::{MIB, Model};
 use faulty::{
-    Machine, SEGMENT, is_engine, segment_get, segment_put, slot_bytes, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, is_engine, segment_get, segment_put, slot_bytes, slot_version, stored, until,
+    write_slot,
 };
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
@@ -141,7 +142,8 @@ fn a_cold_sequential_read_is_a_few_large_gets() {
     assert!(calls.iter().all(|call| call.kind == CallKind::Get));
     // 512 reads of 128 frames in 32 segments.
     assert!(calls.len() <= 64, "{} gets", calls.len());
-    let bytes: u64 = calls.iter().map(|call| call.range.clone().map_or(0, |range| range.end - range.start)).sum();
+    let bytes: u64 =
+        calls.iter().map(|call| call.range.clone().map_or(0, |range| range.end - range.start)).sum();
     assert!(bytes <= 32 * (SEGMENT as u64 + 4 * 16) * 5 / 4, "{bytes} bytes: frames are fetched once");
 }
 
@@ -226,7 +228,8 @@ fn garbage_does_not_grow_with_the_number_of_lives() {
 fn a_store_that_takes_no_deletes_costs_space_and_nothing_else() {
     let mut machine = Machine::with(8 * MIB, FlushMode::Logged);
     machine.options.checkpoint_bytes = MIB;
-    machine.fault(Fault::Fail(StoreErrorKind::Denied), |call| call.kind == CallKind::Delete && is_engine(call));
+    machine
+        .fault(Fault::Fail(StoreErrorKind::Denied), |call| call.kind == CallKind::Delete && is_engine(call));
     let volume = machine.open();
     let mut model = Model::new(8 * MIB, 5);
     for _ in 0..300 {

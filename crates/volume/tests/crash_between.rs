@@ -130,7 +130,9 @@ fn misfortune(dice: &mut Dice, call: &Call) -> Fault {
     if !is_engine(call) {
         return Fault::None;
     }
-    match (dice.roll(12), call.kind) {
+    // A get that fails makes a reader wait: few of them, so that there is time for much else.
+    let odds = if call.kind == CallKind::Get { 100 } else { 12 };
+    match (dice.roll(odds), call.kind) {
         (0, _) => Fault::Fail(StoreErrorKind::Unavailable),
         (1, _) => Fault::LoseAnswer,
         (2, CallKind::Put | CallKind::Delete) => Fault::Late,

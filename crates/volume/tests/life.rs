@@ -166,3 +166,19 @@ fn a_close_right_behind_the_last_write_stores_it() {
         volume.close().unwrap();
     }
 }
+
+#[test]
+fn nothing_is_left_to_store_right_after_an_attach() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    volume.write_at(0, &[1; 100]).unwrap();
+    volume.close().unwrap();
+    let volume = rig.open();
+    assert!(volume.wait(Safety::Stored, Some(std::time::Duration::from_secs(60))).unwrap());
+    volume.write_at(0, &[2; 100]).unwrap();
+    volume.close_now();
+    let volume = rig.open();
+    assert!(volume.wait(Safety::Stored, Some(std::time::Duration::from_secs(60))).unwrap());
+    let positions = volume.status().positions;
+    assert_eq!(positions.accepted, positions.stored);
+}

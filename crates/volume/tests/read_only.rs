@@ -86,7 +86,10 @@ fn a_reader_moves_on_when_its_segments_were_deleted() {
             stored(&volume);
         }
         volume.close().unwrap();
-        assert!(!writer.keys("/seg/").contains(&writer.segment_key(65)), "what the reader's map names is gone");
+        assert!(
+            !writer.keys("/seg/").contains(&writer.segment_key(65)),
+            "what the reader's map names is gone"
+        );
         // A single read never mixes cuts within a segment's worth; the whole volume is of the new cut afterwards.
         for _ in 0..2 {
             assert!((0..4).all(|slot| slot_version(&read, slot, 12) == 11));

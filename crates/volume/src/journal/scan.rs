@@ -214,7 +214,8 @@ fn look(
         slot: slot.is_some(),
         header: header.is_some(),
         payload: false,
-        below_mark: position < mark,
+        // A mark lies at a whole block, often inside a record: only what ends before it was flushed.
+        below_mark: position + slot.unwrap_or(RECORD_HEADER_BYTES as u64) <= mark,
         staged: log.is_staged(position),
     };
     let Some(header) = header else { return Ok((facts, None, slot.unwrap_or(0))) };

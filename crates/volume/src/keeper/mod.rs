@@ -191,6 +191,10 @@ impl Keeper {
                 self.shared.inbox.advance_stored(record.end());
             }
         }
+        if self.pending.is_empty() {
+            // Also the padding between the end of the log and the start of this attachment's ring.
+            self.shared.inbox.advance_stored(self.received_end);
+        }
     }
 
     /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a

@@ -204,10 +204,10 @@ pub(crate) fn dry_run(
 
 /// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a time; whoever
 /// comes second finds that the first has moved on already.
-pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<()> {
+pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<bool> {
     let _one_at_a_time = shared.fetcher.following.lock();
     if !Arc::ptr_eq(&shared.view(), missing) {
-        return Ok(());
+        return Ok(false);
     }
     let mut reporter = Reporter::new(&*shared.world);
     let stored = stored(&*shared.store, &shared.name, &mut reporter)?;
@@ -218,5 +218,5 @@ pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<()> {
     tracing::info!("moved on to the cut at position {}", stored.end.position);
     shared.inbox.set_stored(stored.end.position, stored.end.stored_sequence, stored.newest.number_max);
     *shared.view.write() = Arc::new(stored.view);
-    Ok(())
+    Ok(true)
 }

@@ -147,6 +147,11 @@ pub(crate) fn headers(
     let wanted = sequences.iter().map(|sequence| (key(*sequence), probe.clone())).collect();
     let answers = ask::get_all(store, wanted, Class::Read);
     let decode = |sequence: u64, answer: ask::Answer| {
+        let answer = answer.map_err(|error| match error.kind() {
+            // Not one byte of it could be had: the object is empty.
+            ErrorKind::Invalid => Error::new(ErrorKind::Corrupt, format!("{}: {error}", key(sequence))),
+            _ => error,
+        });
         let Some(mut bytes) = answer? else { return Ok(None) };
         let damaged = |error: sawmill_format::FormatError| {
             let text = format!("{}: {error}; nothing was changed; run `sawmill check`", key(sequence));
