@@ -213,7 +213,9 @@ impl Place {
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let path = entry.path();
-                let named = path.file_name().is_some_and(|name| name.to_string_lossy().contains("journal"));
+                let locks = path.extension().is_some_and(|extension| extension == "lock");
+                let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+                let named = !locks && name.is_some_and(|name| name.contains("journal"));
                 if path.is_dir() {
                     folders.push(path);
                 } else if named {

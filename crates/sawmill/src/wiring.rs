@@ -18,10 +18,11 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::cache::ReadCache;
-use sawmill_volume::{OpenOptions, Safety, Volume};
+use sawmill_volume::{OpenOptions, RealWorld, Safety, Volume, World};
 
 use crate::admin::status::{
-    CacheStatus, DoorStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeStatus, milliseconds,
+    CacheStatus, DoorStatus, HealthStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeStatus,
+    milliseconds,
 };
 use crate::admin::{Admin, Door, Subject};
 use crate::config::{Places, VolumeAddress};
@@ -298,6 +299,17 @@ impl Serving {
         let record = served.volume.record();
         let clients = self.nbd.clients();
         let connected = clients.into_iter().filter(|client| client.export.as_deref() == Some(served.name()));
+        let mut known = VolumeStatus::new(&served.volume.status());
+        let meter = served.store.meter();
+        if let ("serving", Some(since)) = (known.health.state.as_str(), meter.unavailable_since) {
+            // The store's calls fail; the engine hears of it only when their retries are used up.
+            let now = RealWorld::default().unix_ms();
+            known.health = HealthStatus {
+                state: "store_unavailable".into(),
+                since_ms: Some(now.saturating_sub(since)),
+                reason: meter.last_error.map(|(_, what)| what),
+            };
+        }
         VolumeStatus {
             store: served.address.store_url.clone(),
             uris: vec![self.nbd.uri(served.name())],
@@ -308,7 +320,7 @@ impl Serving {
             flush: record.flush_mode.to_string(),
             created_unix_ms: record.created_unix_ms,
             operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
-            ..VolumeStatus::new(&served.volume.status())
+            ..known
         }
     }
 

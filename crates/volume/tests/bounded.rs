@@ -1,5 +1,5 @@
-//! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle volume is silent, a cold
-//! read is one ranged get, and a full journal waits and goes on.
+//! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle volume is
+//! silent, a cold read is one ranged get, and a full journal waits and goes on.
 
 mod faulty;
 

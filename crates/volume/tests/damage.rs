@@ -1,5 +1,5 @@
-//! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so and names them, and
-//! nothing ever returns wrong bytes.
+//! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so and names
+//! them, and nothing ever returns wrong bytes.
 
 mod faulty;
 

@@ -1,5 +1,5 @@
-//! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a newer cut when the one it
-//! has is taken away.
+//! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a newer cut when
+//! the one it has is taken away.
 
 mod faulty;
 
@@ -90,7 +90,8 @@ fn a_reader_moves_on_when_its_segments_were_deleted() {
             !writer.keys("/seg/").contains(&writer.segment_key(65)),
             "what the reader's map names is gone"
         );
-        // A single read never mixes cuts within a segment's worth; the whole volume is of the new cut afterwards.
+        // A single read never mixes cuts within a segment's worth; the whole volume is of the new cut
+        // afterwards.
         for _ in 0..2 {
             assert!((0..4).all(|slot| slot_version(&read, slot, 12) == 11));
         }
