@@ -1,8 +1,8 @@
-//! A file or block device: written around the page cache where the file system allows it, read through it.
+//! A file or block device, reached around the page cache where the file system and the request allow it.
 //!
-//! Invariants: whoever writes a file holds its [`FileLock`]. A direct write needs offset, length and memory
-//! aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The kernel keeps both views of the
-//! file coherent: a direct write drops the cached pages it covers.
+//! Invariants: whoever writes a file holds its [`FileLock`]. A direct read or write needs offset, length and
+//! memory aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The kernel keeps both views
+//! of the file coherent: a direct write drops the cached pages it covers.
 
 use std::fs::File;
 use std::io;
@@ -132,7 +132,7 @@ impl DirectFile {
 
     /// Reads exactly `into.len()` bytes at `offset`; may wait for the device.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.buffered.read_exact_at(into, offset)
+        self.file_for(offset, into).read_exact_at(into, offset)
     }
 
     /// As [`read_at`](Self::read_at), but fails with `WouldBlock` where it would have to wait for the device.
@@ -150,14 +150,16 @@ impl DirectFile {
 
     /// Writes all of `bytes` at `offset`.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file_for(offset, bytes).write_all_at(bytes, offset)
+    }
+
+    /// The descriptor that a transfer of `bytes` can go through.
+    fn file_for(&self, offset: u64, bytes: &[u8]) -> &File {
         let block = BLOCK_BYTES as usize;
         let aligned = offset.is_multiple_of(BLOCK_BYTES)
             && bytes.len().is_multiple_of(block)
             && (bytes.as_ptr() as usize).is_multiple_of(block);
-        match &self.direct {
-            Some(direct) if aligned => direct.write_all_at(bytes, offset),
-            _ => self.buffered.write_all_at(bytes, offset),
-        }
+        self.direct.as_ref().filter(|_| aligned).unwrap_or(&self.buffered)
     }
 
     /// Makes every completed write durable.

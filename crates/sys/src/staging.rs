@@ -272,6 +272,12 @@ impl Ring {
         self.next_seen.load(Ordering::Acquire)
     }
 
+    /// The memory of everything before here may be used again: it is on the disk.
+    #[must_use]
+    pub fn low(&self) -> u64 {
+        *self.low.read()
+    }
+
     /// How far the consumer has got.
     #[must_use]
     pub fn written(&self) -> u64 {

@@ -59,8 +59,11 @@ pub const READER_THREADS: usize = 8;
 pub const HEADER_PROBE_BYTES: u64 = 64 * KIB;
 /// Segment headers fetched at once by roll-forward.
 pub const ROLL_FORWARD_PARALLEL: usize = 32;
-/// The log is written to the journal disk in spans of about this size.
-pub const SPAN_BYTES: u64 = 256 * KIB;
+/// The log is written to the journal disk in spans of about this size: each costs a wake of the journal's
+/// thread and one of the keeper's.
+pub const SPAN_BYTES: u64 = MIB;
+// A writer that waits for staging memory waits for less than a span to become one.
+const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);
 /// Bytes logged after which the superblock learns of it even when nobody else writes one.
 pub const MARK_BYTES: u64 = 32 * MIB;
 

@@ -233,16 +233,16 @@ fn marked() -> (Machine, u64, u64) {
     });
     // More than a span, so that it reaches the disk without a flush; and only the disk.
     machine.fault(unavailable(), |call| faulty::segment_put(call).is_some());
-    volume.write_at(4 * MIB, &pattern(1, 3, 400_000)).unwrap();
-    volume.write_at(6 * MIB, &pattern(1, 4, 400_000)).unwrap();
+    volume.write_at(4 * MIB, &pattern(1, 3, 900_000)).unwrap();
+    volume.write_at(6 * MIB, &pattern(1, 4, 900_000)).unwrap();
     until("the tail is on the disk", || {
-        inspect::journal(&machine.journal()).is_ok_and(|report| report.end > logged + 400_000)
+        inspect::journal(&machine.journal()).is_ok_and(|report| report.end > logged + 900_000)
     });
     volume.close_now();
     machine.heal();
     machine.lose_memory();
     let below = place_of(&machine, &pattern(1, 1, 9000));
-    let above = place_of(&machine, &pattern(1, 3, 400_000));
+    let above = place_of(&machine, &pattern(1, 3, 900_000));
     (machine, below, above)
 }
 
@@ -272,8 +272,8 @@ fn a_flipped_bit_above_the_flush_mark_drops_the_tail() {
         let volume = machine.open();
         holds(&volume, 0, &pattern(1, 1, 9000));
         holds(&volume, 2 * MIB, &pattern(1, 2, 9000));
-        holds(&volume, 4 * MIB, &vec![0; 400_000]);
-        holds(&volume, 6 * MIB, &vec![0; 400_000]);
+        holds(&volume, 4 * MIB, &vec![0; 900_000]);
+        holds(&volume, 6 * MIB, &vec![0; 900_000]);
     }
 }
 
@@ -286,15 +286,15 @@ fn a_torn_last_record_is_dropped_and_what_follows_a_restart_is_kept() {
         let volume = machine.open();
         holds(&volume, 2 * MIB, &pattern(1, 2, 9000));
         if version > 10 {
-            holds(&volume, 8 * MIB, &pattern(2, version - 1, 400_000));
+            holds(&volume, 8 * MIB, &pattern(2, version - 1, 900_000));
         }
         assert_eq!(
-            volume.read_at(6 * MIB, 400_000).unwrap(),
-            vec![0; 400_000],
+            volume.read_at(6 * MIB, 900_000).unwrap(),
+            vec![0; 900_000],
             "the dropped tail stays away"
         );
         // As long as the dropped record, so that an old record follows where the new one ends.
-        volume.write_at(8 * MIB, &pattern(2, version, 400_000)).unwrap();
+        volume.write_at(8 * MIB, &pattern(2, version, 900_000)).unwrap();
         volume.flush().unwrap();
         volume.close_now();
         machine.lose_memory();

@@ -34,7 +34,7 @@ pub(crate) mod scan;
 pub(crate) mod superblock;
 pub(crate) mod writer;
 
-pub(crate) use read::JournalRead;
+pub(crate) use read::{JournalRead, Reach};
 
 /// Bytes at the ring's end that only padding may use, so that a flush can always end in a whole block.
 pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;

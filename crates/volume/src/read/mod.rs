@@ -16,7 +16,7 @@ use sawmill_format::journal::RecordOperation;
 
 use crate::cache::{CacheRead, FrameKey};
 use crate::fetch::{self, Fetched, FrameName};
-use crate::journal::JournalRead;
+use crate::journal::{JournalRead, Reach};
 use crate::readers::Reading;
 use crate::record::Record;
 use crate::shared::{Shared, View, add};
@@ -248,7 +248,8 @@ fn serve(
         Place::Record { record, offset, stored } => {
             let Some(journal) = &shared.journal else { return Ok(Served::Gone) };
             sources.journal = true;
-            match (journal.read(record, *offset, into, may_wait), stored) {
+            let reach = if may_wait { Reach::Device } else { Reach::AtHand };
+            match (journal.read(record, *offset, into, reach), stored) {
                 (Ok(JournalRead::Done), _) => Ok(Served::Done),
                 (Ok(JournalRead::Slow), _) => Ok(Served::Slow),
                 (Ok(JournalRead::Gone), _) => Ok(Served::Gone),

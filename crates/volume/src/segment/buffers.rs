@@ -9,8 +9,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sawmill_sys::AlignedBytes;
 
-/// Buffers kept while nothing is under way.
-const SPARE_MAX: usize = 2;
+/// Buffers kept for the next segments.
+const SPARE_MAX: usize = 4;
+
+/// Buffers are made in multiples of this, so that segments of almost the same size fit the same ones.
+const STEP_BYTES: usize = 256 << 10;
 
 /// See the head of this file.
 #[derive(Clone, Default)]
@@ -31,7 +34,7 @@ impl Buffers {
         let mut spare = self.spare.lock();
         let fitting = spare.iter().position(|bytes| bytes.len() >= length);
         let bytes = fitting.map(|index| spare.swap_remove(index));
-        let bytes = bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_power_of_two()));
+        let bytes = bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_multiple_of(STEP_BYTES)));
         Buffer { bytes: Some(bytes), length, home: self.clone() }
     }
 
@@ -80,7 +83,8 @@ mod tests {
         assert_eq!((again.as_ref().as_ptr(), again.as_ref().len()), (address, 6000));
         let larger = buffers.take(100_000);
         assert_eq!(larger.as_ref().len(), 100_000);
-        drop((again, larger, buffers.take(1)));
+        let many: Vec<_> = (0..SPARE_MAX).map(|_| buffers.take(1)).collect();
+        drop((again, larger, many));
         assert_eq!(buffers.spare.lock().len(), SPARE_MAX);
         buffers.clear();
         assert_eq!(buffers.spare.lock().len(), 0);

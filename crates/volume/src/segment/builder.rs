@@ -14,7 +14,7 @@ use sawmill_format::segment::{
 use super::buffers::Buffers;
 use super::coalesce::coalesce;
 use super::resident::ResidentPiece;
-use crate::journal::{Journal, JournalRead};
+use crate::journal::{Journal, JournalRead, Reach};
 use crate::record::Record;
 use crate::{Error, ErrorKind, Result};
 
@@ -69,7 +69,9 @@ pub(crate) fn build(
     let mut buffer = buffers.take(header_bytes + header.body_bytes() as usize);
     let (head, body) = buffer.bytes_mut().split_at_mut(header_bytes);
     head.copy_from_slice(&encoded);
-    copy_data(&resident, journal, &header, body)?;
+    let back = journal.read_back(header.position_start, header.position_end, buffers)?;
+    let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
+    copy_data(&resident, journal, reach, &header, body)?;
     seal_frames(&header, body);
     Ok(Built {
         header_bytes: header_bytes as u32,
@@ -104,6 +106,7 @@ fn push_extent(
 fn copy_data(
     pieces: &[ResidentPiece],
     journal: &Journal,
+    reach: Reach,
     header: &SegmentHeader,
     body: &mut [u8],
 ) -> Result<()> {
@@ -117,7 +120,7 @@ fn copy_data(
             let start = (at + (frame + 1) * FRAME_HEAD_BYTES as u64) as usize;
             let into = &mut body[start..start + length as usize];
             let offset = u64::from(piece.record_offset) + done;
-            if journal.read(&piece.record, offset, into, true)? != JournalRead::Done {
+            if journal.read(&piece.record, offset, into, reach)? != JournalRead::Done {
                 let position = piece.record.position;
                 let text = format!("journal record at position {position} was given up before it was stored");
                 return Err(Error::new(ErrorKind::Internal, text));
