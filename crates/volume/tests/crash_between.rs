@@ -191,7 +191,8 @@ fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
     }
 }
 
-/// An attach whose store goes wrong from some call on, and which dies. Some of what was held before lands meanwhile.
+/// An attach whose store goes wrong from some call on, and which dies. Some of what was held before lands
+/// meanwhile.
 fn die_in_recovery(machine: &Machine, dice: &mut Dice) {
     let mut left = 1 + dice.roll(150);
     let mut at_call = Dice(dice.roll(1 << 40) * 2 + 1);
