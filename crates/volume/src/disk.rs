@@ -1,6 +1,7 @@
-//! What the journal and the read cache need of a local disk. No default methods, so that a false disk can
-//! stand in its place.
+//! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is found and
+//! made ([`Disks`]). No default methods, so that false disks can stand in their place.
 
+use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,6 +44,75 @@ impl Disk for DirectFile {
 
     fn sync(&self) -> io::Result<()> {
         DirectFile::sync(self)
+    }
+}
+
+/// The right to a name, until dropped.
+pub type Lock = Box<dyn Any + Send>;
+
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Nothing.
+    Absent,
+    /// A file of this many bytes.
+    File {
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// A block device, which can be neither made nor renamed.
+    Device,
+}
+
+/// The local disks of a machine, by path.
+pub trait Disks: Send + Sync {
+    /// Takes the right to whatever has this name, now or later. `WouldBlock`: somebody else has it.
+    fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// What has this name.
+    fn look(&self, path: &Path) -> Seen;
+    /// Opens what has this name.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
+    /// Makes a file of zeroes, durably. Fails when the name is taken or the space is not there.
+    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
+    /// Gives a file another name.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The disks of this machine.
+pub struct RealDisks;
+
+impl Disks for RealDisks {
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        Ok(Box::new(FileLock::of_name(path)?))
+    }
+
+    fn look(&self, path: &Path) -> Seen {
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.is_file() => Seen::File { len_bytes: meta.len() },
+            Ok(_) => Seen::Device,
+            Err(_) => Seen::Absent,
+        }
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(DirectFile::open(path, OpenMode::Direct)?))
+    }
+
+    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(DirectFile::create(path, len_bytes, OpenMode::Direct)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
     }
 }
 

@@ -1,5 +1,5 @@
 //! The threads around the loops: one for the journal, one for the keeper. A simulation steps the loops
-//! itself.
+//! itself (`steps`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,9 @@ use crate::{Error, ErrorKind, Result};
 /// How long the journal's thread waits for more before it settles its marks.
 const SETTLE_AFTER: Duration = Duration::from_millis(50);
 
-/// What the threads are told.
+/// What the loops are told.
 #[derive(Default)]
-struct Orders {
+pub(crate) struct Orders {
     /// End now, whatever is left to do.
     abandon: AtomicBool,
     /// Everything is stored: the journal may say so and end.
@@ -37,6 +37,12 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
+    /// A driver without threads: somebody else runs the loops, by its orders.
+    pub(crate) fn idle(shared: &Arc<Shared>) -> Self {
+        let (journal, keeper) = (Mutex::default(), Mutex::default());
+        Driver { shared: shared.clone(), orders: Arc::default(), journal, keeper }
+    }
+
     /// Starts the threads; without loops (read-only) only the one that runs jobs for later.
     pub(crate) fn start(shared: &Arc<Shared>, loops: Option<(JournalWriter, Keeper)>) -> Result<Self> {
         let orders = Arc::new(Orders::default());
@@ -49,12 +55,11 @@ impl Driver {
         let journal = match (writer, shared.journal.clone()) {
             (Some(writer), Some(journal)) => {
                 let (shared, orders) = (shared.clone(), orders.clone());
-                Some(spawn(
-                    "journal",
-                    Box::new(move || {
-                        guard(&shared, "journal", || run_journal(&shared, &journal, writer, &orders));
-                    }),
-                )?)
+                let run = move || {
+                    let run = JournalLoop::new(shared.clone(), journal, writer, orders);
+                    guard(&shared, "journal", || run_journal(run));
+                };
+                Some(spawn("journal", Box::new(run))?)
             }
             _ => None,
         };
@@ -75,17 +80,34 @@ impl Driver {
 
     /// Stores everything and ends the threads; false when it was abandoned meanwhile.
     pub(crate) fn close(&self) -> bool {
+        self.begin_close();
+        if self.shared.journal.is_some() {
+            self.shared.inbox.wait_closed();
+        }
+        self.allow_clean();
+        self.end();
+        !self.orders.abandon.load(Ordering::Acquire)
+    }
+
+    /// Asks the loops to store everything.
+    pub(crate) fn begin_close(&self) {
         if let Some(journal) = &self.shared.journal {
             self.shared.inbox.seal_through(journal.ring.next());
             journal.wake.ring();
             self.shared.inbox.close();
-            self.shared.inbox.wait_closed();
-            let dead = self.shared.state.is_dead() || journal.failure().is_some();
-            let abandoned = self.orders.abandon.load(Ordering::Acquire);
-            self.orders.clean.store(!dead && !abandoned, Ordering::Release);
         }
-        self.end();
-        !self.orders.abandon.load(Ordering::Acquire)
+    }
+
+    /// The keeper has closed: unless something went wrong, everything is stored and the journal may say so.
+    pub(crate) fn allow_clean(&self) {
+        let Some(journal) = &self.shared.journal else { return };
+        let dead = self.shared.state.is_dead() || journal.failure().is_some();
+        let abandoned = self.orders.abandon.load(Ordering::Acquire);
+        self.orders.clean.store(!dead && !abandoned, Ordering::Release);
+    }
+
+    pub(crate) fn orders(&self) -> Arc<Orders> {
+        self.orders.clone()
     }
 
     /// Ends the threads now.
@@ -109,6 +131,8 @@ impl Driver {
                 tracing::error!("a thread of volume {} panicked", self.shared.name);
             }
         }
+        // Nobody waits longer than the volume lives.
+        self.shared.later.close();
     }
 }
 
@@ -121,58 +145,125 @@ fn guard(shared: &Arc<Shared>, name: &str, work: impl FnOnce()) {
     }
 }
 
-fn run_journal(shared: &Arc<Shared>, journal: &Arc<Journal>, mut writer: JournalWriter, orders: &Orders) {
-    let segment_bytes = u64::from(shared.record.segment_bytes);
-    let mut rested = false;
-    loop {
+/// How long a loop has nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Step again at once.
+    No,
+    /// Somebody is still filling a slot that a flush waits for.
+    Short,
+    /// For a moment; if nothing comes meanwhile, say so with [`JournalLoop::nothing_came`].
+    Settle,
+    /// Until somebody appends or rings.
+    Long,
+    /// It has ended.
+    End,
+}
+
+/// The journal's loop: its steps, and what becomes of their outcomes.
+pub(crate) struct JournalLoop {
+    shared: Arc<Shared>,
+    journal: Arc<Journal>,
+    writer: JournalWriter,
+    orders: Arc<Orders>,
+    /// Nothing came for a while.
+    quiet: bool,
+}
+
+impl JournalLoop {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        journal: Arc<Journal>,
+        writer: JournalWriter,
+        orders: Arc<Orders>,
+    ) -> Self {
+        JournalLoop { shared, journal, writer, orders, quiet: false }
+    }
+
+    pub(crate) fn nothing_came(&mut self) {
+        self.quiet = true;
+    }
+
+    pub(crate) fn step(&mut self) -> Rest {
+        if self.journal.failure().is_some() {
+            return self.rescue();
+        }
+        let (shared, journal) = (&self.shared, &self.journal);
+        let segment_bytes = u64::from(shared.record.segment_bytes);
         let mut take = |records| shared.inbox.push_records(records, segment_bytes);
         let mut give_up = |wanted| shared.residents.give_up(wanted, journal.segments_end());
-        let step = writer.step(&mut take, &mut give_up);
-        if matches!(step, Ok(Step::Busy)) {
-            // Room may have been made.
-            write::resume(shared);
-        }
-        match step {
-            Ok(Step::Busy) => rested = false,
-            Ok(Step::Waiting) => {
-                journal.wake.sleep(Some(SETTLE_AFTER));
+        match self.writer.step(&mut take, &mut give_up) {
+            Ok(Step::Busy) => {
+                // Room may have been made.
+                write::resume(shared);
+                self.quiet = false;
+                Rest::No
             }
-            Ok(Step::Idle | Step::Unsettled) if orders.end.load(Ordering::Acquire) => break,
-            Ok(_) if !rested => rested = !journal.wake.sleep(Some(SETTLE_AFTER)),
+            Ok(Step::Waiting) => Rest::Short,
+            Ok(Step::Idle | Step::Unsettled) if self.orders.end.load(Ordering::Acquire) => Rest::End,
+            Ok(_) if !self.quiet => Rest::Settle,
             Ok(step) => {
-                rested = false;
+                self.quiet = false;
                 if step == Step::Unsettled
-                    && let Err(error) = writer.settle()
+                    && let Err(error) = self.writer.settle()
                 {
                     journal.fail(error);
+                    return Rest::No;
                 }
-                journal.rest();
+                Rest::Long
             }
             Err(error) => {
                 tracing::error!("{error}");
                 journal.fail(error);
+                Rest::No
             }
         }
-        if let Some(error) = journal.failure() {
+    }
+
+    /// The journal has failed, or the volume is fenced: what was accepted is handed over from memory, and who
+    /// waits for room is told.
+    fn rescue(&mut self) -> Rest {
+        let shared = &self.shared;
+        if self.orders.end.load(Ordering::Acquire) {
+            return Rest::End;
+        }
+        let segment_bytes = u64::from(shared.record.segment_bytes);
+        self.writer.rescue(&mut |records| shared.inbox.push_records(records, segment_bytes));
+        if let Some(error) = self.journal.failure().filter(|_| shared.stalled.count() > 0) {
             shared.stalled.fail(error);
-            shared.inbox.wake.ring();
-            break;
+        }
+        shared.inbox.wake.ring();
+        Rest::Short
+    }
+
+    /// The journal's last words.
+    pub(crate) fn close(&mut self) {
+        let clean = self.orders.clean.load(Ordering::Acquire);
+        if self.journal.failure().is_none()
+            && !self.orders.abandon.load(Ordering::Acquire)
+            && let Err(error) = self.writer.close(clean)
+        {
+            tracing::error!("{error}");
         }
     }
-    while journal.failure().is_some() && !orders.end.load(Ordering::Acquire) {
-        writer.rescue(&mut |records| shared.inbox.push_records(records, segment_bytes));
-        if let Some(error) = journal.failure().filter(|_| shared.stalled.count() > 0) {
-            shared.stalled.fail(error);
-            shared.inbox.wake.ring();
+}
+
+fn run_journal(mut run: JournalLoop) {
+    let journal = run.journal.clone();
+    loop {
+        match run.step() {
+            Rest::No => {}
+            Rest::Short => {
+                journal.wake.sleep(Some(SETTLE_AFTER));
+            }
+            Rest::Settle => {
+                if !journal.wake.sleep(Some(SETTLE_AFTER)) {
+                    run.nothing_came();
+                }
+            }
+            Rest::Long => journal.rest(),
+            Rest::End => return run.close(),
         }
-        journal.wake.sleep(Some(SETTLE_AFTER));
-    }
-    let clean = orders.clean.load(Ordering::Acquire);
-    if journal.failure().is_none()
-        && !orders.abandon.load(Ordering::Acquire)
-        && let Err(error) = writer.close(clean)
-    {
-        tracing::error!("{error}");
     }
 }
 

@@ -36,18 +36,20 @@ mod segment;
 mod shared;
 mod state;
 pub mod status;
+mod steps;
 mod volume;
 mod wake;
 mod world;
 mod write;
 
 pub use cache::ReadCache;
-pub use disk::{Disk, open_cache};
-pub use names::{Deleted, Listed, create, delete, find, list};
+pub use disk::{Disk, Disks, Lock, RealDisks, Seen, open_cache};
+pub use names::{Deleted, Listed, create, create_in, delete, find, list};
 pub use options::{CreateOptions, FlushMode, OpenOptions};
 pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};
 pub use status::{Counters, Health, Positions, Safety, Status};
+pub use steps::Stepped;
 pub use volume::Volume;
 pub use world::{RealWorld, World};
 

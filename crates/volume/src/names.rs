@@ -40,6 +40,11 @@ pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> R
     if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
         return Err(exists(name));
     }
+    warn_of_dishonest(store)?;
+    create_in(&RealWorld::default(), store, name, options)
+}
+
+fn warn_of_dishonest(store: &dyn ObjectStore) -> Result<()> {
     let probe = probe_conditional_create(store, 1, 8).map_err(|error| store_error(&error))?;
     if !probe.is_honest() {
         tracing::warn!(
@@ -47,7 +52,18 @@ pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> R
             probe.summary()
         );
     }
-    let world = RealWorld::default();
+    Ok(())
+}
+
+/// As [`create`] in a given world, without a probe of the store.
+pub fn create_in(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    options: &CreateOptions,
+) -> Result<VolumeRecord> {
+    check_name(name)?;
+    check_options(options)?;
     let volume_id = VolumeId(world.random()?);
     let record = VolumeRecord {
         volume_id,
@@ -130,7 +146,7 @@ pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     let volume_id = record.volume_id;
     let world = RealWorld::default();
     let kept = match open::end_of_log(store, &record) {
-        Ok(mut end) => Some(fence(store, &record, &mut end, PutId(world.random()?))?),
+        Ok(mut end) => Some(fence(store, &record, &mut end, PutId(world.random()?), &world)?),
         // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
         Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => None,
         Err(error) => return Err(error),

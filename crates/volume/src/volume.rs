@@ -10,9 +10,9 @@ use parking_lot::{Mutex, RwLock};
 use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
-use sawmill_sys::FileLock;
 
-use crate::driver::Driver;
+use crate::disk::Lock;
+use crate::driver::{Driver, JournalLoop};
 use crate::fetch::{self, Fetcher};
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
@@ -30,13 +30,33 @@ use crate::status::{Health, Positions, Safety, Status};
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, read, write};
 
+/// A volume whose loops do not run yet.
+struct Unstarted {
+    shared: Arc<Shared>,
+    recovery: RecoveryReport,
+    staging: Option<std::path::PathBuf>,
+    lock: Option<Lock>,
+}
+
+impl Unstarted {
+    fn start(self, loops: Option<(JournalWriter, Keeper)>) -> Result<Arc<Volume>> {
+        let driver = Driver::start(&self.shared, loops)?;
+        Ok(self.with(driver))
+    }
+
+    fn with(self, driver: Driver) -> Arc<Volume> {
+        let Unstarted { shared, recovery, staging, lock } = self;
+        Arc::new(Volume { shared, recovery, driver, staging, lock: Mutex::new(lock) })
+    }
+}
+
 /// See the head of this file.
 pub struct Volume {
     shared: Arc<Shared>,
     recovery: RecoveryReport,
     driver: Driver,
     staging: Option<std::path::PathBuf>,
-    lock: Mutex<Option<FileLock>>,
+    lock: Mutex<Option<Lock>>,
 }
 
 impl Volume {
@@ -46,7 +66,9 @@ impl Volume {
         if options.read_only {
             Self::open_to_read(store, name, &options, world)
         } else {
-            Self::attach(store, name, &options, world)
+            let (unstarted, writer, keeper) =
+                Self::attach(store, name, &options, world, limits::READER_THREADS)?;
+            unstarted.start(Some((writer, keeper)))
         }
     }
 
@@ -61,10 +83,9 @@ impl Volume {
         let recovery = reporter.report;
         let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
         let checkpoint_number = stored.newest.number_max;
-        let shared = share(store, options, world, stored, None)?;
+        let shared = share(store, options, world, stored, None, limits::READER_THREADS)?;
         shared.inbox.set_stored(position, sequence, checkpoint_number);
-        let driver = Driver::start(&shared, None)?;
-        Ok(Arc::new(Volume { shared, recovery, driver, staging: None, lock: Mutex::default() }))
+        Unstarted { shared, recovery, staging: None, lock: None }.start(None)
     }
 
     fn attach(
@@ -72,7 +93,8 @@ impl Volume {
         name: &str,
         options: &OpenOptions,
         world: Arc<dyn World>,
-    ) -> Result<Arc<Volume>> {
+        reader_threads: usize,
+    ) -> Result<(Unstarted, JournalWriter, Keeper)> {
         let mut reporter = Reporter::new(&*world);
         let attached = open::attach(&*store, name, options, &*world, &mut reporter)?;
         let recovery = reporter.report;
@@ -89,7 +111,7 @@ impl Volume {
             received_end: attached.start.position,
             records: attached.records,
         };
-        let shared = share(store, options, world, attached.stored, Some(journal.clone()))?;
+        let shared = share(store, options, world, attached.stored, Some(journal.clone()), reader_threads)?;
         for record in &start.records {
             shared.journal_map.insert(record.address, record.length, record.position, record.clone());
             record.set_complete();
@@ -101,14 +123,42 @@ impl Volume {
         };
         let keeper = Keeper::new(shared.clone(), options, start);
         let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
-        let driver = Driver::start(&shared, Some((writer, keeper)))?;
-        Ok(Arc::new(Volume {
-            shared,
-            recovery,
-            driver,
-            staging: Some(attached.staging_path),
-            lock: Mutex::new(Some(attached.lock)),
-        }))
+        let (staging, lock) = (Some(attached.staging_path), Some(attached.lock));
+        Ok((Unstarted { shared, recovery, staging, lock }, writer, keeper))
+    }
+
+    /// Attaches without threads, for a simulation.
+    pub(crate) fn attach_stepped(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: &OpenOptions,
+        world: Arc<dyn World>,
+    ) -> Result<(Arc<Volume>, JournalLoop, Keeper)> {
+        let (unstarted, writer, keeper) = Self::attach(store, name, options, world, 0)?;
+        let driver = Driver::idle(&unstarted.shared);
+        let shared = &unstarted.shared;
+        let Some(journal) = shared.journal.clone() else {
+            return Err(Error::new(ErrorKind::Internal, "attached without a journal"));
+        };
+        let journal = JournalLoop::new(shared.clone(), journal, writer, driver.orders());
+        Ok((unstarted.with(driver), journal, keeper))
+    }
+
+    pub(crate) fn begin_close(&self) {
+        self.shared.state.set_closing();
+        self.driver.begin_close();
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.shared.inbox.is_closed()
+    }
+
+    pub(crate) fn allow_clean(&self) {
+        self.driver.allow_clean();
+    }
+
+    pub(crate) fn run_later(&self, now: Duration) -> Option<Duration> {
+        self.shared.later.run_due(now)
     }
 
     /// What recovery did.
@@ -205,6 +255,11 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         self.shared.state.set_closing();
         let closed = self.driver.close();
+        self.finish_close(closed)
+    }
+
+    /// The loops have ended, with everything stored if `closed`.
+    pub(crate) fn finish_close(&self, closed: bool) -> Result<()> {
         let dead = self.shared.state.refusal().filter(|_| self.shared.state.is_dead());
         self.shared.state.set_closed();
         self.end_all();
@@ -288,6 +343,7 @@ fn share(
     world: Arc<dyn World>,
     stored: Stored,
     journal: Option<Arc<Journal>>,
+    reader_threads: usize,
 ) -> Result<Arc<Shared>> {
     let record = stored.record;
     let geometry = Geometry {
@@ -299,7 +355,7 @@ fn share(
         shared_cache: true,
         operations: Operations { discard: true, write_zeroes: true, allocation: true },
     };
-    let pool = Pool::start(limits::READER_THREADS).map_err(|error| {
+    let pool = Pool::start(reader_threads).map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("reader threads cannot be started: {error}"))
     })?;
     let cache = options.cache.clone().map(|cache| {

@@ -1,11 +1,12 @@
-//! Time and chance, handed in: the engine never reaches for a clock or for randomness of its own, so that a
-//! simulation can run it twice alike.
+//! Time, chance and local disks, handed in: the engine never reaches for a clock, for randomness or for a
+//! disk of its own, so that a simulation can run it twice alike.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::disk::{Disks, RealDisks};
 use crate::{Error, ErrorKind, Result};
 
-/// Where the engine gets time and random bytes from.
+/// Where the engine gets time, random bytes and local disks from.
 pub trait World: Send + Sync {
     /// Time since some fixed start; never goes back. No safety rule reads it.
     fn now(&self) -> Duration;
@@ -13,9 +14,11 @@ pub trait World: Send + Sync {
     fn unix_ms(&self) -> u64;
     /// Sixteen bytes nobody has seen before.
     fn random(&self) -> Result<[u8; 16]>;
+    /// The disks of this machine.
+    fn disks(&self) -> &dyn Disks;
 }
 
-/// The real clock and the kernel's random numbers.
+/// The real clock and disks, and the kernel's random numbers.
 pub struct RealWorld {
     start: Instant,
 }
@@ -42,5 +45,9 @@ impl World for RealWorld {
             Error::new(ErrorKind::Unavailable, format!("the kernel gives no random numbers: {error}"))
         })?;
         Ok(bytes)
+    }
+
+    fn disks(&self) -> &dyn Disks {
+        &RealDisks
     }
 }

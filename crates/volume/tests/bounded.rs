@@ -171,7 +171,7 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
         let healing = machine.healing();
         for writer in 0..2 {
             let volume = &volume;
-            scope.spawn(move || (0..60).for_each(|slot| write_slot(volume, writer * 60 + slot, 1)));
+            scope.spawn(move || (0..64).for_each(|slot| write_slot(volume, writer * 64 + slot, 1)));
         }
         let full = || {
             let status = volume.status();
@@ -189,7 +189,7 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
         drop(healing);
     });
     stored(&volume);
-    assert!((0..120).all(|slot| slot_version(&volume, slot, 1) == 1));
+    assert!((0..128).all(|slot| slot_version(&volume, slot, 1) == 1));
     assert_eq!(volume.status().stalled_requests, 0);
 }
 

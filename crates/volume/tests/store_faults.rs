@@ -378,26 +378,26 @@ fn while_the_store_is_gone_writes_go_on_then_wait_and_all_ends_well() {
         slot_version(&volume, 0, 9) == 1 && volume.status().counters.reads_store == before
     });
     machine.fault(unavailable(), |_| true);
-    // More than the journal holds, from several writers.
-    let slots = 100;
+    // From two writers, each with more than the journal holds: neither can end before it is full.
+    let slots = 128;
     std::thread::scope(|scope| {
         let healing = machine.healing();
-        for writer in 0..4 {
+        for writer in 0..2 {
             let volume = &volume;
             scope.spawn(move || {
-                for slot in 0..slots / 4 {
-                    write_slot(volume, 8 + writer * slots / 4 + slot, 2);
+                for slot in 0..slots / 2 {
+                    write_slot(volume, 8 + writer * slots / 2 + slot, 2);
                 }
             });
         }
         until("the journal is full", || {
             let status = volume.status();
-            status.stalled_requests == 4 && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
+            status.stalled_requests == 2 && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
         });
         let status = volume.status();
         assert!(matches!(status.health, Health::StoreUnavailable { .. }), "{:?}", status.health);
         assert!(status.counters.writes > 40, "the journal took {} writes", status.counters.writes);
-        assert!(status.counters.writes_stalled >= 4);
+        assert!(status.counters.writes_stalled >= 2);
         assert_eq!(slot_version(&volume, 0, 9), 1, "cached data is read");
         volume.flush().unwrap();
         assert!(!volume.wait(Safety::Stored, Some(std::time::Duration::ZERO)).unwrap());

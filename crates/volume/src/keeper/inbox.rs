@@ -182,6 +182,11 @@ impl Inbox {
         self.closed_bell.notify_all();
     }
 
+    /// Whether the keeper has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.lock()
+    }
+
     /// Waits for the keeper to have ended.
     pub(crate) fn wait_closed(&self) {
         let mut closed = self.closed.lock();

@@ -9,11 +9,11 @@ use sawmill_format::journal::{
 };
 use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
-use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, DirectFile, FileLock, OpenMode, Ring, StagingFile};
+use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Ring, StagingFile};
 
 use super::journal::{self, Judged, Old, Usable, judge, staging_path};
 use super::{Stored, demand_fencing, fence};
-use crate::disk::Disk;
+use crate::disk::{Disk, Disks, Lock, Seen};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, disk_parts, encode_header};
@@ -32,7 +32,7 @@ pub(crate) struct Attached {
     pub(crate) stored: Stored,
     pub(crate) start: Start,
     pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) lock: FileLock,
+    pub(crate) lock: Lock,
     pub(crate) staging_path: PathBuf,
     pub(crate) superblock: SuperblockFile,
     pub(crate) ring: Arc<Ring>,
@@ -51,14 +51,14 @@ pub(crate) fn attach(
 ) -> Result<Attached> {
     let mut stored = super::stored(store, name, reporter)?;
     check_options(&stored, options)?;
-    let lock = journal::lock(options)?;
+    let lock = journal::lock(options, world.disks())?;
     demand_fencing(store, options)?;
-    let judged = judge(&stored, options)?;
+    let judged = judge(&stored, options, world.disks())?;
     reporter.step("journal", judged.describe());
-    settle_intent(store, &mut stored, &judged)?;
+    settle_intent(store, &mut stored, &judged, world)?;
     let put_id = PutId(world.random()?);
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
-    fence_at_end(store, &mut stored, put_id)?;
+    fence_at_end(store, &mut stored, put_id, world)?;
     see_that_nobody_went_on(store, &stored)?;
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
@@ -170,7 +170,7 @@ fn intend(
         }
         Judged::Make { old, .. } => {
             let path = &options.journal_path;
-            let disk: Arc<dyn Disk> = Arc::new(make_journal(path, old, options, world)?);
+            let disk = make_journal(path, old, options, world)?;
             let capacity_bytes = (disk.len_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
             let random = world.random()?;
             let mut tag = [0; 8];
@@ -199,7 +199,7 @@ fn intend(
 }
 
 /// Makes the journal file; on a block device the superblock is simply written anew.
-fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World) -> Result<DirectFile> {
+fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World) -> Result<Arc<dyn Disk>> {
     let failed = |what: &str, error: std::io::Error| {
         let kind = match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
@@ -214,29 +214,30 @@ fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World)
         );
         Error::new(kind, text)
     };
-    if path.exists() && !path.is_file() {
-        return take_device(path, old);
-    }
-    if path.exists() {
-        let empty = std::fs::metadata(path).is_ok_and(|meta| meta.len() == 0);
-        if old == Old::Remove || empty {
-            std::fs::remove_file(path).map_err(|error| failed("replaced", error))?;
-        } else {
+    let disks = world.disks();
+    match disks.look(path) {
+        Seen::Absent => {}
+        Seen::Device => return take_device(path, old, disks),
+        Seen::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
+            disks.remove(path).map_err(|error| failed("replaced", error))?;
+        }
+        Seen::File { .. } => {
             let mut aside = path.as_os_str().to_owned();
             aside.push(format!(".aside-{}", world.unix_ms()));
-            std::fs::rename(path, &aside).map_err(|error| failed("set aside", error))?;
-            tracing::warn!("the old journal was set aside as {}", Path::new(&aside).display());
+            let aside = PathBuf::from(aside);
+            disks.rename(path, &aside).map_err(|error| failed("set aside", error))?;
+            tracing::warn!("the old journal was set aside as {}", aside.display());
         }
     }
     let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
-    DirectFile::create(path, bytes, OpenMode::Direct).map_err(|error| failed("made", error))
+    disks.make(path, bytes).map_err(|error| failed("made", error))
 }
 
 /// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
 /// superblocks, so that no copy of an older one can win.
-fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
+fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
-    let read = DirectFile::open(path, OpenMode::ReadOnly).and_then(|disk| disk.read_at(0, &mut start));
+    let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
     let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
     if old == Old::Keep && !blank {
         let text = format!(
@@ -247,7 +248,7 @@ fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
         return Err(Error::new(ErrorKind::Refused, text));
     }
     start.fill(0);
-    let opened = DirectFile::open(path, OpenMode::Direct).and_then(|disk| {
+    let opened = disks.open(path).and_then(|disk| {
         disk.write_at(0, &start)?;
         disk.sync()?;
         Ok(disk)
@@ -260,21 +261,31 @@ fn take_device(path: &Path, old: Old) -> Result<DirectFile> {
 /// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal
 /// remembers one intent: before it takes a new one, that fence is put again until it is there, else it would
 /// be taken for a stranger's when it lands.
-fn settle_intent(store: &dyn ObjectStore, stored: &mut Stored, judged: &Judged) -> Result<()> {
+fn settle_intent(
+    store: &dyn ObjectStore,
+    stored: &mut Stored,
+    judged: &Judged,
+    world: &dyn World,
+) -> Result<()> {
     let Judged::Use(usable) = judged else { return Ok(()) };
     let block = usable.superblock.current();
     if block.intent_epoch == stored.end.epoch + 1 {
-        fence_at_end(store, stored, block.intent_put_id)?;
+        fence_at_end(store, stored, block.intent_put_id, world)?;
     }
     Ok(())
 }
 
 /// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is
 /// tried again.
-fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, put_id: PutId) -> Result<()> {
+fn fence_at_end(
+    store: &dyn ObjectStore,
+    stored: &mut Stored,
+    put_id: PutId,
+    world: &dyn World,
+) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
-        match fence(store, &stored.record, &mut stored.end, put_id) {
+        match fence(store, &stored.record, &mut stored.end, put_id, world) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Exists => {
                 roll_forward(store, stored.record.volume_id, Some(&stored.view), &mut stored.end)?;

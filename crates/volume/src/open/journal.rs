@@ -7,9 +7,10 @@ use std::sync::Arc;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
-use sawmill_sys::{DirectFile, FileLock, OpenMode, StagingFile};
+use sawmill_sys::StagingFile;
 
 use super::Stored;
+use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
@@ -34,7 +35,7 @@ pub(crate) enum Old {
 
 /// A journal that goes with the end of the log.
 pub(crate) struct Usable {
-    pub(crate) disk: Arc<DirectFile>,
+    pub(crate) disk: Arc<dyn Disk>,
     pub(crate) superblock: SuperblockFile,
     pub(crate) log: Option<LogImage>,
     pub(crate) scan: Option<Scan>,
@@ -66,19 +67,16 @@ pub(crate) fn staging_path(volume_id: VolumeId, journal_tag: u64, options: &Open
 }
 
 /// Takes the right to the journal named in the options, for as long as the lock lives.
-pub(crate) fn lock(options: &OpenOptions) -> Result<FileLock> {
+pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| cannot_lock(path, &error))?;
-    }
-    FileLock::of_name(path).map_err(|error| cannot_lock(path, &error))
+    disks.lock(path).map_err(|error| cannot_lock(path, &error))
 }
 
 /// Judges the journal named in the options.
-pub(crate) fn judge(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
+pub(crate) fn judge(stored: &Stored, options: &OpenOptions, disks: &dyn Disks) -> Result<Judged> {
     let path = &options.journal_path;
-    let disk = match DirectFile::open(path, OpenMode::Direct) {
-        Ok(disk) => Arc::new(disk),
+    let disk = match disks.open(path) {
+        Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return absent(stored, options),
         Err(error) => return Err(cannot_lock(path, &error)),
     };
@@ -138,7 +136,7 @@ fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged>
 }
 
 /// The superblock of this volume's journal; `None` for a blank file; `Invalid` for another volume's.
-fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Result<Option<SuperblockFile>> {
+fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result<Option<SuperblockFile>> {
     if disk.len_bytes() < RING_START_BYTES {
         if disk.len_bytes() == 0 {
             return Ok(None);
@@ -178,7 +176,7 @@ fn read_superblock(disk: &Arc<DirectFile>, path: &Path, stored: &Stored) -> Resu
 fn judge_against_store(
     stored: &Stored,
     options: &OpenOptions,
-    disk: Arc<DirectFile>,
+    disk: Arc<dyn Disk>,
     superblock: SuperblockFile,
 ) -> Result<Judged> {
     let block = superblock.current();

@@ -126,6 +126,7 @@ pub(crate) fn fence(
     record: &VolumeRecord,
     end: &mut LogEnd,
     put_id: PutId,
+    world: &dyn World,
 ) -> Result<u64> {
     let sequence = end.next_sequence;
     if sequence >= limits::SEQUENCE_MAX {
@@ -142,7 +143,7 @@ pub(crate) fn fence(
         checkpoint_number: 0,
         position_start: end.position,
         position_end: end.position,
-        wall_unix_ms: crate::world::RealWorld::default().unix_ms(),
+        wall_unix_ms: world.unix_ms(),
         next_sequence: sequence + FENCE_WINDOW,
         role: SegmentRole::Fence,
         frame_bytes: record.frame_bytes,
@@ -194,7 +195,7 @@ pub(crate) fn dry_run(
     let mut reporter = Reporter::new(world);
     let stored = stored(store, name, &mut reporter)?;
     if let Some(options) = journal {
-        match journal::judge(&stored, options) {
+        match journal::judge(&stored, options, world.disks()) {
             Ok(judged) => reporter.step("journal", judged.describe()),
             Err(error) => reporter.step("journal", format!("would stop: {error}")),
         }

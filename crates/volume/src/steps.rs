@@ -1,0 +1,78 @@
+//! An open volume without threads: a simulation steps its loops, hands it the time and decides what happens
+//! when. The engine is the same; only who calls it differs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sawmill_store::ObjectStore;
+
+use crate::Result;
+use crate::driver::{JournalLoop, Rest};
+use crate::keeper::Keeper;
+use crate::options::OpenOptions;
+use crate::volume::Volume;
+use crate::world::World;
+
+/// See the head of this file.
+pub struct Stepped {
+    volume: Arc<Volume>,
+    journal: JournalLoop,
+    keeper: Keeper,
+}
+
+impl Stepped {
+    /// Attaches volume `name` as [`Volume::open`] does. The store must answer the calls of this function
+    /// before they return, or from another thread.
+    pub fn open(
+        world: Arc<dyn World>,
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: &OpenOptions,
+    ) -> Result<Self> {
+        let (volume, journal, keeper) = Volume::attach_stepped(store, name, options, world)?;
+        Ok(Stepped { volume, journal, keeper })
+    }
+
+    /// The volume.
+    #[must_use]
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// One step of the journal's loop. Says whether it did something.
+    pub fn step_journal(&mut self) -> bool {
+        self.journal.step() == Rest::No
+    }
+
+    /// One step of the journal's loop after which time passes and nothing comes: what it puts off, it does.
+    pub fn step_journal_quietly(&mut self) -> bool {
+        self.journal.nothing_came();
+        self.journal.step() == Rest::No
+    }
+
+    /// One step of the keeper's loop, and the jobs that are due. Returns how long it has nothing to do unless
+    /// something comes; `None`: for ever.
+    pub fn step_keeper(&mut self, now: Duration) -> Option<Duration> {
+        let stepped = self.keeper.step(now);
+        stepped.into_iter().chain(self.volume.run_later(now)).min()
+    }
+
+    /// Takes no more requests and begins to store everything; steps do the rest.
+    pub fn begin_close(&self) {
+        self.volume.begin_close();
+    }
+
+    /// Whether everything is stored, or will never be.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.volume.is_settled()
+    }
+
+    /// Ends as [`Volume::close`] does, once [`is_settled`](Self::is_settled).
+    pub fn finish_close(mut self) -> Result<()> {
+        self.volume.allow_clean();
+        while self.journal.step() == Rest::No {}
+        self.journal.close();
+        self.volume.finish_close(true)
+    }
+}
