@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -72,6 +73,8 @@ pub struct FaultStore {
     decide: Mutex<Decide>,
     calls: Mutex<Vec<Call>>,
     held: Mutex<VecDeque<(Call, Held)>>,
+    /// How many scripts there were.
+    scripts: AtomicU64,
 }
 
 impl FaultStore {
@@ -82,6 +85,7 @@ impl FaultStore {
             decide: Mutex::new(decide),
             calls: Mutex::default(),
             held: Mutex::default(),
+            scripts: AtomicU64::new(0),
         })
     }
 
@@ -92,7 +96,9 @@ impl FaultStore {
 
     /// Follows another script from now on. Held calls stay held.
     pub fn script(&self, decide: Decide) {
-        *self.decide.lock() = decide;
+        let mut current = self.decide.lock();
+        *current = decide;
+        self.scripts.fetch_add(1, Ordering::SeqCst);
     }
 
     /// All calls so far, in order.
@@ -130,14 +136,25 @@ impl FaultStore {
     }
 
     /// Logs a call and asks the script.
-    fn judge(&self, mut call: Call) -> (Call, Fault) {
+    fn judge(&self, mut call: Call) -> (Call, Fault, u64) {
         {
             let mut calls = self.calls.lock();
             call.number = calls.len() as u64;
             calls.push(call.clone());
         }
-        let fault = (self.decide.lock())(&call);
-        (call, fault)
+        let mut decide = self.decide.lock();
+        let fault = decide(&call);
+        (call, fault, self.scripts.load(Ordering::SeqCst))
+    }
+
+    /// Holds a call that the script of number `script` decided to hold. If that script is gone meanwhile,
+    /// whoever set the next one may have released what was held already: then the call goes through.
+    fn hold(&self, call: Call, start: Held, script: u64) {
+        let number = call.number;
+        self.held.lock().push_back((call, start));
+        if self.scripts.load(Ordering::SeqCst) != script {
+            self.release(|held| held.number == number);
+        }
     }
 
     /// Does to a call what is the same for all kinds of calls.
@@ -145,6 +162,7 @@ impl FaultStore {
         &self,
         call: Call,
         fault: &Fault,
+        script: u64,
         done: Done<T>,
         start: impl FnOnce(&dyn ObjectStore, Done<T>) + Send + 'static,
     ) {
@@ -160,12 +178,12 @@ impl FaultStore {
                 let held = Box::new(move |inner: &dyn ObjectStore| {
                     start(inner, Box::new(move |outcome| answer.give(outcome)));
                 });
-                self.held.lock().push_back((call, held));
+                self.hold(call, held, script);
             }
             Fault::Late => {
                 let lost = planned(StoreErrorKind::Unavailable, &call);
                 let held = Box::new(move |inner: &dyn ObjectStore| start(inner, Box::new(drop)));
-                self.held.lock().push_back((call, held));
+                self.hold(call, held, script);
                 done(Err(lost));
             }
         }
@@ -199,7 +217,7 @@ impl ObjectStore for FaultStore {
     fn get(&self, mut get: Get, done: Done<Bytes>) {
         let Get { key, range, class } = get.clone();
         let call = Call { number: 0, kind: CallKind::Get, keys: vec![key], range, size_bytes: 0, class };
-        let (call, fault) = self.judge(call);
+        let (call, fault, script) = self.judge(call);
         if let Fault::Swap(other) = &fault {
             get.key.clone_from(other);
         }
@@ -207,34 +225,34 @@ impl ObjectStore for FaultStore {
             Fault::Truncate => Box::new(move |outcome| done(outcome.map(|body| first_half(&body)))),
             _ => done,
         };
-        self.carry_out(call, &fault, done, move |inner, done| inner.get(get, done));
+        self.carry_out(call, &fault, script, done, move |inner, done| inner.get(get, done));
     }
 
     fn put(&self, mut put: Put, done: Done<PutOutcome>) {
         let size_bytes = put.body.len() as u64;
         let (keys, class) = (vec![put.key.clone()], put.class);
         let call = Call { number: 0, kind: CallKind::Put, keys, range: None, size_bytes, class };
-        let (call, fault) = self.judge(call);
+        let (call, fault, script) = self.judge(call);
         match &fault {
             Fault::Swap(other) => put.key.clone_from(other),
             Fault::Truncate => put.body = first_half(&put.body),
             _ => {}
         }
-        self.carry_out(call, &fault, done, move |inner, done| inner.put(put, done));
+        self.carry_out(call, &fault, script, done, move |inner, done| inner.put(put, done));
     }
 
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
         let (keys, class) = (vec![list.prefix.clone()], list.class);
         let call = Call { number: 0, kind: CallKind::List, keys, range: None, size_bytes: 0, class };
-        let (call, fault) = self.judge(call);
-        self.carry_out(call, &fault, done, move |inner, done| inner.list(list, done));
+        let (call, fault, script) = self.judge(call);
+        self.carry_out(call, &fault, script, done, move |inner, done| inner.list(list, done));
     }
 
     fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
         let call =
             Call { number: 0, kind: CallKind::Delete, keys: keys.clone(), range: None, size_bytes: 0, class };
-        let (call, fault) = self.judge(call);
-        self.carry_out(call, &fault, done, move |inner, done| inner.delete(keys, class, done));
+        let (call, fault, script) = self.judge(call);
+        self.carry_out(call, &fault, script, done, move |inner, done| inner.delete(keys, class, done));
     }
 }
 

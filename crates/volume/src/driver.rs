@@ -18,6 +18,9 @@ use crate::{Error, ErrorKind, Result};
 /// How long the journal's thread waits for more before it settles its marks.
 const SETTLE_AFTER: Duration = Duration::from_millis(50);
 
+/// How soon a flush that is expected comes, if it comes: waking a sleeping thread takes as long.
+const EXPECTED_WITHIN: Duration = Duration::from_micros(60);
+
 /// What the loops are told.
 #[derive(Default)]
 pub(crate) struct Orders {
@@ -257,6 +260,9 @@ fn run_journal(mut run: JournalLoop) {
                 journal.wake.sleep(Some(SETTLE_AFTER));
             }
             Rest::Settle => {
+                if journal.expects_flush() {
+                    journal.wake.watch(EXPECTED_WITHIN);
+                }
                 if !journal.wake.sleep(Some(SETTLE_AFTER)) {
                     run.nothing_came();
                 }

@@ -23,8 +23,9 @@ pub(crate) struct Pool {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Optional jobs are refused when this many wait.
-const OPTIONAL_JOBS_MAX: usize = 64;
+/// Optional jobs are refused when this many wait. Each may hold a frame: 16 MiB. A sequential reader of
+/// megabytes brings 16 frames a request; if they were refused, a pass over the disk would not warm the cache.
+const OPTIONAL_JOBS_MAX: usize = 256;
 
 impl Pool {
     /// Starts `threads` threads. With none, jobs run on the caller's thread (for simulations).

@@ -24,6 +24,15 @@ impl Wake {
         }
     }
 
+    /// Looks for a ring for up to `limit`, awake: for a ring that is on its way. Leaves it to be heard by
+    /// [`sleep`](Self::sleep).
+    pub(crate) fn watch(&self, limit: Duration) {
+        let start = std::time::Instant::now();
+        while !self.rung.load(Ordering::Relaxed) && start.elapsed() < limit {
+            std::hint::spin_loop();
+        }
+    }
+
     /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Says whether it was rung.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut held = self.lock.lock();

@@ -93,10 +93,10 @@ pub(crate) fn resume(shared: &Shared) {
     {
         let mut jobs = shared.stalled.jobs.lock();
         while let Some(job) = jobs.front_mut() {
-            if append(shared, job).is_err() {
-                // Whoever makes room comes by here: ringing for more would only chase our own tail. But what
-                // is there must be sealed, also the part of a batch, or no room is made.
-                if let Some(journal) = &shared.journal {
+            if let Err(full) = append(shared, job) {
+                // Whoever makes room comes by here: ringing for more would only chase our own tail. But in a
+                // full journal what is there must be sealed, also the part of a batch, or no room is made.
+                if let (Full::Journal, Some(journal)) = (full, &shared.journal) {
                     shared.inbox.seal_through(journal.ring.next());
                 }
                 break;

@@ -69,6 +69,8 @@ pub(crate) struct Journal {
     failed: OnceLock<Error>,
     /// The writer sleeps until somebody has something: the next append rings.
     resting: AtomicBool,
+    /// The next record is likely to be flushed by itself: it goes to the disk at once.
+    expects_flush: AtomicBool,
     pub(crate) wake: Wake,
     pub(crate) syncs: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
@@ -106,6 +108,7 @@ impl Journal {
             pressed: AtomicUsize::new(0),
             failed: OnceLock::new(),
             resting: AtomicBool::new(false),
+            expects_flush: AtomicBool::new(false),
             wake: Wake::default(),
             syncs: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -191,11 +194,12 @@ impl Journal {
     }
 
     /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this
-    /// record.
+    /// record or is expected.
     fn nudge(&self) {
         let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
         let behind = self.ring.next() - self.ring.written();
-        if resting || behind >= limits::SPAN_BYTES || self.waiting.load(Ordering::Relaxed) > 0 {
+        let flush = self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
+        if resting || flush || behind >= limits::SPAN_BYTES {
             self.wake.ring();
         }
     }
@@ -218,6 +222,11 @@ impl Journal {
         if let Some(error) = self.failed.get() {
             self.fail(error.clone());
         }
+    }
+
+    /// Whether the next record is likely to be flushed by itself.
+    pub(crate) fn expects_flush(&self) -> bool {
+        self.expects_flush.load(Ordering::Relaxed)
     }
 
     /// The writer's sleep when nothing has come for a while: until somebody rings or appends.

@@ -37,15 +37,30 @@ pub(crate) struct JournalWriter {
     written: u64,
     /// Steps in which a flush that could have been served waited for a later one.
     rounds_shared: u32,
+    /// Writes, discards and zeroes taken since a flush was last answered.
+    records_since_flush: u32,
 }
 
 /// How long flushes are gathered for one sync, in steps.
 const ROUNDS_SHARED_MAX: u32 = 4;
 
+/// A client that flushed alone after at most this many records is expected to do so again: what it writes
+/// next goes to the disk at once, while the client hears of its write and sends its flush, which then costs
+/// the sync alone. A log of a database is written like that.
+const EARLY_RECORDS_MAX: u32 = 2;
+
 impl JournalWriter {
     pub(crate) fn new(journal: Arc<Journal>, consumer: Consumer, superblock: SuperblockFile) -> Self {
         let written = journal.ring.written();
-        JournalWriter { journal, consumer, superblock, span: None, written, rounds_shared: 0 }
+        JournalWriter {
+            journal,
+            consumer,
+            superblock,
+            span: None,
+            written,
+            rounds_shared: 0,
+            records_since_flush: 0,
+        }
     }
 
     /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so
@@ -57,19 +72,25 @@ impl JournalWriter {
     ) -> Result<Step> {
         let mut taken = self.take_complete();
         let target = self.flush_target();
-        if target.is_some() && self.journal.pad() {
+        if self.records_since_flush > EARLY_RECORDS_MAX {
+            self.journal.expects_flush.store(false, Ordering::Relaxed);
+        }
+        let early = !taken.is_empty() && self.journal.expects_flush.load(Ordering::Relaxed);
+        let whole = target.is_some() || early;
+        if whole && self.journal.pad() {
             taken.extend(self.take_complete());
         }
+        let mut wrote = self.write(whole);
+        if target.is_some() {
+            wrote = wrote.and_then(|wrote| Ok(self.sync_for_waiters()? || wrote));
+        }
+        // After the flush is answered, and also when the disk has failed: accepted is accepted.
         if !taken.is_empty() {
             take(taken);
         }
-        let wrote = self.write(target.is_some())?;
-        let synced = match target {
-            Some(_) => self.sync_for_waiters()?,
-            None => false,
-        };
+        let wrote = wrote?;
         let trimmed = self.trim(give_up)?;
-        if wrote || synced || trimmed {
+        if wrote || trimmed {
             return Ok(Step::Busy);
         }
         if target.is_some() {
@@ -107,6 +128,7 @@ impl JournalWriter {
         while order.front().is_some_and(|record| record.is_complete()) {
             let Some(record) = order.pop_front() else { break };
             let Some(slot) = record.filled().and_then(|filled| filled.slot) else { break };
+            self.records_since_flush += u32::from(record.length > 0);
             match &mut self.span {
                 Some(span) => span.extend(&slot),
                 None => self.span = Some(Span::of(&slot)),
@@ -124,12 +146,12 @@ impl JournalWriter {
         self.journal.waiters.lock().iter().map(|waiter| waiter.target).max()
     }
 
-    /// Writes whole blocks: all there are if a flush waits, else only when it pays.
-    fn write(&mut self, flushing: bool) -> Result<bool> {
+    /// Writes whole blocks: all there are if `whole`, else only when it pays.
+    fn write(&mut self, whole: bool) -> Result<bool> {
         let Some(span) = &mut self.span else { return Ok(false) };
         let end = span.end() / BLOCK_BYTES * BLOCK_BYTES;
         let start = span.start();
-        if end <= start || (!flushing && end - start < limits::SPAN_BYTES) {
+        if end <= start || (!whole && end - start < limits::SPAN_BYTES) {
             return Ok(false);
         }
         // One span at a time, so that its memory can be used again while the next is written.
@@ -184,6 +206,9 @@ impl JournalWriter {
             *waiters = kept;
             self.journal.waiting.store(waiters.len(), Ordering::SeqCst);
         }
+        let alone = answered.len() == 1 && self.records_since_flush <= EARLY_RECORDS_MAX;
+        self.journal.expects_flush.store(alone, Ordering::Relaxed);
+        self.records_since_flush = 0;
         for waiter in answered {
             (waiter.tell)(Ok(()));
         }

@@ -11,7 +11,7 @@ use sawmill_store::PutOutcome;
 use crate::record::Record;
 use crate::shared::Shared;
 use crate::wake::Wake;
-use crate::{Error, Result};
+use crate::{Error, Result, limits};
 
 /// What the store answered.
 pub(crate) enum Event {
@@ -35,6 +35,8 @@ struct StoredWaiter {
 pub(crate) struct Inbox {
     records: Mutex<Vec<Arc<Record>>>,
     record_bytes: AtomicU64,
+    /// The keeper has records already and looks again in time: a few more need not wake it.
+    has_pending: AtomicBool,
     events: Mutex<Vec<Event>>,
     seal_through: AtomicU64,
     stored: AtomicU64,
@@ -49,19 +51,29 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Hands over complete records, in order. Rings when there is a batch's worth, or when there was nothing.
+    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the keeper
+    /// has nothing else.
     pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
         let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
         let wanted = self.sealed_through_wanted();
         let urgent = records.first().is_some_and(|record| record.position < wanted);
-        let was_empty = {
+        let count = {
             let mut kept = self.records.lock();
-            let was_empty = kept.is_empty();
             kept.extend(records);
-            was_empty
+            kept.len()
         };
         let before = self.record_bytes.fetch_add(bytes, Ordering::AcqRel);
-        if was_empty || urgent || before + bytes >= segment_bytes / 4 {
+        let much = before + bytes >= segment_bytes / 4 || count >= limits::SEGMENT_RECORDS_MAX / 4;
+        if much || urgent || !self.has_pending.load(Ordering::SeqCst) {
+            self.wake.ring();
+        }
+    }
+
+    /// The keeper says, before it sleeps, whether it has records.
+    pub(crate) fn set_has_pending(&self, has_pending: bool) {
+        self.has_pending.store(has_pending, Ordering::SeqCst);
+        // What came since it looked, while it still had some, rang nobody.
+        if !has_pending && !self.records.lock().is_empty() {
             self.wake.ring();
         }
     }

@@ -153,6 +153,7 @@ impl Keeper {
         if self.pending.is_empty() && self.uploads.is_empty() {
             self.buffers.clear();
         }
+        self.shared.inbox.set_has_pending(!self.pending.is_empty());
         self.sleep_max(now)
     }
 

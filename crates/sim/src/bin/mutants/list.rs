@@ -1,0 +1,257 @@
+//! The bugs: each a small change of the engine that breaks a promise.
+
+/// A deliberate bug.
+pub(crate) struct Mutant {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// The file it is in, below `crates/`.
+    pub(crate) file: &'static str,
+    /// The text it replaces, which is there once.
+    pub(crate) from: &'static str,
+    /// What it puts there.
+    pub(crate) to: &'static str,
+}
+
+const fn mutant(name: &'static str, file: &'static str, from: &'static str, to: &'static str) -> Mutant {
+    Mutant { name, file, from, to }
+}
+
+/// All of them.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "a flush is answered without a sync",
+        "volume/src/journal/writer.rs",
+        "        if self.written > self.journal.logged() {\n            self.sync()?;",
+        "        if self.written > self.journal.logged() {\n            self.synced();",
+    ),
+    mutant(
+        "a sync answers every flush, also later ones",
+        "volume/src/journal/writer.rs",
+        "if waiter.target <= logged { answered.push(waiter)",
+        "if true { answered.push(waiter)",
+    ),
+    mutant(
+        "a flush does not wait for what is not written yet",
+        "volume/src/flush.rs",
+        "Some(journal) => wait_for(shared, journal.ring.next(), request),",
+        "Some(journal) => wait_for(shared, journal.logged(), request),",
+    ),
+    mutant("FUA is ignored", "volume/src/write.rs", "if job.request.flags.fua {", "if false {"),
+    mutant(
+        "a failed sync counts",
+        "volume/src/journal/writer.rs",
+        concat!(
+            "            self.consumer.declare_sync_failed();\n",
+            "            return Err(disk_failed(\"sync\", &error));",
+        ),
+        "            drop(error);",
+    ),
+    mutant(
+        "a failed sync is forgotten by the next process",
+        "volume/src/open/attach.rs",
+        "if log.sync_failed() {",
+        "if false && log.sync_failed() {",
+    ),
+    mutant(
+        "a torn payload is taken for whole",
+        "volume/src/journal/scan.rs",
+        "facts.payload = whole == header.payload_crc;",
+        "facts.payload = whole == header.payload_crc || true;",
+    ),
+    mutant(
+        "records of an older epoch count",
+        "volume/src/journal/scan.rs",
+        "if position >= self.bound_position { epoch == self.epoch } else { epoch <= self.epoch }",
+        "epoch <= self.epoch",
+    ),
+    mutant(
+        "memory of the dead process is not moved to the disk",
+        "volume/src/open/attach.rs",
+        "    while at < end {\n        let length = CHUNK_BYTES",
+        "    while at > end {\n        let length = CHUNK_BYTES",
+    ),
+    mutant(
+        "memory of the dead process is not looked at",
+        "volume/src/open/journal.rs",
+        "let staging = open_staging(stored, options, block)?;",
+        "let staging = open_staging(stored, options, block)?.filter(|_| false);",
+    ),
+    mutant(
+        "memory of another attachment is replayed",
+        "volume/src/open/journal.rs",
+        "&& header.epoch == block.bound_epoch\n",
+        "\n",
+    ),
+    mutant(
+        "the first record of a replay is lost",
+        "volume/src/open/attach.rs",
+        "filter(|record| record.position >= trim)",
+        "filter(|record| record.position > trim)",
+    ),
+    mutant(
+        "positions are used twice",
+        "volume/src/open/attach.rs",
+        "Some(scan) => scan.end.max(trim),",
+        "Some(_) => trim,",
+    ),
+    mutant(
+        "the intent is not remembered",
+        "volume/src/open/attach.rs",
+        "                block.intent_put_id = put_id;\n            })?;",
+        "            })?;",
+    ),
+    mutant(
+        "a journal of any epoch is ours",
+        "volume/src/open/journal.rs",
+        "let ours = (block.epoch",
+        "let ours = true || (block.epoch",
+    ),
+    mutant(
+        "a missing journal is no reason to stop",
+        "volume/src/open/journal.rs",
+        "    if stored.end.clean {\n        let why = \"none needed",
+        "    if true {\n        let why = \"none needed",
+    ),
+    mutant(
+        "no fence is put",
+        "volume/src/open/attach.rs",
+        "    fence_at_end(store, &mut stored, put_id, world)?;\n    see_that",
+        "    stored.end.epoch += 1;\n    see_that",
+    ),
+    mutant(
+        "a fence takes one name only",
+        "volume/src/open/mod.rs",
+        "next_sequence: sequence + FENCE_WINDOW,",
+        "next_sequence: sequence + 1,",
+    ),
+    mutant(
+        "somebody else's segment is taken for ours",
+        "volume/src/keeper/upload.rs",
+        "            Ok(PutOutcome::Created) => {\n                upload.stage",
+        "            Ok(PutOutcome::Created | PutOutcome::Taken) => {\n                upload.stage",
+    ),
+    mutant(
+        "a put that failed counts as stored",
+        "volume/src/keeper/upload.rs",
+        "upload.stage = Stage::RepeatAt(now + REPEAT_AFTER * if denied { 4 } else { 1 });",
+        "upload.stage = if denied { Stage::RepeatAt(now) } else { Stage::Stored };",
+    ),
+    mutant(
+        "a put that failed is forgotten, and the next goes on",
+        "volume/src/keeper/upload.rs",
+        "while self.uploads.front().is_some_and(|upload| matches!(upload.stage, Stage::Stored)) {",
+        "while self.uploads.front().is_some_and(|upload| !matches!(upload.stage, Stage::UnderWay)) {",
+    ),
+    mutant(
+        "a segment counts as stored when it is sent",
+        "volume/src/keeper/upload.rs",
+        "        self.put(&upload);\n        self.uploads.push_back(upload);\n        Ok(())",
+        concat!(
+            "        self.put(&upload);\n        self.uploads.push_back(upload);\n",
+            "        self.shared.inbox.advance_stored(position_end);\n        Ok(())",
+        ),
+    ),
+    mutant(
+        "an error ends the log",
+        "volume/src/recovery/roll_forward.rs",
+        "match header? {\n                Some(header) => take",
+        "match header.unwrap_or(None) {\n                Some(header) => take",
+    ),
+    mutant(
+        "the newest checkpoint is the newest listed",
+        "volume/src/recovery/checkpoint.rs",
+        "while let Some(bytes) = get(store, volume_id, next)? {",
+        "while let Some(bytes) = get(store, volume_id, next)?.filter(|_| false) {",
+    ),
+    mutant(
+        "the root goes before its parts",
+        "volume/src/keeper/checkpoint.rs",
+        "if writing.parts_left > 0 || writing.root_sent {",
+        "if writing.root_sent {",
+    ),
+    mutant(
+        "a checkpoint names the position that is only sealed",
+        "volume/src/keeper/checkpoint.rs",
+        "position: self.stored_position,\n            wall_unix_ms",
+        "position: self.sealed_position,\n            wall_unix_ms",
+    ),
+    mutant(
+        "a checkpoint passes over what is under way",
+        "volume/src/keeper/checkpoint.rs",
+        "next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),",
+        "next_sequence: self.next_sequence,",
+    ),
+    mutant(
+        "a volume is clean while something is under way",
+        "volume/src/keeper/mod.rs",
+        "self.pending.is_empty() && self.uploads.is_empty() && self.received_end == journal.ring.next()",
+        "self.pending.is_empty() && self.received_end == journal.ring.next()",
+    ),
+    mutant(
+        "segments that still hold something are deleted",
+        "volume/src/segment/table.rs",
+        "if info.live_bytes == 0 {\n                if",
+        "if info.live_bytes < info.data_bytes {\n                if",
+    ),
+    mutant(
+        "segments are deleted under readers and old roots",
+        "volume/src/segment/table.rs",
+        "                    info.dead_since = number;\n                } else {\n",
+        "                    info.dead_since = number;\n                }\n                {\n",
+    ),
+    mutant(
+        "what a segment covers stays mapped after a discard",
+        "volume/src/keeper/upload.rs",
+        "view.map.remove(extent.address, extent.length, &mut replaced);",
+        "let _ = &mut replaced;",
+    ),
+    mutant(
+        "storing an old write hides a newer one",
+        "volume/src/keeper/upload.rs",
+        "shared.journal_map.remove(record.address, record.length, record.position);",
+        concat!(
+            "for position in record.position..=record.position + (1 << 16) {\n",
+            "                    shared.journal_map.remove(record.address, record.length, position);\n",
+            "                }",
+        ),
+    ),
+    mutant(
+        "in a batch the older write wins",
+        "volume/src/segment/coalesce.rs",
+        "    for record in records {\n        if record.length == 0",
+        "    for record in records.iter().rev() {\n        if record.length == 0",
+    ),
+    mutant(
+        "in the journal map the older write wins",
+        "volume/src/map/journal.rs",
+        "            if old.position >= position {\n                if at",
+        "            if old.position <= position {\n                if at",
+    ),
+    mutant(
+        "a cut remnant is read from its beginning",
+        "volume/src/segment/coalesce.rs",
+        "        self.address - self.record.address\n",
+        "        0\n",
+    ),
+    mutant(
+        "a frame's checksum is not looked at",
+        "format/src/segment/frame.rs",
+        "if identity.crc(head, payload) != head_at::CRC.u32(head) {",
+        "if identity.crc(head, payload) != head_at::CRC.u32(head) && false {",
+    ),
+    mutant(
+        "a record's checksum is not looked at when a segment is read",
+        "volume/src/fetch.rs",
+        "Some(Err(error)) if run.again => fail(shared, one, ErrorKind::Corrupt, &error.to_string()),",
+        "Some(Err(_)) if run.again => hand_over(shared, name, bytes.slice(at - length + 16..at)),",
+    ),
+    mutant(
+        "a discard is not replayed",
+        "volume/src/journal/scan.rs",
+        concat!(
+            "            found.fill(None, crate::record::Checks::None);\n",
+            "            record = Some(Arc::new(found));",
+        ),
+        "            found.fill(None, crate::record::Checks::None);",
+    ),
+];

@@ -1,0 +1,113 @@
+//! Mutation proof: each deliberate bug is put into a copy of the engine, and the simulation must catch it.
+//!
+//!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
+//!
+//! Prints one line per bug: caught by which seed, or by the small worlds, or NOT CAUGHT. Exit code 0 only
+//! when all are caught. The copy lives in `target/mutants`.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+mod list;
+
+use list::{MUTANTS, Mutant};
+
+/// Seeds after which a bug counts as not caught.
+const SEEDS: &str = "30000";
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let chosen = MUTANTS
+        .iter()
+        .filter(|mutant| wanted.is_empty() || wanted.iter().any(|name| mutant.name.contains(name)));
+    let (mut caught, mut all) = (0, 0);
+    for mutant in chosen {
+        all += 1;
+        match try_mutant(mutant) {
+            Ok(Some(how)) => {
+                caught += 1;
+                println!("caught      {}: {how}", mutant.name);
+            }
+            Ok(None) => println!("NOT CAUGHT  {} ({} seeds)", mutant.name, SEEDS),
+            Err(error) => println!("NOT TRIED   {}: {error}", mutant.name),
+        }
+    }
+    println!("{caught} of {all} deliberate bugs are caught");
+    if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
+    let tree = root().join("target/mutants/tree");
+    copy_tree(&tree).map_err(|error| format!("the tree cannot be copied: {error}"))?;
+    let file = tree.join("crates").join(mutant.file);
+    let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let places = text.matches(mutant.from).count();
+    if places != 1 {
+        return Err(format!("the text it replaces is {places} times in {}", mutant.file));
+    }
+    fs::write(&file, text.replace(mutant.from, mutant.to)).map_err(|error| error.to_string())?;
+    let target = root().join("target/mutants/build");
+    let built = Command::new("cargo")
+        .args(["build", "--release", "--quiet", "-p", "sawmill-sim", "--bin", "sawmill-sim"])
+        .env("CARGO_TARGET_DIR", &target)
+        .env("RUSTFLAGS", "-Awarnings")
+        .current_dir(&tree)
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    if !built.status.success() {
+        return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
+    }
+    let binary = target.join("release/sawmill-sim");
+    for (arguments, how) in
+        [(&["--small-worlds"][..], "small worlds"), (&["--seeds", SEEDS, "--stop-at", "1"][..], "seeds")]
+    {
+        let run = Command::new(&binary).args(arguments).output().map_err(|error| error.to_string())?;
+        if !run.status.success() {
+            let said = String::from_utf8_lossy(&run.stdout);
+            let first = said.lines().find(|line| line.starts_with("BROKEN")).unwrap_or("it crashed");
+            return Ok(Some(format!("by {how}: {}", first.chars().take(150).collect::<String>())));
+        }
+    }
+    Ok(None)
+}
+
+/// Copies what the simulation is built from; unchanged files keep their times, so that little is built anew.
+fn copy_tree(tree: &Path) -> io::Result<()> {
+    for name in ["Cargo.toml", "Cargo.lock"] {
+        copy_changed(&root().join(name), &tree.join(name))?;
+    }
+    copy_folder(&root().join("crates"), &tree.join("crates"))?;
+    copy_folder(&root().join("tests"), &tree.join("tests"))
+}
+
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            copy_folder(&source, &target)?;
+        } else {
+            copy_changed(&source, &target)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_changed(from: &Path, to: &Path) -> io::Result<()> {
+    let bytes = fs::read(from)?;
+    if fs::read(to).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(to, bytes)
+}

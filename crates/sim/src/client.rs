@@ -1,0 +1,198 @@
+//! The client of one attachment: submits requests, hears the outcomes, and asks the oracle about each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, Exchange, Flags, Outcome, Request};
+use sawmill_device::{ErrorKind, Operation};
+use sawmill_volume::Volume;
+
+use crate::oracle::{Effect, Oracle, ReadWatch, payload};
+use crate::trace::Trace;
+
+struct Heard {
+    number: u64,
+    outcome: Outcome,
+    buffer: Vec<u8>,
+}
+
+type Answers = Arc<Mutex<Vec<Heard>>>;
+
+struct SimExchange {
+    number: u64,
+    buffer: Vec<u8>,
+    answers: Answers,
+}
+
+impl Exchange for SimExchange {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.buffer[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let SimExchange { number, buffer, answers } = *self;
+        answers.lock().push(Heard { number, outcome, buffer });
+    }
+}
+
+/// What was asked.
+enum Asked {
+    /// Operation of the oracle, and whether with FUA.
+    Change(usize, bool),
+    /// How many operations it covers.
+    Flush(usize),
+    Read(ReadWatch),
+    /// A write of a replaced writer's client.
+    StrayWrite,
+    /// Its flush, and whether that covers a stray write.
+    StrayFlush(bool),
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub struct Client {
+    answers: Answers,
+    asked: BTreeMap<u64, Asked>,
+    next: u64,
+    /// Writes a replaced writer has accepted.
+    strays: u64,
+}
+
+/// What an error may be excused with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Excuses {
+    /// Anything may fail: the journal's disk fails, or the volume is being closed.
+    pub any: bool,
+    /// Reads may meet damage.
+    pub corrupt: bool,
+}
+
+impl Client {
+    /// Requests without an answer.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.asked.len()
+    }
+
+    fn submit(
+        &mut self,
+        volume: &Volume,
+        operation: Operation,
+        range: (u64, u64),
+        fua: bool,
+        buffer: Vec<u8>,
+        asked: Asked,
+    ) {
+        self.next += 1;
+        let number = self.next;
+        self.asked.insert(number, asked);
+        let exchange = SimExchange { number, buffer, answers: self.answers.clone() };
+        let flags = Flags { fua, ..Flags::default() };
+        volume.submit(Request::new(operation, range.0, range.1, flags, Box::new(exchange)));
+    }
+
+    /// Submits a write, discard or write-zeroes.
+    pub fn change(
+        &mut self,
+        volume: &Volume,
+        oracle: &mut Oracle,
+        operation: Operation,
+        range: (u64, u64),
+        stamp: u64,
+        fua: bool,
+    ) {
+        let effect = if operation == Operation::Write { Effect::Stamp(stamp) } else { Effect::Zero };
+        let number = oracle.submit(range.0, range.1, effect);
+        let buffer =
+            if operation == Operation::Write { payload(stamp, range.0, range.1) } else { Vec::new() };
+        self.submit(volume, operation, range, fua, buffer, Asked::Change(number, fua));
+    }
+
+    /// Submits a flush.
+    pub fn flush(&mut self, volume: &Volume, oracle: &Oracle) {
+        let asked = Asked::Flush(oracle.flush_covers());
+        self.submit(volume, Operation::Flush, (0, 0), false, Vec::new(), asked);
+    }
+
+    /// Submits a read.
+    pub fn read(&mut self, volume: &Volume, oracle: &Oracle, range: (u64, u64)) {
+        let asked = Asked::Read(oracle.watch_read(range.0, range.1));
+        self.submit(volume, Operation::Read, range, false, vec![0xee; range.1 as usize], asked);
+    }
+
+    /// Submits a read that nobody judges; see [`blind_answer`](Self::blind_answer).
+    pub fn read_blindly(&mut self, volume: &Volume, range: (u64, u64)) {
+        let buffer = vec![0xee; range.1 as usize];
+        let exchange = SimExchange { number: 0, buffer, answers: self.answers.clone() };
+        volume.submit(Request::new(Operation::Read, range.0, range.1, Flags::default(), Box::new(exchange)));
+    }
+
+    /// The outcome of that read, once it is there.
+    pub fn blind_answer(&mut self) -> Option<Result<Vec<u8>, String>> {
+        let heard = self.answers.lock().pop()?;
+        Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
+    }
+
+    /// Submits a write or flush of a writer that others have replaced.
+    pub fn stray(&mut self, volume: &Volume, operation: Operation, range: (u64, u64), stamp: u64) {
+        let buffer =
+            if operation == Operation::Write { payload(stamp, range.0, range.1) } else { Vec::new() };
+        let asked = match operation {
+            Operation::Flush => Asked::StrayFlush(self.strays > 0),
+            _ => Asked::StrayWrite,
+        };
+        self.submit(volume, operation, range, false, buffer, asked);
+    }
+
+    /// Hears what was answered since, and judges it. `replaced_at` is what its successor found, if it has
+    /// one.
+    pub fn hear(
+        &mut self,
+        oracle: &mut Oracle,
+        excuses: Excuses,
+        replaced_at: Option<usize>,
+        flush_is_stored: bool,
+        trace: &Trace,
+    ) -> Result<(), String> {
+        let answers = std::mem::take(&mut *self.answers.lock());
+        for Heard { number, outcome, buffer } in answers {
+            let Some(asked) = self.asked.remove(&number) else {
+                return Err(format!("request {number} was answered twice"));
+            };
+            trace.note("answer", [number, u64::from(outcome.is_ok())], || match &outcome {
+                Ok(_) => format!("  request {number} is answered"),
+                Err(error) => format!("  request {number} fails: {error}"),
+            });
+            if let Err(error) = &outcome {
+                let read_damage = matches!(asked, Asked::Read(_)) && error.kind() == ErrorKind::Corrupt;
+                let excused = excuses.any || replaced_at.is_some() || (excuses.corrupt && read_damage);
+                if !excused {
+                    return Err(format!("request {number} failed without a reason: {error}"));
+                }
+                continue;
+            }
+            match (asked, replaced_at) {
+                (Asked::Change(op, fua), None) => oracle.complete(op, fua),
+                (Asked::Flush(count), None) => oracle.flushed(count),
+                (Asked::Read(watch), None) => oracle.check_read(&watch, &buffer)?,
+                (Asked::Flush(count), Some(found)) if flush_is_stored && count > found => {
+                    return Err(format!(
+                        "a fenced writer's flush of {count} operations succeeded; its successor found {found}"
+                    ));
+                }
+                (Asked::StrayWrite, _) => self.strays += 1,
+                (Asked::StrayFlush(true), Some(_)) if flush_is_stored => {
+                    return Err("a fenced writer's flush of new writes succeeded".into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

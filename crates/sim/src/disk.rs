@@ -1,0 +1,257 @@
+//! A false local disk: what is written is volatile until a sync; a power cut keeps, loses or tears each
+//! unsynced write by itself, sector by sector, in any order.
+//!
+//! Invariants: what a completed sync covered is never lost; a process that dies loses nothing. A sync that
+//! fails loses what it should have saved, whatever reads show until the power goes (as Linux page caches
+//! did).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_volume::Disk;
+
+use crate::death::Life;
+use crate::dice::Dice;
+use crate::trace::Trace;
+
+/// What is torn off or kept as one.
+pub const SECTOR_BYTES: usize = 512;
+const PAGE_BYTES: usize = 4096;
+
+type Page = Box<[u8; PAGE_BYTES]>;
+
+/// How the next operations of a disk fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskFaults {
+    /// One write in so many fails; 0: none.
+    pub write_odds: u64,
+    /// One sync in so many fails, and loses what it should have saved; 0: none.
+    pub sync_odds: u64,
+}
+
+#[derive(Default)]
+struct Content {
+    len_bytes: u64,
+    /// As reads see it.
+    now: BTreeMap<u64, Page>,
+    /// Pages changed since the last sync, as they were then; `None`: absent.
+    synced: BTreeMap<u64, Option<Page>>,
+    /// Pages a failed sync has given up, as they are on the medium: only writing them again saves them.
+    given_up: BTreeMap<u64, Option<Page>>,
+    /// Unsynced writes, in order.
+    unsynced: Vec<(u64, Vec<u8>)>,
+}
+
+impl Content {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let (page, start) = (at / PAGE_BYTES as u64, (at % PAGE_BYTES as u64) as usize);
+            let length = (PAGE_BYTES - start).min(into.len() - done);
+            let part = &mut into[done..done + length];
+            match self.now.get(&page) {
+                Some(bytes) => part.copy_from_slice(&bytes[start..start + length]),
+                None => part.fill(0),
+            }
+            done += length;
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let (page, start) = (at / PAGE_BYTES as u64, (at % PAGE_BYTES as u64) as usize);
+            let length = (PAGE_BYTES - start).min(bytes.len() - done);
+            let old = self.now.get(&page).cloned();
+            self.synced.entry(page).or_insert(old);
+            let into = self.now.entry(page).or_insert_with(|| Box::new([0; PAGE_BYTES]));
+            into[start..start + length].copy_from_slice(&bytes[done..done + length]);
+            done += length;
+        }
+    }
+
+    fn sync(&mut self) {
+        for page in std::mem::take(&mut self.synced).keys() {
+            self.given_up.remove(page);
+        }
+        self.unsynced.clear();
+    }
+
+    fn fail_sync(&mut self) {
+        for (page, old) in std::mem::take(&mut self.synced) {
+            self.given_up.entry(page).or_insert(old);
+        }
+        self.unsynced.clear();
+    }
+
+    /// Goes back to what is on the medium.
+    fn forget(&mut self) -> Vec<(u64, Vec<u8>)> {
+        let synced = std::mem::take(&mut self.synced);
+        for (page, old) in synced.into_iter().chain(std::mem::take(&mut self.given_up)) {
+            match old {
+                Some(bytes) => self.now.insert(page, bytes),
+                None => self.now.remove(&page),
+            };
+        }
+        std::mem::take(&mut self.unsynced)
+    }
+}
+
+/// The medium: outlives processes.
+#[derive(Default)]
+pub struct Medium {
+    content: Mutex<Content>,
+}
+
+/// What becomes of one unsynced write when the power goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// All of it is there.
+    Kept,
+    /// Nothing of it is.
+    Lost,
+    /// Sector by sector, by these dice; one sector may be garbage.
+    Torn(u64),
+}
+
+impl Medium {
+    /// A blank medium.
+    #[must_use]
+    pub fn blank(len_bytes: u64) -> Arc<Self> {
+        Arc::new(Medium { content: Mutex::new(Content { len_bytes, ..Content::default() }) })
+    }
+
+    /// How many writes a power cut would find unsynced.
+    pub fn unsynced(&self) -> usize {
+        self.content.lock().unsynced.len()
+    }
+
+    /// A copy of the medium as it is, to be put back later: an old image.
+    pub fn copy(&self) -> Arc<Medium> {
+        let content = self.content.lock();
+        let copy = Content { len_bytes: content.len_bytes, now: content.now.clone(), ..Content::default() };
+        Arc::new(Medium { content: Mutex::new(copy) })
+    }
+
+    /// The power goes: `fate` decides over each unsynced write, and `dice` over the order.
+    pub fn cut_power(&self, dice: &mut Dice, mut fate: impl FnMut(usize) -> Fate) {
+        let mut content = self.content.lock();
+        let mut writes: Vec<_> = content.forget().into_iter().enumerate().collect();
+        // Any order: a later write of the same place may reach the medium first and be covered by an older.
+        // A disk keeps the order of writes to one sector, so only what does not overlap is shuffled; going
+        // through in order does that.
+        for (index, (offset, bytes)) in &mut writes {
+            match fate(*index) {
+                Fate::Kept => content.write(*offset, bytes),
+                Fate::Lost => {}
+                Fate::Torn(odds) => {
+                    for (number, sector) in bytes.chunks_mut(SECTOR_BYTES).enumerate() {
+                        if dice.one_in(odds) {
+                            continue;
+                        }
+                        if dice.one_in(64) {
+                            sector.fill(dice.bits() as u8);
+                        }
+                        content.write(*offset + (number * SECTOR_BYTES) as u64, sector);
+                    }
+                }
+            }
+        }
+        content.sync();
+    }
+}
+
+/// A medium in the hands of one process.
+pub struct SimDisk {
+    medium: Arc<Medium>,
+    life: Arc<Life>,
+    trace: Arc<Trace>,
+    faults: Mutex<(DiskFaults, Dice)>,
+}
+
+impl SimDisk {
+    /// Opens a medium.
+    pub fn new(
+        medium: Arc<Medium>,
+        life: Arc<Life>,
+        trace: Arc<Trace>,
+        faults: DiskFaults,
+        dice: Dice,
+    ) -> Self {
+        SimDisk { medium, life, trace, faults: Mutex::new((faults, dice)) }
+    }
+
+    fn fails(&self, odds: impl FnOnce(DiskFaults) -> u64) -> bool {
+        let mut faults = self.faults.lock();
+        let odds = odds(faults.0);
+        faults.1.one_in(odds)
+    }
+}
+
+fn dead() -> io::Error {
+    io::Error::other("the process is dead")
+}
+
+impl Disk for SimDisk {
+    fn len_bytes(&self) -> u64 {
+        self.medium.content.lock().len_bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if self.life.is_dead() {
+            return Err(dead());
+        }
+        let content = self.medium.content.lock();
+        if offset + into.len() as u64 > content.len_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        content.read(offset, into);
+        Ok(())
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if !self.life.tick() {
+            return Err(dead());
+        }
+        let fails = self.fails(|faults| faults.write_odds);
+        self.trace.note("disk write", [offset, bytes.len() as u64], || {
+            format!("    disk: write {} bytes at {offset}{}", bytes.len(), if fails { ": EIO" } else { "" })
+        });
+        if fails {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        let mut content = self.medium.content.lock();
+        if offset + bytes.len() as u64 > content.len_bytes {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        content.write(offset, bytes);
+        content.unsynced.push((offset, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if !self.life.tick() {
+            return Err(dead());
+        }
+        let fails = self.fails(|faults| faults.sync_odds);
+        self.trace.note("disk sync", [u64::from(fails), 0], || {
+            format!("    disk: sync{}", if fails { ": EIO" } else { "" })
+        });
+        let mut content = self.medium.content.lock();
+        if fails {
+            // Reads go on to see what was written, but no later sync will save it.
+            content.fail_sync();
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        content.sync();
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! A false world for the real engine: one seed is one whole run, bit for bit.
+//!
+//! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at any I/O
+//! ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody waits for ([`world`]),
+//! clients ([`client`]) and the judge ([`oracle`]). What a seed's world is like: [`settings`]. What happened:
+//! [`trace`]. Small worlds without chance: [`exhaustive`].
+//!
+//! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod death;
+pub mod dice;
+pub mod disk;
+pub mod exhaustive;
+pub mod oracle;
+pub mod run;
+pub mod settings;
+pub mod store;
+pub mod trace;
+pub mod world;

@@ -1,0 +1,176 @@
+//! Plays seeds: one and its story, a range of them, or as many as fit into some minutes.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use sawmill_sim::exhaustive::{self, SCRIPTS};
+use sawmill_sim::run::{Story, run};
+use sawmill_sim::trace::Trace;
+
+/// Runs the whole engine in a false world, by seed.
+#[derive(Parser)]
+struct Options {
+    /// Play this seed and tell its story.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Play this many seeds.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Play for this many minutes instead.
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// Explore the small worlds instead of playing seeds.
+    #[arg(long)]
+    small_worlds: bool,
+    /// End after this many seeds that broke a promise.
+    #[arg(long, default_value_t = 5)]
+    stop_at: u64,
+    /// Threads; as many as there are processors unless given.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match options.seed {
+        Some(seed) => tell(seed),
+        None if options.small_worlds => explore(&options),
+        None => play(&options),
+    }
+}
+
+/// A folder in memory for the staging files.
+fn place() -> tempfile::TempDir {
+    let folder = tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm");
+    folder.or_else(|_| tempfile::tempdir()).unwrap_or_else(|error| panic!("no temporary folder: {error}"))
+}
+
+fn tell(seed: u64) -> ExitCode {
+    let place = place();
+    let trace = std::sync::Arc::new(Trace::telling());
+    let mut dice = sawmill_sim::dice::Dice::new(seed);
+    let settings = sawmill_sim::settings::Settings::of(&mut dice);
+    println!("seed {seed}: {settings:?}");
+    let outcome = sawmill_sim::run::run_with(settings, dice, place.path(), trace.clone());
+    for line in trace.story() {
+        println!("{line}");
+    }
+    match outcome {
+        Ok(story) => {
+            println!("all promises kept: {story:?}");
+            ExitCode::SUCCESS
+        }
+        Err(text) => {
+            println!("BROKEN: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A panic of the engine is a broken promise as well.
+fn safely<T>(part: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(part)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("panicked: {}", text.unwrap_or_default()))
+    })
+}
+
+fn threads(options: &Options) -> usize {
+    options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+fn explore(options: &Options) -> ExitCode {
+    let start = Instant::now();
+    let next = AtomicU64::new(0);
+    let (deaths, states, broken) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads(options) {
+            scope.spawn(|| {
+                let place = place();
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed) as usize;
+                    let explored = match SCRIPTS.get(index) {
+                        Some(script) => safely(|| exhaustive::explore(script, place.path())),
+                        None if index == SCRIPTS.len() => safely(|| exhaustive::explore_orders(place.path())),
+                        None => return,
+                    };
+                    match explored {
+                        Ok(tried) => {
+                            deaths.fetch_add(tried.deaths, Ordering::Relaxed);
+                            states.fetch_add(tried.states, Ordering::Relaxed);
+                        }
+                        Err(text) => {
+                            broken.fetch_add(1, Ordering::Relaxed);
+                            println!("BROKEN, small world: {text}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "small worlds: {} deaths, {} states recovered from, {} broken; {:.1} s",
+        deaths.into_inner(),
+        states.into_inner(),
+        broken.load(Ordering::Relaxed),
+        start.elapsed().as_secs_f64()
+    );
+    if broken.into_inner() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn play(options: &Options) -> ExitCode {
+    let start = Instant::now();
+    let until = options.minutes.map(|minutes| start + Duration::from_secs_f64(minutes * 60.0));
+    let next = AtomicU64::new(options.from);
+    let broken = AtomicU64::new(0);
+    let counts: [AtomicU64; 6] = Default::default();
+    std::thread::scope(|scope| {
+        for _ in 0..threads(options) {
+            scope.spawn(|| {
+                let place = place();
+                loop {
+                    let over = until
+                        .map_or(next.load(Ordering::Relaxed) >= options.from + options.seeds, |until| {
+                            Instant::now() >= until
+                        });
+                    if over || broken.load(Ordering::Relaxed) >= options.stop_at {
+                        return;
+                    }
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    match safely(|| run(seed, place.path(), Trace::default())) {
+                        Ok(story) => {
+                            let Story { operations, deaths, power_cuts, journals_lost, takeovers, .. } =
+                                story;
+                            let numbers = [1, operations, deaths, power_cuts, journals_lost, takeovers];
+                            for (count, number) in counts.iter().zip(numbers) {
+                                count.fetch_add(number, Ordering::Relaxed);
+                            }
+                        }
+                        Err(text) => {
+                            broken.fetch_add(1, Ordering::Relaxed);
+                            println!("BROKEN, seed {seed}: {text}");
+                            println!("  again: cargo run --release -p sawmill-sim -- --seed {seed}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let [seeds, operations, deaths, cuts, lost, takeovers] = counts.map(AtomicU64::into_inner);
+    let broken = broken.into_inner();
+    let minutes = start.elapsed().as_secs_f64() / 60.0;
+    println!(
+        "{seeds} seeds kept every promise, {broken} did not; {operations} operations, {deaths} \
+        deaths, {cuts} \
+         power cuts, {lost} journals lost, {takeovers} takeovers; {:.0} seeds a minute",
+        seeds as f64 / minutes
+    );
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

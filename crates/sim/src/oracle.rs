@@ -1,0 +1,365 @@
+//! What a volume may contain after any event, and what a read may return.
+//!
+//! The engine puts writes into one order, and a single client's order is the order in which it submits. So
+//! after any failure the volume is exactly the result of the first `k` operations, and each promise is a
+//! lower bound of `k`:
+//!
+//! | event | bound |
+//! |---|---|
+//! | death of the process | *accepted*: every completed operation |
+//! | power cut | *durable*: what a completed flush (or FUA) covered, by the mode; all an attach found |
+//! | journal lost | *stored*: what a completed flush covered if flush means stored; all after a clean close |
+//!
+//! Invariants: the bounds only grow within a history; a history is cut to what was found when a volume is
+//! opened. Not here: how events come about.
+
+use std::fmt::Write as _;
+
+use sawmill_volume::FlushMode;
+
+use crate::dice::mix;
+
+/// What an operation does to the bytes of its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Stamps them with this number.
+    Stamp(u64),
+    /// They become zeroes.
+    Zero,
+}
+
+/// One write, discard or write-zeroes.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What it does.
+    pub effect: Effect,
+    /// Completed with success.
+    pub completed: bool,
+}
+
+impl Operation {
+    /// The byte this operation leaves at `address`, which is in its range.
+    #[must_use]
+    pub fn byte(&self, address: u64) -> u8 {
+        match self.effect {
+            Effect::Stamp(stamp) => stamp_byte(stamp, address),
+            Effect::Zero => 0,
+        }
+    }
+
+    fn covers(&self, address: u64) -> bool {
+        address >= self.address && address - self.address < self.length
+    }
+}
+
+/// The byte that write `stamp` puts at `address`: never zero, so that a hole is not taken for it.
+#[must_use]
+pub fn stamp_byte(stamp: u64, address: u64) -> u8 {
+    let word = mix(stamp.wrapping_mul(0x1_0001).wrapping_add(address / 8));
+    (word >> (address % 8 * 8)) as u8 | 1
+}
+
+/// The payload of a write.
+#[must_use]
+pub fn payload(stamp: u64, address: u64, length: u64) -> Vec<u8> {
+    (address..address + length).map(|at| stamp_byte(stamp, at)).collect()
+}
+
+/// How a life ended, as far as promises go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The process died; the journal and its memory are there.
+    Process,
+    /// The power went: memory is gone, unsynced disk writes may be.
+    Power,
+    /// The journal is gone, or another machine attached without it.
+    Journal,
+}
+
+/// A read under way.
+#[derive(Clone, Debug)]
+pub struct ReadWatch {
+    address: u64,
+    /// The bytes of everything visible when it was submitted.
+    before: Vec<u8>,
+    /// Operations from this one on may be seen or not.
+    from: usize,
+}
+
+/// See the head of this file.
+pub struct Oracle {
+    mode: FlushMode,
+    /// What was there before the first operation.
+    base: Vec<u8>,
+    operations: Vec<Operation>,
+    /// `base` and the first `visible` operations.
+    image: Vec<u8>,
+    visible: usize,
+    accepted: usize,
+    durable: usize,
+    stored: usize,
+}
+
+impl Oracle {
+    /// An empty volume.
+    #[must_use]
+    pub fn new(size_bytes: u64, mode: FlushMode) -> Self {
+        let base = vec![0; size_bytes as usize];
+        let image = base.clone();
+        Oracle { mode, base, operations: Vec::new(), image, visible: 0, accepted: 0, durable: 0, stored: 0 }
+    }
+
+    /// An operation is submitted; returns its number.
+    pub fn submit(&mut self, address: u64, length: u64, effect: Effect) -> usize {
+        self.operations.push(Operation { address, length, effect, completed: false });
+        self.operations.len() - 1
+    }
+
+    /// It has completed. With `fua` it is as durable as a flush would make it.
+    pub fn complete(&mut self, number: usize, fua: bool) {
+        self.operations[number].completed = true;
+        self.accepted = self.accepted.max(number + 1);
+        if fua {
+            self.flushed(number + 1);
+        }
+        while self.visible < self.accepted {
+            apply(&mut self.image, &self.operations[self.visible]);
+            self.visible += 1;
+        }
+    }
+
+    /// What a flush submitted now has to cover.
+    #[must_use]
+    pub fn flush_covers(&self) -> usize {
+        self.accepted
+    }
+
+    /// A flush that covers `count` operations has completed.
+    pub fn flushed(&mut self, count: usize) {
+        match self.mode {
+            FlushMode::Weak => {}
+            FlushMode::Logged => self.durable = self.durable.max(count),
+            FlushMode::Stored => {
+                self.durable = self.durable.max(count);
+                self.stored = self.stored.max(count);
+            }
+        }
+    }
+
+    /// The first `count` operations are in the store.
+    pub fn is_stored(&mut self, count: usize) {
+        self.stored = self.stored.max(count);
+        self.durable = self.durable.max(count);
+    }
+
+    /// A read is submitted.
+    #[must_use]
+    pub fn watch_read(&self, address: u64, length: u64) -> ReadWatch {
+        let range = address as usize..(address + length) as usize;
+        ReadWatch { address, before: self.image[range].to_vec(), from: self.visible }
+    }
+
+    /// It returned `bytes`: is that legal?
+    pub fn check_read(&self, watch: &ReadWatch, bytes: &[u8]) -> Result<(), String> {
+        for (index, (got, before)) in bytes.iter().zip(&watch.before).enumerate() {
+            let address = watch.address + index as u64;
+            let later = &self.operations[watch.from.min(self.operations.len())..];
+            let may_be = |op: &Operation| op.covers(address) && op.byte(address) == *got;
+            if got != before && !later.iter().any(may_be) {
+                return Err(format!(
+                    "a read of byte {address} returned {got:#04x}; it was {before:#04x} when the read began, \
+                     and nothing wrote {got:#04x} since{}",
+                    self.origin(address, *got)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many operations must have survived.
+    #[must_use]
+    pub fn bound(&self, loss: Loss) -> usize {
+        match loss {
+            Loss::Process => self.accepted,
+            Loss::Power => self.durable,
+            Loss::Journal => self.stored,
+        }
+    }
+
+    /// Operations in this history.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Whether nothing was written yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// A volume was opened after `loss` and holds `found`: is that legal? The history is cut to it. All that
+    /// an attach found is durable, and stored if it was read `from_store` alone.
+    pub fn opened(&mut self, loss: Loss, from_store: bool, found: &[u8]) -> Result<usize, String> {
+        let least = self.bound(loss);
+        let mut image = self.base.clone();
+        for op in &self.operations[..least] {
+            apply(&mut image, op);
+        }
+        let mut wrong = image.iter().zip(found).filter(|(one, other)| one != other).count();
+        let mut legal = (wrong == 0).then_some(least);
+        for (number, op) in self.operations.iter().enumerate().skip(least) {
+            for address in op.address..op.address + op.length {
+                let (at, byte) = (address as usize, op.byte(address));
+                wrong -= usize::from(image[at] != found[at]);
+                image[at] = byte;
+                wrong += usize::from(image[at] != found[at]);
+            }
+            if wrong == 0 {
+                legal = Some(number + 1);
+            }
+        }
+        let Some(count) = legal else { return Err(self.explain(loss, least, found)) };
+        self.operations.truncate(count);
+        self.image.copy_from_slice(found);
+        (self.visible, self.accepted, self.durable) = (count, count, count);
+        if from_store {
+            self.stored = count;
+        }
+        self.stored = self.stored.min(count);
+        Ok(count)
+    }
+
+    fn origin(&self, address: u64, byte: u8) -> String {
+        let found = self.operations.iter().rposition(|op| op.covers(address) && op.byte(address) == byte);
+        found.map_or(String::new(), |number| format!(" (operation {number} did, before)"))
+    }
+
+    fn explain(&self, loss: Loss, least: usize, found: &[u8]) -> String {
+        let mut text = format!(
+            "after {loss:?} at least {least} of {} operations must be there, and the volume is no prefix:",
+            self.operations.len()
+        );
+        let mut image = self.base.clone();
+        for op in &self.operations[..least] {
+            apply(&mut image, op);
+        }
+        let differs = image.iter().zip(found).enumerate().filter(|(_, (one, other))| one != other);
+        for (at, (want, got)) in differs.take(4) {
+            let origin = self.origin(at as u64, *got);
+            let _ = write!(text, "\n  byte {at}: {want:#04x} after {least}, found {got:#04x}{origin}");
+        }
+        text
+    }
+}
+
+fn apply(image: &mut [u8], op: &Operation) {
+    for address in op.address..op.address + op.length {
+        image[address as usize] = op.byte(address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An oracle that has seen: write 1 (0..600), write 2 (300..900), flush of both, discard (100..200),
+    /// write 3 (0..50), and no answer to the last.
+    fn oracle(mode: FlushMode) -> Oracle {
+        let mut oracle = Oracle::new(1024, mode);
+        let first = oracle.submit(0, 600, Effect::Stamp(1));
+        oracle.complete(first, false);
+        let second = oracle.submit(300, 600, Effect::Stamp(2));
+        oracle.complete(second, false);
+        oracle.flushed(oracle.flush_covers());
+        let third = oracle.submit(100, 100, Effect::Zero);
+        oracle.complete(third, false);
+        oracle.submit(0, 50, Effect::Stamp(3));
+        oracle
+    }
+
+    /// The volume after the first `count` of them.
+    fn after(count: usize) -> Vec<u8> {
+        let oracle = oracle(FlushMode::Logged);
+        let mut image = vec![0; 1024];
+        oracle.operations[..count].iter().for_each(|op| apply(&mut image, op));
+        image
+    }
+
+    #[test]
+    fn every_prefix_beyond_the_bound_is_legal_and_no_shorter_one() {
+        for (mode, loss, least) in [
+            (FlushMode::Logged, Loss::Process, 3),
+            (FlushMode::Logged, Loss::Power, 2),
+            (FlushMode::Logged, Loss::Journal, 0),
+            (FlushMode::Stored, Loss::Power, 2),
+            (FlushMode::Stored, Loss::Journal, 2),
+            (FlushMode::Weak, Loss::Process, 3),
+            (FlushMode::Weak, Loss::Power, 0),
+        ] {
+            for count in 0..=4 {
+                let opened = oracle(mode).opened(loss, false, &after(count));
+                assert_eq!(opened.ok(), (count >= least).then_some(count), "{mode:?} {loss:?} {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_prefix_is_never_legal() {
+        let mut illegal: Vec<(&str, Vec<u8>)> = Vec::new();
+        for count in 2..=4 {
+            for at in [0, 99, 150, 299, 300, 599, 899, 900, 1023] {
+                let mut one_byte = after(count);
+                one_byte[at] ^= 0x10;
+                illegal.push(("one byte is wrong", one_byte));
+            }
+            let mut torn = after(count);
+            torn[300..500].copy_from_slice(&payload(1, 300, 200));
+            illegal.push(("an older write shows through", torn));
+        }
+        let mut hole = after(4);
+        hole[100..200].copy_from_slice(&payload(1, 100, 100));
+        illegal.push(("the last write without the discard before it", hole));
+        let mut half = after(3);
+        half[..25].copy_from_slice(&payload(3, 0, 25));
+        illegal.push(("half a write", half));
+        let mut misplaced = after(3);
+        misplaced[..50].copy_from_slice(&payload(3, 512, 50));
+        illegal.push(("a write at another place", misplaced));
+        assert!(illegal.len() >= 30);
+        for (what, image) in illegal {
+            for loss in [Loss::Process, Loss::Power, Loss::Journal] {
+                assert!(oracle(FlushMode::Logged).opened(loss, false, &image).is_err(), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_sees_what_was_there_or_what_came_since() {
+        let mut oracle = oracle(FlushMode::Logged);
+        let watch = oracle.watch_read(0, 400);
+        assert!(oracle.check_read(&watch, &after(3)[..400]).is_ok());
+        assert!(oracle.check_read(&watch, &after(4)[..400]).is_ok(), "a write under way may be seen");
+        assert!(oracle.check_read(&watch, &after(2)[..400]).is_err(), "the discard was completed");
+        let later = oracle.submit(200, 100, Effect::Stamp(9));
+        oracle.complete(later, false);
+        let mut mixed = after(4);
+        mixed[250..300].copy_from_slice(&payload(9, 250, 50));
+        assert!(oracle.check_read(&watch, &mixed[..400]).is_ok(), "so may a part of one that came since");
+        let next = oracle.watch_read(200, 100);
+        assert!(oracle.check_read(&next, &after(4)[200..300]).is_err(), "but not missed by the next read");
+    }
+
+    #[test]
+    fn what_an_attach_found_is_durable() {
+        let mut oracle = oracle(FlushMode::Logged);
+        assert_eq!(oracle.opened(Loss::Process, false, &after(4)), Ok(4));
+        assert_eq!(oracle.bound(Loss::Power), 4);
+        assert_eq!(oracle.bound(Loss::Journal), 0);
+        assert!(oracle.opened(Loss::Power, false, &after(3)).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! How lives end: in peace, by death, by a power cut, by the loss of a journal, by a takeover.
+
+use sawmill_volume::Health;
+
+use super::{MACHINES, Process, ROUNDS_MAX, Run, Verdict, journal_path};
+use crate::disk::Fate;
+use crate::oracle::Loss;
+use crate::store::CallFate;
+
+impl Run {
+    /// A life ends; returns where the next one begins.
+    pub(super) fn end(&mut self, machine: usize) -> Result<usize, String> {
+        let died = self.process.as_ref().is_none_or(|process| process.life.is_dead());
+        if !died && self.dice.one_in(self.settings.close_odds) {
+            self.close_in_peace()?;
+            return Ok(self.dice.below(MACHINES as u64) as usize);
+        }
+        if !died && self.dice.one_in(self.settings.takeover_odds) {
+            // It goes on, and learns of it when it meets the fence.
+            self.story.takeovers += 1;
+            self.loss = Loss::Journal;
+            self.say("takeover", || "another machine takes over".into());
+            return Ok((machine + 1) % MACHINES);
+        }
+        self.die();
+        if self.dice.one_in(self.settings.power_cut_odds) {
+            self.cut_power(machine);
+        }
+        if self.dice.one_in(self.settings.journal_loss_odds) {
+            self.lose_journal(machine);
+        }
+        self.between_lives();
+        Ok(machine)
+    }
+
+    /// Between two lives, time passes and late calls land.
+    pub(super) fn between_lives(&mut self) {
+        for _ in 0..self.dice.below(4) {
+            self.land_late();
+        }
+        if self.dice.one_in(4) {
+            self.bucket.forget_late();
+        }
+        self.clock.pass(1_000_000);
+    }
+
+    pub(super) fn die(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        self.say("dies", || "the process dies".into());
+        self.story.deaths += 1;
+        self.bury(process);
+    }
+
+    pub(super) fn bury_zombie(&mut self) {
+        if let Some(zombie) = self.zombie.take() {
+            self.say("zombie dies", || "the replaced process dies".into());
+            self.bury(zombie);
+        }
+    }
+
+    pub(super) fn bury(&mut self, process: Process) {
+        process.life.die();
+        process.store.bury(|_| CallFate::roll(&mut self.dice));
+    }
+
+    pub(super) fn cut_power(&mut self, machine: usize) {
+        self.story.power_cuts += 1;
+        self.say("power cut", || format!("machine {machine} loses power"));
+        let place = &self.machines[machine];
+        let manner = self.dice.below(4);
+        for medium in place.shelf.all() {
+            let mut dice = self.dice.split(6);
+            let mut fates = self.dice.split(7);
+            medium.cut_power(&mut dice, |_| match manner {
+                0 => Fate::Lost,
+                1 => Fate::Kept,
+                2 if fates.one_in(2) => Fate::Kept,
+                2 => Fate::Lost,
+                _ => *fates.pick(&[Fate::Kept, Fate::Lost, Fate::Torn(2), Fate::Torn(10)]),
+            });
+        }
+        self.machines[machine].lose_memory();
+        if self.loss == Loss::Process {
+            self.loss = Loss::Power;
+        }
+    }
+
+    pub(super) fn lose_journal(&mut self, machine: usize) {
+        self.story.journals_lost += 1;
+        let place = &mut self.machines[machine];
+        let image = if self.dice.one_in(2) { place.old_image.take() } else { None };
+        self.trace.note("journal lost", [image.is_some().into(), 0], || {
+            if image.is_some() {
+                "the journal is replaced by an old image".into()
+            } else {
+                "the journal is lost".into()
+            }
+        });
+        place.shelf.set(&journal_path(), image);
+        place.outdated = true;
+        place.lose_memory();
+        self.loss = Loss::Journal;
+    }
+
+    /// An attach on the first machine that dies at I/O `again`; false when it did not come that far.
+    pub(crate) fn attach_dying(&mut self, again: u64) -> Result<bool, String> {
+        self.dies_next = again;
+        let accept_loss = self.loss == Loss::Journal;
+        match self.try_attach(0, accept_loss, false) {
+            None => Ok(true),
+            Some(Ok(process)) => self.attached(process).map(|()| false),
+            Some(Err((_, text))) => Err(format!("the attach was refused: {text}")),
+        }
+    }
+
+    /// The attached process dies; `fate` decides over its calls at the store.
+    pub(crate) fn end_process(&mut self, fate: impl FnMut(usize) -> CallFate) {
+        if let Some(process) = self.process.take() {
+            process.life.die();
+            process.store.bury(fate);
+        }
+    }
+
+    /// The first machine loses power.
+    pub(crate) fn cut_power_with(&mut self, fate: impl Fn(usize) -> Fate) {
+        for medium in self.machines[0].shelf.all() {
+            medium.cut_power(&mut self.dice, &fate);
+        }
+        self.machines[0].lose_memory();
+        if self.loss == Loss::Process {
+            self.loss = Loss::Power;
+        }
+    }
+
+    /// The first machine loses its journal and its memory.
+    pub(crate) fn lose_everything_local(&mut self) {
+        self.machines[0].shelf.set(&journal_path(), None);
+        self.machines[0].outdated = true;
+        self.machines[0].lose_memory();
+        self.loss = Loss::Journal;
+    }
+
+    /// All late calls take effect.
+    pub(crate) fn land_all(&mut self) {
+        while self.bucket.late() > 0 {
+            self.bucket.land(0, &self.trace);
+        }
+    }
+
+    /// Attaches if nobody has, closes, and attaches once more: all of it legal.
+    pub(crate) fn finish(&mut self) -> Verdict {
+        if self.process.is_none() {
+            self.attach(0)?;
+        }
+        self.close_in_peace()?;
+        self.attach(0)?;
+        self.close_in_peace()
+    }
+
+    /// Trouble ends, everything is stored, the volume is closed.
+    pub(super) fn close_in_peace(&mut self) -> Verdict {
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        self.say("close", || "the volume is closed".into());
+        process.store.heal();
+        process.life.lives_on();
+        process.stepped.begin_close();
+        process.closing = true;
+        for _ in 0..ROUNDS_MAX {
+            if process.stepped.is_settled() {
+                break;
+            }
+            self.round(&mut process, true);
+        }
+        self.round(&mut process, true);
+        self.hear(&mut process)?;
+        let volume = process.stepped.volume().clone();
+        if !process.stepped.is_settled() {
+            return Err(format!("closing does not end: {:?}", volume.status()));
+        }
+        let health = volume.status().health;
+        let Process { stepped, store, life, client, machine, .. } = process;
+        let closed = stepped.finish_close();
+        if closed.is_ok() && client.waiting() > 0 {
+            // What waited for room or for the store was answered by the close.
+            self.say("unanswered", || format!("  {} requests were answered by the close", client.waiting()));
+        }
+        life.die();
+        store.bury(|_| CallFate::roll(&mut self.dice));
+        match closed {
+            Ok(()) => {
+                self.story.closes += 1;
+                let count = self.oracle.flush_covers();
+                self.oracle.is_stored(count);
+                if self.dice.one_in(4) {
+                    self.lose_journal(machine);
+                }
+                Ok(())
+            }
+            Err(_) if self.has_disk_faults() && matches!(health, Health::Failed { .. }) => Ok(()),
+            Err(error) => Err(format!("the close failed: {error}")),
+        }
+    }
+}

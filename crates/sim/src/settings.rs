@@ -1,0 +1,77 @@
+//! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a rare
+//! combination is not drowned by a common one.
+
+use sawmill_volume::FlushMode;
+
+use crate::dice::Dice;
+use crate::disk::DiskFaults;
+use crate::store::StoreFaults;
+
+/// See the head of this file.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Size of the volume.
+    pub size_bytes: u64,
+    /// What a flush means.
+    pub mode: FlushMode,
+    /// Lives of processes, the first included.
+    pub lives: u64,
+    /// Scheduler steps per life.
+    pub steps: u64,
+    /// The longest write.
+    pub write_bytes_max: u64,
+    /// Trouble with the store.
+    pub store: StoreFaults,
+    /// Trouble with the journal's disk.
+    pub disk: DiskFaults,
+    /// One life in so many ends at an I/O instead of between two steps.
+    pub die_at_io_odds: u64,
+    /// One life in so many is followed by a life on another machine, without the journal.
+    pub takeover_odds: u64,
+    /// One life in so many ends with the loss of the journal.
+    pub journal_loss_odds: u64,
+    /// One life in so many ends with a power cut.
+    pub power_cut_odds: u64,
+    /// One life in so many is closed in peace.
+    pub close_odds: u64,
+    /// Bytes of log between two checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Segments on their way at once.
+    pub uploads_max: u32,
+    /// Milliseconds after which a small batch is sealed.
+    pub segment_age_ms: u64,
+}
+
+impl Settings {
+    /// The settings of a seed.
+    #[must_use]
+    pub fn of(dice: &mut Dice) -> Self {
+        let mut odds = |choices: &[u64]| *dice.pick(choices);
+        let store = StoreFaults {
+            fail_odds: odds(&[0, 0, 8, 30]),
+            unheard_odds: odds(&[0, 0, 8, 30]),
+            late_odds: odds(&[0, 0, 5, 20]),
+            lag_odds: odds(&[0, 0, 3]),
+            garble_odds: odds(&[0, 0, 0, 0, 0, 40]),
+        };
+        let disk =
+            DiskFaults { write_odds: odds(&[0, 0, 0, 0, 0, 60]), sync_odds: odds(&[0, 0, 0, 0, 0, 20]) };
+        Settings {
+            size_bytes: odds(&[16 << 10, 64 << 10, 256 << 10]),
+            mode: *dice.pick(&[FlushMode::Logged, FlushMode::Logged, FlushMode::Stored, FlushMode::Weak]),
+            lives: 2 + dice.below(5),
+            steps: *dice.pick(&[20, 60, 150]),
+            write_bytes_max: *dice.pick(&[700, 5000, 5000, 40_000]),
+            store,
+            disk,
+            die_at_io_odds: *dice.pick(&[0, 2, 4]),
+            takeover_odds: *dice.pick(&[0, 0, 3]),
+            journal_loss_odds: *dice.pick(&[0, 0, 4]),
+            power_cut_odds: *dice.pick(&[0, 2, 3]),
+            close_odds: *dice.pick(&[0, 3, 6]),
+            checkpoint_bytes: *dice.pick(&[4 << 10, 32 << 10, 256 << 10]),
+            uploads_max: *dice.pick(&[1, 3, 8]),
+            segment_age_ms: *dice.pick(&[0, 5, 100]),
+        }
+    }
+}

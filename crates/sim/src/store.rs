@@ -1,0 +1,383 @@
+//! A false object store, at the contract's level (above retries): calls wait until the scheduler lets one
+//! happen, in any order; an answer may be lost after the work is done, or the work done long after the answer
+//! "could not say".
+//!
+//! Invariants: the contract's S1 to S8 hold, and no more than they. Within a process's open, where the engine
+//! waits for answers, calls happen at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use sawmill_store::{
+    Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
+};
+
+use crate::death::Life;
+use crate::dice::Dice;
+use crate::trace::Trace;
+
+/// How calls fail: one in so many; 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreFaults {
+    /// Nothing is done, and the caller hears that nothing is known.
+    pub fail_odds: u64,
+    /// It is done, and the caller hears that nothing is known.
+    pub unheard_odds: u64,
+    /// The caller hears that nothing is known, and it is done later.
+    pub late_odds: u64,
+    /// A list misses what was put lately.
+    pub lag_odds: u64,
+    /// A get returns other bytes than it should.
+    pub garble_odds: u64,
+}
+
+type Change = (String, Option<Bytes>);
+
+#[derive(Default)]
+struct Bucket {
+    objects: BTreeMap<String, Bytes>,
+    /// What failed calls may still do: a put of bytes, or a delete.
+    late: Vec<Change>,
+    /// Keys in order of creation, for lists that lag.
+    lately: Vec<String>,
+    puts: u64,
+}
+
+impl Bucket {
+    fn put(&mut self, key: &str, body: &Bytes) -> PutOutcome {
+        match self.objects.get(key) {
+            Some(there) if there == body => PutOutcome::Created,
+            Some(_) => PutOutcome::Taken,
+            None => {
+                self.puts += 1;
+                self.lately.push(key.to_owned());
+                self.objects.insert(key.to_owned(), body.clone());
+                PutOutcome::Created
+            }
+        }
+    }
+}
+
+/// What all machines share.
+#[derive(Default)]
+pub struct SimBucket {
+    bucket: Mutex<Bucket>,
+}
+
+impl SimBucket {
+    /// How many calls may still take effect late.
+    pub fn late(&self) -> usize {
+        self.bucket.lock().late.len()
+    }
+
+    /// One late call takes effect.
+    pub fn land(&self, index: usize, trace: &Trace) {
+        let mut bucket = self.bucket.lock();
+        if index >= bucket.late.len() {
+            return;
+        }
+        let (key, body) = bucket.late.swap_remove(index);
+        trace.note("late", [index as u64, body.is_some().into()], || {
+            format!("    store: late {}", short(&key))
+        });
+        match body {
+            Some(body) => drop(bucket.put(&key, &body)),
+            None => drop(bucket.objects.remove(&key)),
+        }
+    }
+
+    /// Late calls that never were.
+    pub fn forget_late(&self) {
+        self.bucket.lock().late.clear();
+    }
+
+    /// All objects as they are.
+    pub fn objects(&self) -> BTreeMap<String, Bytes> {
+        self.bucket.lock().objects.clone()
+    }
+}
+
+/// A call that has not happened yet.
+enum Call {
+    Get(Get, Done<Bytes>),
+    Put(Put, Done<PutOutcome>),
+    List(List, Done<Vec<ObjectInfo>>),
+    Delete(Vec<String>, Done<()>),
+}
+
+/// What becomes of a call whose caller has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFate {
+    /// It has happened.
+    Happened,
+    /// It happens later.
+    Late,
+    /// It never happens.
+    Never,
+}
+
+impl CallFate {
+    /// One of the three.
+    #[must_use]
+    pub fn roll(dice: &mut Dice) -> Self {
+        *dice.pick(&[CallFate::Happened, CallFate::Late, CallFate::Never])
+    }
+}
+
+/// What a scheduler lets become of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    Well,
+    Fails,
+    Unheard,
+    Late,
+}
+
+/// The store in the hands of one process.
+pub struct SimStore {
+    shared: Arc<SimBucket>,
+    life: Arc<Life>,
+    trace: Arc<Trace>,
+    state: Mutex<(StoreFaults, Dice)>,
+    waiting: Mutex<Vec<Call>>,
+    at_once: AtomicBool,
+    spared: AtomicBool,
+}
+
+impl SimStore {
+    /// A process's client.
+    pub fn new(
+        shared: Arc<SimBucket>,
+        life: Arc<Life>,
+        trace: Arc<Trace>,
+        faults: StoreFaults,
+        dice: Dice,
+    ) -> Self {
+        let state = Mutex::new((faults, dice));
+        SimStore {
+            shared,
+            life,
+            trace,
+            state,
+            waiting: Mutex::default(),
+            at_once: AtomicBool::new(true),
+            spared: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether calls happen at once (in an open) or wait for [`happen`](Self::happen).
+    pub fn set_at_once(&self, at_once: bool) {
+        self.at_once.store(at_once, Ordering::Relaxed);
+    }
+
+    /// From now on nothing fails.
+    pub fn heal(&self) {
+        self.state.lock().0 = StoreFaults::default();
+    }
+
+    /// While `spared`, nothing is garbled: the judge looks.
+    pub fn spare(&self, spared: bool) {
+        self.spared.store(spared, Ordering::Relaxed);
+    }
+
+    /// How many calls wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
+    /// One waiting call happens.
+    pub fn happen(&self, index: usize) {
+        let call = {
+            let mut waiting = self.waiting.lock();
+            if index >= waiting.len() {
+                return;
+            }
+            waiting.remove(index)
+        };
+        self.carry_out(call);
+    }
+
+    /// The process is dead: `fate` decides over each call that waits and changes something.
+    pub fn bury(&self, mut fate: impl FnMut(usize) -> CallFate) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        let mut bucket = self.shared.bucket.lock();
+        let mut number = 0;
+        for call in waiting {
+            let changes: Vec<Change> = match call {
+                Call::Put(put, _) => vec![(put.key, Some(put.body))],
+                Call::Delete(keys, _) => keys.into_iter().map(|key| (key, None)).collect(),
+                Call::Get(..) | Call::List(..) => Vec::new(),
+            };
+            for (key, body) in changes {
+                match (fate(number), body) {
+                    (CallFate::Happened, Some(body)) => drop(bucket.put(&key, &body)),
+                    (CallFate::Happened, None) => drop(bucket.objects.remove(&key)),
+                    (CallFate::Late, body) => bucket.late.push((key, body)),
+                    (CallFate::Never, _) => {}
+                }
+                number += 1;
+            }
+        }
+    }
+
+    fn take(&self, call: Call) {
+        if !self.life.tick() {
+            return;
+        }
+        if self.at_once.load(Ordering::Relaxed) {
+            self.carry_out(call);
+        } else {
+            self.waiting.lock().push(call);
+        }
+    }
+
+    fn course(&self, changes: bool) -> Course {
+        let mut state = self.state.lock();
+        let faults = state.0;
+        if state.1.one_in(faults.fail_odds) {
+            Course::Fails
+        } else if state.1.one_in(faults.unheard_odds) {
+            Course::Unheard
+        } else if changes && state.1.one_in(faults.late_odds) {
+            Course::Late
+        } else {
+            Course::Well
+        }
+    }
+
+    fn rolls(&self, odds: impl FnOnce(StoreFaults) -> u64) -> bool {
+        let mut state = self.state.lock();
+        let odds = odds(state.0);
+        state.1.one_in(odds)
+    }
+
+    fn carry_out(&self, call: Call) {
+        let changes = matches!(call, Call::Put(..) | Call::Delete(..));
+        let course = self.course(changes);
+        self.tell(&call, course);
+        match call {
+            Call::Get(get, done) => match course {
+                Course::Well => done(self.get_now(&get)),
+                _ => done(Err(unknown())),
+            },
+            Call::List(list, done) => match course {
+                Course::Well => done(Ok(self.list_now(&list))),
+                _ => done(Err(unknown())),
+            },
+            Call::Put(put, done) => {
+                let outcome = match course {
+                    Course::Fails => Err(unknown()),
+                    Course::Late => {
+                        self.shared.bucket.lock().late.push((put.key, Some(put.body)));
+                        Err(unknown())
+                    }
+                    Course::Well | Course::Unheard => {
+                        let outcome = self.shared.bucket.lock().put(&put.key, &put.body);
+                        if course == Course::Well { Ok(outcome) } else { Err(unknown()) }
+                    }
+                };
+                done(outcome);
+            }
+            Call::Delete(keys, done) => {
+                let mut bucket = self.shared.bucket.lock();
+                for key in keys {
+                    match course {
+                        Course::Fails => {}
+                        Course::Late => bucket.late.push((key, None)),
+                        Course::Well | Course::Unheard => drop(bucket.objects.remove(&key)),
+                    }
+                }
+                drop(bucket);
+                done(if course == Course::Well { Ok(()) } else { Err(unknown()) });
+            }
+        }
+    }
+
+    fn tell(&self, call: &Call, course: Course) {
+        let (kind, key, size) = match call {
+            Call::Get(get, _) => ("get", get.key.as_str(), 0),
+            Call::Put(put, _) => ("put", put.key.as_str(), put.body.len()),
+            Call::List(list, _) => ("list", list.prefix.as_str(), 0),
+            Call::Delete(keys, _) => ("delete", keys.first().map_or("", String::as_str), keys.len()),
+        };
+        self.trace.note(kind, [size as u64, course as u64], || {
+            let how = if course == Course::Well { String::new() } else { format!(": {course:?}") };
+            format!("    store: {kind} {} ({size}){how}", short(key))
+        });
+    }
+
+    fn get_now(&self, get: &Get) -> sawmill_store::Result<Bytes> {
+        let bucket = self.shared.bucket.lock();
+        let Some(object) = bucket.objects.get(&get.key) else {
+            return Err(StoreError::new(StoreErrorKind::NotFound, format!("{} is not there", get.key)));
+        };
+        let bytes = match &get.range {
+            None => object.clone(),
+            Some(range) => {
+                let (start, end) = (range.start as usize, (range.end as usize).min(object.len()));
+                if start >= end {
+                    return Err(StoreError::new(StoreErrorKind::Invalid, "the range is past the end"));
+                }
+                object.slice(start..end)
+            }
+        };
+        drop(bucket);
+        if self.rolls(|faults| faults.garble_odds) && !self.spared.load(Ordering::Relaxed) {
+            let mut garbled = bytes.to_vec();
+            let at = self.state.lock().1.below(garbled.len().max(1) as u64) as usize;
+            if let Some(byte) = garbled.get_mut(at) {
+                *byte ^= 0x40;
+            }
+            self.trace.note("garbled", [at as u64, 0], || format!("    store: byte {at} of it is wrong"));
+            return Ok(garbled.into());
+        }
+        Ok(bytes)
+    }
+
+    fn list_now(&self, list: &List) -> Vec<ObjectInfo> {
+        let lag = self.rolls(|faults| faults.lag_odds);
+        let bucket = self.shared.bucket.lock();
+        let hidden: &[String] = if lag {
+            let from = bucket.lately.len().saturating_sub(4);
+            &bucket.lately[from..]
+        } else {
+            &[]
+        };
+        let prefix = list.prefix.trim_end_matches('/');
+        let below = |key: &str| {
+            prefix.is_empty() || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let shown = bucket.objects.iter().filter(|(key, _)| below(key) && !hidden.contains(key));
+        shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect()
+    }
+}
+
+impl ObjectStore for SimStore {
+    fn get(&self, get: Get, done: Done<Bytes>) {
+        self.take(Call::Get(get, done));
+    }
+
+    fn put(&self, put: Put, done: Done<PutOutcome>) {
+        self.take(Call::Put(put, done));
+    }
+
+    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+        self.take(Call::List(list, done));
+    }
+
+    fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
+        self.take(Call::Delete(keys, done));
+    }
+}
+
+fn unknown() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "the store did not answer")
+}
+
+/// A key without the volume's id.
+fn short(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(_, rest)| rest)
+}

@@ -1,0 +1,64 @@
+//! What happened, in order: a digest of every event, and the events themselves when somebody wants the story.
+//!
+//! Invariant: two runs of one seed have the same digest, or something in the engine or in this world asks
+//! for a clock, an address or an order that is not the seed's.
+
+use parking_lot::Mutex;
+
+use crate::dice::mix;
+
+#[derive(Default)]
+struct Inner {
+    digest: u64,
+    events: u64,
+    story: Option<Vec<String>>,
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub struct Trace {
+    inner: Mutex<Inner>,
+}
+
+impl Trace {
+    /// A trace that also keeps the story.
+    #[must_use]
+    pub fn telling() -> Self {
+        Trace { inner: Mutex::new(Inner { story: Some(Vec::new()), ..Inner::default() }) }
+    }
+
+    /// Notes an event: its kind and up to two numbers; `tell` makes its line of the story.
+    pub fn note(&self, kind: &str, numbers: [u64; 2], tell: impl FnOnce() -> String) {
+        let mut inner = self.inner.lock();
+        inner.events += 1;
+        let mut digest = inner.digest;
+        for byte in kind.bytes() {
+            digest = mix(digest ^ u64::from(byte));
+        }
+        for number in numbers {
+            digest = mix(digest ^ number);
+        }
+        inner.digest = digest;
+        if let Some(story) = &mut inner.story {
+            story.push(tell());
+        }
+    }
+
+    /// The digest so far.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.inner.lock().digest
+    }
+
+    /// How many events there were.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.inner.lock().events
+    }
+
+    /// The story so far, if it is kept.
+    #[must_use]
+    pub fn story(&self) -> Vec<String> {
+        self.inner.lock().story.clone().unwrap_or_default()
+    }
+}

@@ -1,0 +1,165 @@
+//! One false machine: its clock, its chance, its disks by path. It outlives the processes that run on it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sawmill_volume::{Disk, Disks, Lock, Seen, World};
+
+use crate::death::Life;
+use crate::dice::Dice;
+use crate::disk::{DiskFaults, Medium, SimDisk};
+use crate::trace::Trace;
+
+/// The clock that all machines share.
+#[derive(Default)]
+pub struct Clock {
+    us: AtomicU64,
+}
+
+impl Clock {
+    /// Time passes.
+    pub fn pass(&self, us: u64) {
+        self.us.fetch_add(us, Ordering::Relaxed);
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Duration {
+        Duration::from_micros(self.us.load(Ordering::Relaxed))
+    }
+}
+
+/// The media of a machine, by path.
+#[derive(Clone, Default)]
+pub struct Shelf {
+    media: Arc<Mutex<BTreeMap<PathBuf, Arc<Medium>>>>,
+}
+
+impl Shelf {
+    /// The medium with this name.
+    pub fn get(&self, path: &Path) -> Option<Arc<Medium>> {
+        self.media.lock().get(path).cloned()
+    }
+
+    /// Gives a name to a medium, or takes the name away.
+    pub fn set(&self, path: &Path, medium: Option<Arc<Medium>>) {
+        let mut media = self.media.lock();
+        match medium {
+            Some(medium) => media.insert(path.to_owned(), medium),
+            None => media.remove(path),
+        };
+    }
+
+    /// All media.
+    pub fn all(&self) -> Vec<Arc<Medium>> {
+        self.media.lock().values().cloned().collect()
+    }
+}
+
+/// A machine as one process sees it.
+pub struct SimWorld {
+    clock: Arc<Clock>,
+    shelf: Shelf,
+    life: Arc<Life>,
+    trace: Arc<Trace>,
+    faults: DiskFaults,
+    dice: Mutex<Dice>,
+}
+
+impl SimWorld {
+    /// The world of a new process.
+    pub fn new(
+        clock: Arc<Clock>,
+        shelf: Shelf,
+        life: Arc<Life>,
+        trace: Arc<Trace>,
+        faults: DiskFaults,
+        dice: Dice,
+    ) -> Self {
+        SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice) }
+    }
+
+    fn disk(&self, medium: Arc<Medium>) -> Arc<dyn Disk> {
+        let dice = self.dice.lock().split(1);
+        Arc::new(SimDisk::new(medium, self.life.clone(), self.trace.clone(), self.faults, dice))
+    }
+}
+
+impl World for SimWorld {
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        1_800_000_000_000 + self.clock.now().as_millis() as u64
+    }
+
+    fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
+        let mut dice = self.dice.lock();
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&dice.bits().to_le_bytes());
+        bytes[8..].copy_from_slice(&dice.bits().to_le_bytes());
+        Ok(bytes)
+    }
+
+    fn disks(&self) -> &dyn Disks {
+        self
+    }
+}
+
+impl Disks for SimWorld {
+    fn lock(&self, _: &Path) -> io::Result<Lock> {
+        Ok(Box::new(()))
+    }
+
+    fn look(&self, path: &Path) -> Seen {
+        match self.shelf.get(path) {
+            Some(_) => Seen::File { len_bytes: 1 },
+            None => Seen::Absent,
+        }
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
+        match self.shelf.get(path) {
+            Some(medium) => Ok(self.disk(medium)),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        if !self.life.tick() {
+            return Err(io::Error::other("the process is dead"));
+        }
+        if self.shelf.get(path).is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        self.trace.note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
+        let medium = Medium::blank(len_bytes);
+        self.shelf.set(path, Some(medium.clone()));
+        Ok(self.disk(medium))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        if !self.life.tick() {
+            return Err(io::Error::other("the process is dead"));
+        }
+        self.trace.note("disk renamed", [0, 0], || "    disk: set aside".into());
+        let medium = self.shelf.get(from);
+        self.shelf.set(from, None);
+        self.shelf.set(to, medium);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if !self.life.tick() {
+            return Err(io::Error::other("the process is dead"));
+        }
+        self.trace.note("disk removed", [0, 0], || "    disk: removed".into());
+        self.shelf.set(path, None);
+        Ok(())
+    }
+}

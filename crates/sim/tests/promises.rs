@@ -1,0 +1,83 @@
+//! The engine keeps its promises in thousands of false worlds, and in all small ones.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sawmill_sim::exhaustive::{SCRIPTS, explore, explore_orders};
+use sawmill_sim::run::run;
+use sawmill_sim::trace::Trace;
+
+const SEEDS: u64 = 3_000;
+
+/// Runs `work` for every number below `count`, on all processors, each with a folder in memory of its own.
+fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
+    let next = AtomicU64::new(0);
+    let broken = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let place = tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm").unwrap();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count || broken.lock().unwrap().len() >= 3 {
+                        return;
+                    }
+                    if let Err(text) = work(number, place.path()) {
+                        broken.lock().unwrap().push(format!("{number}: {text}"));
+                    }
+                }
+            });
+        }
+    });
+    let broken = broken.into_inner().unwrap();
+    assert!(broken.is_empty(), "broken promises:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn every_promise_is_kept_in_thousands_of_worlds() {
+    let totals: [AtomicU64; 5] = Default::default();
+    for_all(SEEDS, |number, place| {
+        let story = run(number + 1, place, Trace::default()).map_err(|text| {
+            format!(
+                "seed {}: {text}; again: cargo run --release -p sawmill-sim -- --seed {}",
+                number + 1,
+                number + 1
+            )
+        })?;
+        let numbers = [story.deaths, story.power_cuts, story.journals_lost, story.takeovers, story.closes];
+        for (total, number) in totals.iter().zip(numbers) {
+            total.fetch_add(number, Ordering::Relaxed);
+        }
+        Ok(())
+    });
+    let totals = totals.map(AtomicU64::into_inner);
+    println!("deaths, power cuts, journals lost, takeovers, closes: {totals:?}");
+    assert!(totals.iter().all(|total| *total > SEEDS / 20), "every kind of end is met often: {totals:?}");
+}
+
+#[test]
+fn a_seed_is_the_same_run_every_time() {
+    for_all(64, |number, place| {
+        let mut stories = (0..2).map(|_| run(number + 1000, place, Trace::default()));
+        let (first, second) = (stories.next().unwrap()?, stories.next().unwrap()?);
+        assert!(first.events > 0);
+        if first == second { Ok(()) } else { Err(format!("{first:?} is not {second:?}")) }
+    });
+}
+
+#[test]
+fn every_promise_is_kept_in_all_small_worlds() {
+    let states = AtomicU64::new(0);
+    for_all(SCRIPTS.len() as u64 + 1, |number, place| {
+        let tried = match SCRIPTS.get(number as usize) {
+            Some(script) => explore(script, place)?,
+            None => explore_orders(place)?,
+        };
+        assert!(tried.deaths > 0 && tried.states > 0);
+        states.fetch_add(tried.states, Ordering::Relaxed);
+        Ok(())
+    });
+    println!("{} states recovered from", states.into_inner());
+}
