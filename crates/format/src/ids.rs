@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use crate::FormatError;
 
+const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*
@@ -13,7 +15,11 @@ macro_rules! id {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:032x}", u128::from_be_bytes(self.0))
+                let mut text = [0; 32];
+                for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
+                    pair.copy_from_slice(&[HEX_DIGITS[usize::from(byte >> 4)], HEX_DIGITS[usize::from(byte & 15)]]);
+                }
+                f.write_str(str::from_utf8(&text).map_err(|_| fmt::Error)?)
             }
         }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sawmill_device::Operation;
 use sawmill_volume::FlushMode;
+use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 
 use crate::death::live;
 use crate::dice::Dice;
@@ -284,6 +285,9 @@ impl Stage {
             checkpoint_bytes: 8 << 10,
             uploads_max: 8,
             segment_age_ms: 1,
+            segment_bytes: SEGMENT_BYTES_MIN,
+            journal_bytes: journal_bytes_min(SEGMENT_BYTES_MIN),
+            staging_bytes: STAGING_BYTES_MIN,
         };
         let mut run = Run::new(settings, Dice::new(1), place, Arc::new(Trace::default()))?;
         run.attach(0)?;

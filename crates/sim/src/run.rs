@@ -134,7 +134,7 @@ impl Run {
         let store = SimStore::new(bucket.clone(), life, trace.clone(), StoreFaults::default(), dice.split(3));
         let options = CreateOptions {
             block_bytes: 512,
-            segment_bytes: 256 << 10,
+            segment_bytes: settings.segment_bytes,
             flush: settings.mode,
             ..CreateOptions::new(settings.size_bytes)
         };
@@ -290,8 +290,8 @@ impl Run {
     fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {
         let place = &self.machines[machine];
         let mut options = OpenOptions::new(journal_path());
-        options.journal_bytes = 16 << 20;
-        options.staging_bytes = 4 << 20;
+        options.journal_bytes = self.settings.journal_bytes;
+        options.staging_bytes = self.settings.staging_bytes;
         options.staging_folder.clone_from(&place.staging);
         options.accept_journal_loss = accept_loss;
         options.no_fencing = true;

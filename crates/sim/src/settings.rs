@@ -2,6 +2,7 @@
 //! combination is not drowned by a common one.
 
 use sawmill_volume::FlushMode;
+use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
@@ -40,6 +41,12 @@ pub struct Settings {
     pub uploads_max: u32,
     /// Milliseconds after which a small batch is sealed.
     pub segment_age_ms: u64,
+    /// Size of a batch.
+    pub segment_bytes: u32,
+    /// Size of the journal.
+    pub journal_bytes: u64,
+    /// Size of the staging ring.
+    pub staging_bytes: u64,
 }
 
 impl Settings {
@@ -56,8 +63,10 @@ impl Settings {
         };
         let disk =
             DiskFaults { write_odds: odds(&[0, 0, 0, 0, 0, 60]), sync_odds: odds(&[0, 0, 0, 0, 0, 20]) };
+        let size_bytes = odds(&[16 << 10, 64 << 10, 64 << 10, 200 << 10, 200 << 10, 640 << 10]);
+        let segment_bytes = *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
         Settings {
-            size_bytes: odds(&[16 << 10, 64 << 10, 256 << 10]),
+            size_bytes,
             mode: *dice.pick(&[FlushMode::Logged, FlushMode::Logged, FlushMode::Stored, FlushMode::Weak]),
             lives: 2 + dice.below(5),
             steps: *dice.pick(&[20, 60, 150]),
@@ -72,6 +81,9 @@ impl Settings {
             checkpoint_bytes: *dice.pick(&[4 << 10, 32 << 10, 256 << 10]),
             uploads_max: *dice.pick(&[1, 3, 8]),
             segment_age_ms: *dice.pick(&[0, 5, 100]),
+            segment_bytes,
+            journal_bytes: journal_bytes_min(segment_bytes) * dice.pick(&[1, 1, 4]),
+            staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 4]),
         }
     }
 }

@@ -8,23 +8,32 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
+/// The simulation runs the engine with small sizes (feature `small-limits`, package `sawmill-volume-small`), so
+/// that short histories meet the end of every ring, batch, area and window. Nothing else differs.
+const fn sized(usual: u64, small: u64) -> u64 {
+    if cfg!(feature = "small-limits") { small } else { usual }
+}
+
 /// The largest volume.
 pub const SIZE_BYTES_MAX: u64 = 64 * TIB;
 /// The longest read or write in one request.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// The longest write that is one record, and so is whole or absent after any failure. Longer ones are split.
-pub const RECORD_PAYLOAD_BYTES_MAX: u64 = MIB;
+pub const RECORD_PAYLOAD_BYTES_MAX: u64 = sized(MIB, 16 * KIB);
 /// Size of an uncompressed frame.
-pub const FRAME_BYTES: u32 = 64 << 10;
+pub const FRAME_BYTES: u32 = sized(64 * KIB, 4 * KIB) as u32;
 
 /// Smallest, usual and largest batch.
-pub const SEGMENT_BYTES_MIN: u32 = 256 << 10;
+pub const SEGMENT_BYTES_MIN: u32 = sized(256 * KIB, 16 * KIB) as u32;
 /// See [`SEGMENT_BYTES_MIN`].
 pub const SEGMENT_BYTES_DEFAULT: u32 = 8 << 20;
 /// See [`SEGMENT_BYTES_MIN`].
 pub const SEGMENT_BYTES_MAX: u32 = 64 << 20;
 /// The most records one batch takes: bounds the header of a segment at 4 MiB.
-pub const SEGMENT_RECORDS_MAX: usize = 128 << 10;
+pub const SEGMENT_RECORDS_MAX: usize = sized(128 * KIB, 24) as usize;
+
+/// Buffers that segments are built in have multiples of this size, so that almost equal ones fit the same.
+pub const BUFFER_STEP_BYTES: usize = sized(256 * KIB, 8 * KIB) as usize;
 
 /// Usual and largest number of segments on their way to the store.
 pub const UPLOADS_DEFAULT: u32 = 6;
@@ -39,15 +48,15 @@ pub const JOURNAL_BYTES_DEFAULT: u64 = GIB;
 /// Usual size of the staging ring.
 pub const STAGING_BYTES_DEFAULT: u64 = 32 * MIB;
 /// Smallest staging ring: two of the largest records and the pad of a flush.
-pub const STAGING_BYTES_MIN: u64 = 4 * MIB;
+pub const STAGING_BYTES_MIN: u64 = sized(4 * MIB, 64 * KIB);
 const _: () =
     assert!(STAGING_BYTES_MIN >= 2 * (RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64) + 8 * KIB);
 
 /// Records that are not yet stored: past this, writes wait although the journal has room, so that
 /// memory stays bounded (about 150 bytes each).
-pub const RECORDS_UNSTORED_MAX: usize = 1 << 20;
+pub const RECORDS_UNSTORED_MAX: usize = sized(MIB, 60) as usize;
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
-pub const RECORDS_RESIDENT_MAX: usize = 384 << 10;
+pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 
 /// Usual bytes of log between two checkpoints.
 pub const CHECKPOINT_BYTES_DEFAULT: u64 = GIB;
@@ -56,26 +65,41 @@ pub const PREFETCH_BYTES_DEFAULT: u64 = MIB;
 /// Threads that wait for local disks on behalf of readers.
 pub const READER_THREADS: usize = 8;
 /// Bytes fetched to learn a segment's header; a longer header costs a second request.
-pub const HEADER_PROBE_BYTES: u64 = 64 * KIB;
+pub const HEADER_PROBE_BYTES: u64 = sized(64 * KIB, 512);
 /// Segment headers fetched at once by roll-forward.
-pub const ROLL_FORWARD_PARALLEL: usize = 32;
+pub const ROLL_FORWARD_PARALLEL: usize = sized(32, 3) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the journal's
 /// thread and one of the keeper's.
-pub const SPAN_BYTES: u64 = MIB;
+pub const SPAN_BYTES: u64 = sized(MIB, 16 * KIB);
 // A writer that waits for staging memory waits for less than a span to become one.
 const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);
 /// Bytes logged after which the superblock learns of it even when nobody else writes one.
-pub const MARK_BYTES: u64 = 32 * MIB;
+pub const MARK_BYTES: u64 = sized(32 * MIB, 64 * KIB);
+/// Bytes of a journal read at once by a scan.
+pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
 
 /// The smallest journal for a volume with batches of `segment_bytes`: one batch being filled, one being
 /// uploaded, and the staging ring's reach; otherwise a full journal could wait for a batch that cannot seal.
 #[must_use]
 pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
     let two_batches = 4 * segment_bytes as u64;
-    let floor = 16 * MIB;
+    let floor = sized(16 * MIB, 128 * KIB);
     if two_batches > floor { two_batches } else { floor }
 }
 
 /// Segment sequences are kept in 32 bits in memory; a volume that reaches this many stops for good.
 /// At a segment of 8 MiB that is 32 EiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
+
+/// Bytes of address space in one group: the unit in which a checkpoint writes the object map.
+pub const MAP_GROUP_BYTES: u64 = sized(16 * GIB, 512 * KIB);
+/// Bytes of address space under one lock of the object map.
+pub const MAP_AREA_BYTES: u64 = sized(16 * MIB, 8 * KIB);
+/// A list of the object map shorter than this is never made dense.
+pub const MAP_DENSE_FROM_RUNS: usize = sized(2048, 8) as usize;
+/// Bytes of address space under one lock of the journal map.
+pub const JOURNAL_AREA_BYTES: u64 = sized(MIB, 16 * KIB);
+/// Entries of the journal map longer than this go to its wide layer.
+pub const JOURNAL_NARROW_BYTES_MAX: u64 = sized(16 * MIB, 64 * KIB);
+/// Bytes of address space in one area of the wide layer.
+pub const JOURNAL_WIDE_AREA_BYTES: u64 = sized(16 * GIB, 128 * KIB);

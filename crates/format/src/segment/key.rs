@@ -5,7 +5,7 @@ use crate::layout::parse_number;
 
 /// The key of a segment.
 pub fn segment_key(volume_id: VolumeId, sequence: u64) -> String {
-    format!("{}{:02x}/{sequence:020}", segment_prefix(volume_id), sequence % 256)
+    format!("{volume_id}/seg/{:02x}/{sequence:020}", sequence % 256)
 }
 
 /// The prefix of all segments of a volume, for listing.

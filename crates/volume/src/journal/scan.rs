@@ -25,8 +25,6 @@ pub(crate) struct LogImage {
     window: (u64, Vec<u8>),
 }
 
-const WINDOW_BYTES: u64 = 2 << 20;
-
 impl LogImage {
     pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, staging: Option<StagingFile>) -> Self {
         let staging = staging.map(|mut file| {
@@ -74,7 +72,7 @@ impl LogImage {
         let (start, bytes) = &self.window;
         let covered = position >= *start && position + length <= *start + bytes.len() as u64;
         if !covered {
-            let reach = WINDOW_BYTES.max(length).min(self.capacity_bytes);
+            let reach = limits::SCAN_BYTES.max(length).min(self.capacity_bytes);
             let mut window = vec![0; reach as usize];
             let mut done = 0;
             for (offset, length) in disk_parts(self.capacity_bytes, position, reach) {

@@ -9,9 +9,7 @@
 use super::dense::Dense;
 use super::runs::{Run, Runs, Tally};
 use super::{AREA_BYTES, Location};
-
-/// A list shorter than this is never made dense.
-const DENSE_FROM_RUNS: usize = 2048;
+use crate::limits::MAP_DENSE_FROM_RUNS;
 
 /// What one area maps.
 pub(super) enum Area {
@@ -118,5 +116,5 @@ impl Area {
 }
 
 fn turns_dense(list: &[Run], sparse_bytes: usize) -> bool {
-    list.len() >= DENSE_FROM_RUNS && Dense::heap_bytes_for(list) <= sparse_bytes + sparse_bytes / 8
+    list.len() >= MAP_DENSE_FROM_RUNS && Dense::heap_bytes_for(list) <= sparse_bytes + sparse_bytes / 8
 }

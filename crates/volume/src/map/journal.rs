@@ -22,11 +22,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::RwLock;
 
 use super::spans;
+use crate::limits::{
+    JOURNAL_AREA_BYTES as AREA_BYTES, JOURNAL_NARROW_BYTES_MAX, JOURNAL_WIDE_AREA_BYTES as WIDE_AREA_BYTES,
+};
 
-const AREA_BYTES: u64 = 1 << 20;
-const WIDE_AREA_BYTES: u64 = 1 << 34;
-/// Entries longer than this go to the wide layer.
-const NARROW_MAX_BYTES: u64 = 16 << 20;
 const SHARDS: usize = 64;
 
 /// A stretch of a lookup in the journal map.
@@ -233,7 +232,7 @@ impl<V: Clone> JournalMap<V> {
     /// Puts the entry at every byte of the range where no entry has an equal or greater position.
     pub fn insert(&self, address: u64, length: u64, position: u64, value: V) {
         let end = address.saturating_add(length);
-        let span_bytes = if length > NARROW_MAX_BYTES { WIDE_AREA_BYTES } else { AREA_BYTES };
+        let span_bytes = if length > JOURNAL_NARROW_BYTES_MAX { WIDE_AREA_BYTES } else { AREA_BYTES };
         for (area, start, stop) in spans(address, end, span_bytes) {
             if stop == end {
                 self.change(span_bytes, area, |lane| lane.place(start, stop, position, value));
@@ -250,7 +249,7 @@ impl<V: Clone> JournalMap<V> {
     /// older entry may still lie under a newer one in the other layer, and would show again.
     pub fn remove(&self, address: u64, length: u64, position: u64) {
         let end = address.saturating_add(length);
-        if length <= NARROW_MAX_BYTES {
+        if length <= JOURNAL_NARROW_BYTES_MAX {
             for (area, start, stop) in spans(address, end, AREA_BYTES) {
                 self.change(AREA_BYTES, area, |lane| lane.take(start, stop, position));
             }

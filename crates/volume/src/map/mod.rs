@@ -30,10 +30,9 @@ mod tests;
 pub use journal::{JournalMap, JournalPiece};
 pub use object::ObjectMap;
 
-/// Bytes of address space in one group: the unit in which a checkpoint writes the object map.
-pub const GROUP_BYTES: u64 = 1 << 34;
-/// Bytes of address space under one lock of the object map.
-const AREA_BYTES: u64 = 1 << 24;
+use crate::limits::MAP_AREA_BYTES as AREA_BYTES;
+pub use crate::limits::MAP_GROUP_BYTES as GROUP_BYTES;
+
 /// Bytes of a page in the dense form of an area.
 const PAGE_BYTES: u32 = 4096;
 

@@ -333,7 +333,6 @@ fn settle_staged(
     disk: &dyn Disk,
     block: &Superblock,
 ) -> Result<Option<StagingFile>> {
-    const CHUNK_BYTES: u64 = 1 << 20;
     let capacity_bytes = block.capacity_bytes;
     let Some(mut from) = log.staged_from() else { return Ok(None) };
     if log.sync_failed() {
@@ -345,7 +344,7 @@ fn settle_staged(
     let end = scan.end.next_multiple_of(BLOCK_BYTES);
     let mut at = from;
     while at < end {
-        let length = CHUNK_BYTES.min(end - at);
+        let length = limits::SPAN_BYTES.min(end - at);
         let mut chunk = AlignedBytes::zeroed(length as usize);
         log.read(at, &mut chunk)?;
         write_ring(disk, capacity_bytes, at, &chunk)?;

@@ -9,11 +9,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sawmill_sys::AlignedBytes;
 
+use crate::limits;
+
 /// Buffers kept for the next segments.
 const SPARE_MAX: usize = 4;
-
-/// Buffers are made in multiples of this, so that segments of almost the same size fit the same ones.
-const STEP_BYTES: usize = 256 << 10;
 
 /// See the head of this file.
 #[derive(Clone, Default)]
@@ -34,7 +33,8 @@ impl Buffers {
         let mut spare = self.spare.lock();
         let fitting = spare.iter().position(|bytes| bytes.len() >= length);
         let bytes = fitting.map(|index| spare.swap_remove(index));
-        let bytes = bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_multiple_of(STEP_BYTES)));
+        let bytes =
+            bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_multiple_of(limits::BUFFER_STEP_BYTES)));
         Buffer { bytes: Some(bytes), length, home: self.clone() }
     }
 
