@@ -18,6 +18,7 @@ pub struct Life {
     before: AtomicU64,
     /// Dies at the I/O with this number; 0: at none.
     dies_at: AtomicU64,
+    spared: AtomicBool,
 }
 
 impl Life {
@@ -39,6 +40,16 @@ impl Life {
     /// How many I/Os there were since.
     pub fn ios_after_attach(&self) -> u64 {
         self.ios.load(Ordering::Relaxed) - self.before.load(Ordering::Relaxed)
+    }
+
+    /// While it is `spared`, no read of it fails or is garbled: the judge looks.
+    pub fn spare(&self, spared: bool) {
+        self.spared.store(spared, Ordering::Relaxed);
+    }
+
+    /// Whether it is.
+    pub fn is_spared(&self) -> bool {
+        self.spared.load(Ordering::Relaxed)
     }
 
     /// Whether it is dead.

@@ -29,6 +29,10 @@ pub struct DiskFaults {
     pub write_odds: u64,
     /// One sync in so many fails, and loses what it should have saved; 0: none.
     pub sync_odds: u64,
+    /// One read in so many fails; 0: none.
+    pub read_odds: u64,
+    /// One new disk in so many does not fit; 0: none.
+    pub make_odds: u64,
 }
 
 #[derive(Default)]
@@ -137,6 +141,27 @@ impl Medium {
         Arc::new(Medium { content: Mutex::new(copy) })
     }
 
+    /// The medium rots: one byte changes, or one sector lands where another was. Says where.
+    pub fn rot(&self, dice: &mut Dice) -> Option<u64> {
+        let mut content = self.content.lock();
+        let mut place = |content: &Content| {
+            let count = content.now.len() as u64;
+            let page = *content.now.keys().nth((count > 0).then(|| dice.below(count))? as usize)?;
+            Some((page, dice.below((PAGE_BYTES / SECTOR_BYTES) as u64) as usize * SECTOR_BYTES, dice.bits()))
+        };
+        let (page, start, bits) = place(&content)?;
+        let (other, from, _) = place(&content)?;
+        let sector: [u8; SECTOR_BYTES] =
+            content.now.get(&other)?[from..from + SECTOR_BYTES].try_into().ok()?;
+        let bytes = &mut content.now.get_mut(&page)?[start..start + SECTOR_BYTES];
+        if bits % 4 == 0 {
+            bytes.copy_from_slice(&sector);
+        } else {
+            bytes[bits as usize / 8 % SECTOR_BYTES] ^= 1 << (bits >> 60 & 7);
+        }
+        Some(page * PAGE_BYTES as u64 + start as u64)
+    }
+
     /// The power goes: `fate` decides over each unsynced write, and `dice` over the order.
     pub fn cut_power(&self, dice: &mut Dice, mut fate: impl FnMut(usize) -> Fate) {
         let mut content = self.content.lock();
@@ -204,6 +229,12 @@ impl Disk for SimDisk {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         if self.life.is_dead() {
             return Err(dead());
+        }
+        if self.fails(|faults| faults.read_odds) && !self.life.is_spared() {
+            self.trace.note("disk read", [offset, into.len() as u64], || {
+                format!("    disk: read {} bytes at {offset}: EIO", into.len())
+            });
+            return Err(io::Error::from_raw_os_error(5));
         }
         let content = self.medium.content.lock();
         if offset + into.len() as u64 > content.len_bytes {

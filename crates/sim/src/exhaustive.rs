@@ -22,7 +22,7 @@ use crate::store::{CallFate, StoreFaults};
 use crate::trace::Trace;
 
 /// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and kept.
-const SUBSET_WRITES_MAX: usize = 5;
+const SUBSET_WRITES_MAX: usize = 8;
 /// Segments under way at once, in every order.
 const UNDER_WAY: usize = 4;
 
@@ -288,6 +288,9 @@ impl Stage {
             segment_bytes: SEGMENT_BYTES_MIN,
             journal_bytes: journal_bytes_min(SEGMENT_BYTES_MIN),
             staging_bytes: STAGING_BYTES_MIN,
+            cache_bytes: 0,
+            rot_odds: 0,
+            look_odds: 0,
         };
         let mut run = Run::new(settings, Dice::new(1), place, Arc::new(Trace::default()))?;
         run.attach(0)?;

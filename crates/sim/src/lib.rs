@@ -3,7 +3,8 @@
 //! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at any I/O
 //! ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody waits for ([`world`]),
 //! clients ([`client`]) and the judge ([`oracle`]). What a seed's world is like: [`settings`]. What happened:
-//! [`trace`]. Small worlds without chance: [`exhaustive`].
+//! [`trace`], in numbers: [`story`]; the shortest story of a failure: [`shrink`](mod@shrink). Small worlds without
+//! chance: [`exhaustive`].
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]
@@ -16,6 +17,8 @@ pub mod exhaustive;
 pub mod oracle;
 pub mod run;
 pub mod settings;
+pub mod shrink;
 pub mod store;
+pub mod story;
 pub mod trace;
 pub mod world;

@@ -2,12 +2,16 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use parking_lot::Mutex;
 use sawmill_sim::exhaustive::{self, SCRIPTS};
-use sawmill_sim::run::{Story, run};
+use sawmill_sim::run::{run, run_with};
+use sawmill_sim::shrink::{World, shrink};
+use sawmill_sim::story::Story;
 use sawmill_sim::trace::Trace;
 
 /// Runs the whole engine in a false world, by seed.
@@ -16,6 +20,9 @@ struct Options {
     /// Play this seed and tell its story.
     #[arg(long)]
     seed: Option<u64>,
+    /// Shrink the run of this seed, which breaks, to a short story.
+    #[arg(long)]
+    shrink: Option<u64>,
     /// Play this many seeds.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
@@ -38,10 +45,11 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match options.seed {
-        Some(seed) => tell(seed),
-        None if options.small_worlds => explore(&options),
-        None => play(&options),
+    match (options.seed, options.shrink) {
+        (Some(seed), _) => tell(seed),
+        (_, Some(seed)) => shorten(seed),
+        _ if options.small_worlds => explore(&options),
+        _ => play(&options),
     }
 }
 
@@ -53,17 +61,17 @@ fn place() -> tempfile::TempDir {
 
 fn tell(seed: u64) -> ExitCode {
     let place = place();
-    let trace = std::sync::Arc::new(Trace::telling());
+    let trace = Arc::new(Trace::telling());
     let mut dice = sawmill_sim::dice::Dice::new(seed);
     let settings = sawmill_sim::settings::Settings::of(&mut dice);
     println!("seed {seed}: {settings:?}");
-    let outcome = sawmill_sim::run::run_with(settings, dice, place.path(), trace.clone());
+    let outcome = run_with(settings, dice, place.path(), trace.clone());
     for line in trace.story() {
         println!("{line}");
     }
     match outcome {
         Ok(story) => {
-            println!("all promises kept: {story:?}");
+            println!("all promises kept: {story}");
             ExitCode::SUCCESS
         }
         Err(text) => {
@@ -129,48 +137,68 @@ fn play(options: &Options) -> ExitCode {
     let start = Instant::now();
     let until = options.minutes.map(|minutes| start + Duration::from_secs_f64(minutes * 60.0));
     let next = AtomicU64::new(options.from);
-    let broken = AtomicU64::new(0);
-    let counts: [AtomicU64; 6] = Default::default();
+    let totals = Mutex::new((0u64, 0u64, Story::default()));
     std::thread::scope(|scope| {
         for _ in 0..threads(options) {
             scope.spawn(|| {
                 let place = place();
                 loop {
-                    let over = until
-                        .map_or(next.load(Ordering::Relaxed) >= options.from + options.seeds, |until| {
-                            Instant::now() >= until
-                        });
-                    if over || broken.load(Ordering::Relaxed) >= options.stop_at {
+                    let over = match until {
+                        Some(until) => Instant::now() >= until,
+                        None => next.load(Ordering::Relaxed) >= options.from + options.seeds,
+                    };
+                    if over || totals.lock().1 >= options.stop_at {
                         return;
                     }
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    match safely(|| run(seed, place.path(), Trace::default())) {
+                    let played = safely(|| run(seed, place.path(), Trace::default()));
+                    let mut totals = totals.lock();
+                    match played {
                         Ok(story) => {
-                            let Story { operations, deaths, power_cuts, journals_lost, takeovers, .. } =
-                                story;
-                            let numbers = [1, operations, deaths, power_cuts, journals_lost, takeovers];
-                            for (count, number) in counts.iter().zip(numbers) {
-                                count.fetch_add(number, Ordering::Relaxed);
-                            }
+                            totals.0 += 1;
+                            totals.2.add(&story);
                         }
                         Err(text) => {
-                            broken.fetch_add(1, Ordering::Relaxed);
+                            totals.1 += 1;
                             println!("BROKEN, seed {seed}: {text}");
-                            println!("  again: cargo run --release -p sawmill-sim -- --seed {seed}");
+                            println!("  again, and as a short story: sawmill-sim --shrink {seed}");
                         }
                     }
                 }
             });
         }
     });
-    let [seeds, operations, deaths, cuts, lost, takeovers] = counts.map(AtomicU64::into_inner);
-    let broken = broken.into_inner();
+    let (kept, broken, story) = totals.into_inner();
     let minutes = start.elapsed().as_secs_f64() / 60.0;
+    println!("{story}");
     println!(
-        "{seeds} seeds kept every promise, {broken} did not; {operations} operations, {deaths} \
-        deaths, {cuts} \
-         power cuts, {lost} journals lost, {takeovers} takeovers; {:.0} seeds a minute",
-        seeds as f64 / minutes
+        "{kept} seeds from {} on kept every promise, {broken} did not; {:.0} seeds a minute, {minutes:.1} minutes",
+        options.from,
+        kept as f64 / minutes
     );
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Looks for the shortest run that breaks the same way, and tells it.
+fn shorten(seed: u64) -> ExitCode {
+    let place = place();
+    let play = |world: &World, trace: Arc<Trace>| {
+        safely(|| run_with(world.settings.clone(), world.dice.clone(), place.path(), trace))
+    };
+    let Some(found) = shrink(World::of(seed), play) else {
+        println!("seed {seed} keeps every promise");
+        return ExitCode::SUCCESS;
+    };
+    println!(
+        "seed {seed}, shrunk from {} to {} events by {} runs",
+        found.events_before, found.events, found.runs
+    );
+    println!("{:?}", found.world.settings);
+    let trace = Arc::new(Trace::telling());
+    let outcome = play(&found.world, trace.clone());
+    for line in trace.story() {
+        println!("{line}");
+    }
+    println!("BROKEN: {}", outcome.err().unwrap_or_default());
+    ExitCode::FAILURE
 }

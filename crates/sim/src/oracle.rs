@@ -242,6 +242,20 @@ impl Oracle {
     /// an attach found is durable, and stored if it was read `from_store` alone.
     pub fn opened(&mut self, loss: Loss, from_store: bool, found: &[u8]) -> Result<usize, String> {
         let least = self.bound(loss);
+        let legal = self.longest_prefix(least, found);
+        let Some(count) = legal else { return Err(self.explain(loss, least, found)) };
+        self.operations.truncate(count);
+        self.image.copy_from_slice(found);
+        (self.visible, self.accepted, self.durable) = (count, count, count);
+        if from_store {
+            self.stored = count;
+        }
+        self.stored = self.stored.min(count);
+        Ok(count)
+    }
+
+    /// The most operations, at least `least`, whose result is `found`.
+    fn longest_prefix(&self, least: usize, found: &[u8]) -> Option<usize> {
         let mut image = self.base.clone();
         for op in &self.operations[..least] {
             apply(&mut image, op);
@@ -257,15 +271,12 @@ impl Oracle {
                 legal = Some(number + 1);
             }
         }
-        let Some(count) = legal else { return Err(self.explain(loss, least, found)) };
-        self.operations.truncate(count);
-        self.image.copy_from_slice(found);
-        (self.visible, self.accepted, self.durable) = (count, count, count);
-        if from_store {
-            self.stored = count;
-        }
-        self.stored = self.stored.min(count);
-        Ok(count)
+        legal
+    }
+
+    /// Somebody reads the store alone: what is `found` must be a prefix with all of the first `least`.
+    pub fn check_view(&self, least: usize, found: &[u8]) -> Result<usize, String> {
+        self.longest_prefix(least, found).ok_or_else(|| self.explain(Loss::Journal, least, found))
     }
 
     fn origin(&self, address: u64, byte: u8) -> String {

@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use sawmill_device::{ErrorKind, Operation};
-use sawmill_store::ObjectStore;
-use sawmill_volume::{CreateOptions, FlushMode, OpenOptions, Stepped, World, create_in};
+use sawmill_device::Operation;
+use sawmill_volume::{CreateOptions, FlushMode, Stepped, create_in};
 
 use crate::client::{Client, Excuses};
 use crate::death::{Life, live};
@@ -14,40 +12,20 @@ use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium};
 use crate::oracle::{Loss, Oracle};
 use crate::settings::Settings;
-use crate::store::{CallFate, SimBucket, SimStore, StoreFaults};
+use crate::store::{SimBucket, SimStore, StoreFaults};
+use crate::story::Story;
 use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
 
+mod attach;
 mod ends;
+mod look;
 
 /// The volume's name in every world.
 const NAME: &str = "disk";
 const MACHINES: usize = 2;
 /// Rounds of all loops after which whatever was asked must have been answered, once nothing fails any more.
 const ROUNDS_MAX: u32 = 3000;
-
-/// What a run was like.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Story {
-    /// Digest of every event.
-    pub digest: u64,
-    /// Events.
-    pub events: u64,
-    /// Operations of clients.
-    pub operations: u64,
-    /// Lives begun.
-    pub lives: u64,
-    /// Deaths of processes, between steps or at an I/O.
-    pub deaths: u64,
-    /// Power cuts.
-    pub power_cuts: u64,
-    /// Journals lost or put back old.
-    pub journals_lost: u64,
-    /// Attachments by another machine while the first still ran.
-    pub takeovers: u64,
-    /// Clean closes.
-    pub closes: u64,
-}
 
 /// A machine: what outlives its processes.
 pub(crate) struct Machine {
@@ -91,6 +69,8 @@ pub struct Run {
     story: Story,
     /// The next attach dies at this I/O; 0: chance decides.
     dies_next: u64,
+    /// Somebody who opened the volume to read.
+    reader: Option<look::Reader>,
 }
 
 type Verdict = Result<(), String>;
@@ -153,6 +133,7 @@ impl Run {
             stamp: 0,
             story: Story::default(),
             dies_next: 0,
+            reader: None,
         })
     }
 
@@ -171,175 +152,6 @@ impl Run {
         self.bury_zombie();
         self.attach(machine)?;
         self.close_in_peace()
-    }
-
-    /// Attaches on `machine`, however often it takes.
-    pub(crate) fn attach(&mut self, machine: usize) -> Verdict {
-        let mut accept_loss = self.loss == Loss::Journal && self.dice.one_in(2);
-        for attempt in 0.. {
-            let troubled = attempt < 4;
-            self.say("attach", || {
-                format!("machine {machine} attaches{}", if accept_loss { ", loss accepted" } else { "" })
-            });
-            match self.try_attach(machine, accept_loss, troubled) {
-                None => self.story.deaths += 1,
-                Some(Ok(process)) => return self.attached(process),
-                Some(Err((kind, text))) => {
-                    self.say("refused", || format!("  refused: {text}"));
-                    match kind {
-                        ErrorKind::Refused | ErrorKind::Corrupt if self.machines[machine].outdated => {
-                            accept_loss = true;
-                            self.loss = Loss::Journal;
-                        }
-                        ErrorKind::Unavailable if troubled => {}
-                        // A list that hides every checkpoint, again and again, or garbage instead of one.
-                        ErrorKind::Corrupt | ErrorKind::Invalid if troubled && self.store_misleads() => {}
-                        // A disk that fails while it is made or written.
-                        _ if troubled && self.has_disk_faults() => {}
-                        _ => return Err(format!("the attach was refused: {text}")),
-                    }
-                }
-            }
-            if attempt > 20 {
-                return Err("attaching does not succeed".into());
-            }
-            self.between_lives();
-        }
-        Ok(())
-    }
-
-    fn store_misleads(&self) -> bool {
-        self.settings.store.garble_odds + self.settings.store.lag_odds > 0
-    }
-
-    fn has_disk_faults(&self) -> bool {
-        self.settings.disk != DiskFaults::default()
-    }
-
-    /// One attempt; `None` when the process died in it.
-    fn try_attach(
-        &mut self,
-        machine: usize,
-        accept_loss: bool,
-        troubled: bool,
-    ) -> Option<Result<Process, (ErrorKind, String)>> {
-        let life = Arc::new(Life::default());
-        let (store_faults, disk_faults) =
-            if troubled { (self.settings.store, self.settings.disk) } else { Default::default() };
-        let place = &self.machines[machine];
-        let world: Arc<dyn World> = Arc::new(SimWorld::new(
-            self.clock.clone(),
-            place.shelf.clone(),
-            life.clone(),
-            self.trace.clone(),
-            disk_faults,
-            self.dice.split(4),
-        ));
-        let store = Arc::new(SimStore::new(
-            self.bucket.clone(),
-            life.clone(),
-            self.trace.clone(),
-            store_faults,
-            self.dice.split(5),
-        ));
-        let options = self.options(machine, accept_loss);
-        let from_store = place.shelf.get(&journal_path()).is_none();
-        let dies_next = std::mem::take(&mut self.dies_next);
-        if dies_next > 0 {
-            life.dies_after(dies_next);
-        } else if troubled && self.dice.one_in(self.settings.die_at_io_odds * 2) {
-            life.dies_after(1 + self.dice.below(60));
-        }
-        let shared: Arc<dyn ObjectStore> = store.clone();
-        let opened = live(|| Stepped::open(world, shared, NAME, &options));
-        life.lives_on();
-        let Some(opened) = opened else {
-            self.say("died", || "  the process dies while it attaches".into());
-            life.die();
-            store.bury(|_| CallFate::roll(&mut self.dice));
-            return None;
-        };
-        // Another machine's journal may be outdated by what this attempt has done, and by what of it lands
-        // later.
-        for (number, other) in self.machines.iter_mut().enumerate() {
-            other.outdated |= number != machine;
-        }
-        Some(match opened {
-            Ok(stepped) => {
-                store.set_at_once(false);
-                life.begin_count();
-                let client = Client::default();
-                Ok(Process {
-                    machine,
-                    stepped,
-                    store,
-                    life,
-                    client,
-                    replaced_at: None,
-                    closing: false,
-                    from_store,
-                })
-            }
-            Err(error) => {
-                life.die();
-                Err((error.kind(), error.to_string()))
-            }
-        })
-    }
-
-    fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {
-        let place = &self.machines[machine];
-        let mut options = OpenOptions::new(journal_path());
-        options.journal_bytes = self.settings.journal_bytes;
-        options.staging_bytes = self.settings.staging_bytes;
-        options.staging_folder.clone_from(&place.staging);
-        options.accept_journal_loss = accept_loss;
-        options.no_fencing = true;
-        options.segment_age_max = Duration::from_millis(self.settings.segment_age_ms);
-        options.checkpoint_bytes = self.settings.checkpoint_bytes;
-        options.uploads_max = self.settings.uploads_max;
-        options
-    }
-
-    /// An attach succeeded: what it found must be legal.
-    fn attached(&mut self, mut process: Process) -> Verdict {
-        self.story.lives += 1;
-        let machine = process.machine;
-        for (number, place) in self.machines.iter_mut().enumerate() {
-            place.outdated = number != machine;
-            if number == machine && self.dice.one_in(4) {
-                place.old_image = place.shelf.get(&journal_path()).map(|medium| medium.copy());
-            }
-        }
-        let found = self.read_all(&mut process)?;
-        let count = self.oracle.opened(self.loss, process.from_store, &found)?;
-        self.say("found", || format!("  attached: {count} operations are there"));
-        self.loss = Loss::Process;
-        if let Some(mut old) = self.process.take() {
-            old.replaced_at = Some(count);
-            self.bury_zombie();
-            self.zombie = Some(old);
-        }
-        self.process = Some(process);
-        Ok(())
-    }
-
-    /// Reads the whole volume through the device, as any client would.
-    fn read_all(&mut self, process: &mut Process) -> Result<Vec<u8>, String> {
-        let mut found = vec![0; self.settings.size_bytes as usize];
-        let range = (0, self.settings.size_bytes);
-        let mut client = Client::default();
-        process.store.spare(true);
-        client.read_blindly(process.stepped.volume(), range);
-        for _ in 0..ROUNDS_MAX {
-            if let Some(outcome) = client.blind_answer() {
-                found.copy_from_slice(&outcome?);
-                process.store.spare(false);
-                return Ok(found);
-            }
-            self.round(process, true);
-        }
-        Err("reading the whole volume does not end".into())
     }
 
     /// One round of everything for a process: loops, every waiting call, some time.
@@ -365,6 +177,12 @@ impl Run {
                 && let Some(process) = &self.process
             {
                 process.life.dies_after(1 + self.dice.below(12));
+            }
+            if self.dice.one_in(self.settings.look_odds) {
+                self.look()?;
+            }
+            if self.dice.one_in(self.settings.rot_odds) {
+                self.rot();
             }
             let beside = self.zombie.is_some() && self.dice.one_in(3);
             let Some(mut process) = (if beside { self.zombie.take() } else { self.process.take() }) else {
@@ -533,4 +351,8 @@ impl Machine {
 
 fn journal_path() -> PathBuf {
     PathBuf::from("/journal")
+}
+
+fn cache_path() -> PathBuf {
+    PathBuf::from("/cache")
 }

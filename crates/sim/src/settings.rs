@@ -47,6 +47,12 @@ pub struct Settings {
     pub journal_bytes: u64,
     /// Size of the staging ring.
     pub staging_bytes: u64,
+    /// Size of the read cache; 0: none.
+    pub cache_bytes: u64,
+    /// At one step in so many a local disk rots.
+    pub rot_odds: u64,
+    /// At one step in so many somebody opens the volume to read, or reads it.
+    pub look_odds: u64,
 }
 
 impl Settings {
@@ -61,8 +67,12 @@ impl Settings {
             lag_odds: odds(&[0, 0, 3]),
             garble_odds: odds(&[0, 0, 0, 0, 0, 40]),
         };
-        let disk =
-            DiskFaults { write_odds: odds(&[0, 0, 0, 0, 0, 60]), sync_odds: odds(&[0, 0, 0, 0, 0, 20]) };
+        let disk = DiskFaults {
+            write_odds: odds(&[0, 0, 0, 0, 0, 60]),
+            sync_odds: odds(&[0, 0, 0, 0, 0, 20]),
+            read_odds: odds(&[0, 0, 0, 0, 0, 60]),
+            make_odds: odds(&[0, 0, 0, 0, 0, 2]),
+        };
         let size_bytes = odds(&[16 << 10, 64 << 10, 64 << 10, 200 << 10, 200 << 10, 640 << 10]);
         let segment_bytes = *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
         Settings {
@@ -84,6 +94,9 @@ impl Settings {
             segment_bytes,
             journal_bytes: journal_bytes_min(segment_bytes) * dice.pick(&[1, 1, 4]),
             staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 4]),
+            cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
+            rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
+            look_odds: *dice.pick(&[0, 0, 25]),
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct StoreFaults {
     pub late_odds: u64,
     /// A list misses what was put lately.
     pub lag_odds: u64,
-    /// A get returns other bytes than it should.
+    /// A get returns other bytes than it should: one is wrong, some are missing, or they are another object's.
     pub garble_odds: u64,
 }
 
@@ -144,7 +144,6 @@ pub struct SimStore {
     state: Mutex<(StoreFaults, Dice)>,
     waiting: Mutex<Vec<Call>>,
     at_once: AtomicBool,
-    spared: AtomicBool,
 }
 
 impl SimStore {
@@ -157,15 +156,7 @@ impl SimStore {
         dice: Dice,
     ) -> Self {
         let state = Mutex::new((faults, dice));
-        SimStore {
-            shared,
-            life,
-            trace,
-            state,
-            waiting: Mutex::default(),
-            at_once: AtomicBool::new(true),
-            spared: AtomicBool::new(false),
-        }
+        SimStore { shared, life, trace, state, waiting: Mutex::default(), at_once: AtomicBool::new(true) }
     }
 
     /// Whether calls happen at once (in an open) or wait for [`happen`](Self::happen).
@@ -176,11 +167,6 @@ impl SimStore {
     /// From now on nothing fails.
     pub fn heal(&self) {
         self.state.lock().0 = StoreFaults::default();
-    }
-
-    /// While `spared`, nothing is garbled: the judge looks.
-    pub fn spare(&self, spared: bool) {
-        self.spared.store(spared, Ordering::Relaxed);
     }
 
     /// How many calls wait.
@@ -325,16 +311,37 @@ impl SimStore {
             }
         };
         drop(bucket);
-        if self.rolls(|faults| faults.garble_odds) && !self.spared.load(Ordering::Relaxed) {
-            let mut garbled = bytes.to_vec();
-            let at = self.state.lock().1.below(garbled.len().max(1) as u64) as usize;
-            if let Some(byte) = garbled.get_mut(at) {
-                *byte ^= 0x40;
-            }
-            self.trace.note("garbled", [at as u64, 0], || format!("    store: byte {at} of it is wrong"));
-            return Ok(garbled.into());
+        if self.rolls(|faults| faults.garble_odds) && !self.life.is_spared() {
+            return Ok(self.garble(bytes));
         }
         Ok(bytes)
+    }
+
+    fn garble(&self, bytes: Bytes) -> Bytes {
+        let (manner, at) = {
+            let dice = &mut self.state.lock().1;
+            (dice.below(4), dice.below(bytes.len().max(1) as u64) as usize)
+        };
+        self.trace.note("garbled", [manner, at as u64], || match manner {
+            0 => format!("    store: only {at} bytes of it come"),
+            1 => "    store: another object's bytes come".into(),
+            _ => format!("    store: byte {at} of it is wrong"),
+        });
+        match manner {
+            0 => bytes.slice(..at),
+            1 => {
+                let bucket = self.shared.bucket.lock();
+                let other = bucket.objects.values().nth(at % bucket.objects.len().max(1));
+                other.map_or_else(Bytes::new, |other| other.slice(..other.len().min(bytes.len())))
+            }
+            _ => {
+                let mut garbled = bytes.to_vec();
+                if let Some(byte) = garbled.get_mut(at) {
+                    *byte ^= 0x40;
+                }
+                garbled.into()
+            }
+        }
     }
 
     fn list_now(&self, list: &List) -> Vec<ObjectInfo> {

@@ -137,6 +137,9 @@ impl Disks for SimWorld {
         if self.shelf.get(path).is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
+        if self.dice.lock().one_in(self.faults.make_odds) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.trace.note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
         let medium = Medium::blank(len_bytes);
         self.shelf.set(path, Some(medium.clone()));

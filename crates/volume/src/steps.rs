@@ -16,12 +16,12 @@ use crate::world::World;
 /// See the head of this file.
 pub struct Stepped {
     volume: Arc<Volume>,
-    journal: JournalLoop,
-    keeper: Keeper,
+    /// None when it was opened to read.
+    loops: Option<(JournalLoop, Keeper)>,
 }
 
 impl Stepped {
-    /// Attaches volume `name` as [`Volume::open`] does. The store must answer the calls of this function
+    /// Opens volume `name` as [`Volume::open`] does. The store must answer the calls of this function
     /// before they return, or from another thread.
     pub fn open(
         world: Arc<dyn World>,
@@ -29,8 +29,8 @@ impl Stepped {
         name: &str,
         options: &OpenOptions,
     ) -> Result<Self> {
-        let (volume, journal, keeper) = Volume::attach_stepped(store, name, options, world)?;
-        Ok(Stepped { volume, journal, keeper })
+        let (volume, loops) = Volume::open_stepped(store, name, options, world)?;
+        Ok(Stepped { volume, loops })
     }
 
     /// The volume.
@@ -41,19 +41,21 @@ impl Stepped {
 
     /// One step of the journal's loop. Says whether it did something.
     pub fn step_journal(&mut self) -> bool {
-        self.journal.step() == Rest::No
+        self.loops.as_mut().is_some_and(|(journal, _)| journal.step() == Rest::No)
     }
 
     /// One step of the journal's loop after which time passes and nothing comes: what it puts off, it does.
     pub fn step_journal_quietly(&mut self) -> bool {
-        self.journal.nothing_came();
-        self.journal.step() == Rest::No
+        if let Some((journal, _)) = &mut self.loops {
+            journal.nothing_came();
+        }
+        self.step_journal()
     }
 
     /// One step of the keeper's loop, and the jobs that are due. Returns how long it has nothing to do unless
     /// something comes; `None`: for ever.
     pub fn step_keeper(&mut self, now: Duration) -> Option<Duration> {
-        let stepped = self.keeper.step(now);
+        let stepped = self.loops.as_mut().and_then(|(_, keeper)| keeper.step(now));
         stepped.into_iter().chain(self.volume.run_later(now)).min()
     }
 
@@ -71,8 +73,10 @@ impl Stepped {
     /// Ends as [`Volume::close`] does, once [`is_settled`](Self::is_settled).
     pub fn finish_close(mut self) -> Result<()> {
         self.volume.allow_clean();
-        while self.journal.step() == Rest::No {}
-        self.journal.close();
+        while self.step_journal() {}
+        if let Some((journal, _)) = &mut self.loops {
+            journal.close();
+        }
         self.volume.finish_close(true)
     }
 }

@@ -63,11 +63,11 @@ impl Volume {
     /// Opens volume `name` of `store`: recovers it, fences other writers, replays the journal.
     pub fn open(store: Arc<dyn ObjectStore>, name: &str, options: OpenOptions) -> Result<Arc<Volume>> {
         let world: Arc<dyn World> = Arc::new(RealWorld::default());
+        let threads = limits::READER_THREADS;
         if options.read_only {
-            Self::open_to_read(store, name, &options, world)
+            Self::open_to_read(store, name, &options, world, threads)?.start(None)
         } else {
-            let (unstarted, writer, keeper) =
-                Self::attach(store, name, &options, world, limits::READER_THREADS)?;
+            let (unstarted, writer, keeper) = Self::attach(store, name, &options, world, threads)?;
             unstarted.start(Some((writer, keeper)))
         }
     }
@@ -77,15 +77,16 @@ impl Volume {
         name: &str,
         options: &OpenOptions,
         world: Arc<dyn World>,
-    ) -> Result<Arc<Volume>> {
+        reader_threads: usize,
+    ) -> Result<Unstarted> {
         let mut reporter = Reporter::new(&*world);
         let stored = open::stored(&*store, name, &mut reporter)?;
         let recovery = reporter.report;
         let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
         let checkpoint_number = stored.newest.number_max;
-        let shared = share(store, options, world, stored, None, limits::READER_THREADS)?;
+        let shared = share(store, options, world, stored, None, reader_threads)?;
         shared.inbox.set_stored(position, sequence, checkpoint_number);
-        Unstarted { shared, recovery, staging: None, lock: None }.start(None)
+        Ok(Unstarted { shared, recovery, staging: None, lock: None })
     }
 
     fn attach(
@@ -127,13 +128,18 @@ impl Volume {
         Ok((Unstarted { shared, recovery, staging, lock }, writer, keeper))
     }
 
-    /// Attaches without threads, for a simulation.
-    pub(crate) fn attach_stepped(
+    /// Opens without threads, for a simulation. Who only reads needs no loops.
+    pub(crate) fn open_stepped(
         store: Arc<dyn ObjectStore>,
         name: &str,
         options: &OpenOptions,
         world: Arc<dyn World>,
-    ) -> Result<(Arc<Volume>, JournalLoop, Keeper)> {
+    ) -> Result<(Arc<Volume>, Option<(JournalLoop, Keeper)>)> {
+        if options.read_only {
+            let unstarted = Self::open_to_read(store, name, options, world, 0)?;
+            let driver = Driver::idle(&unstarted.shared);
+            return Ok((unstarted.with(driver), None));
+        }
         let (unstarted, writer, keeper) = Self::attach(store, name, options, world, 0)?;
         let driver = Driver::idle(&unstarted.shared);
         let shared = &unstarted.shared;
@@ -141,7 +147,7 @@ impl Volume {
             return Err(Error::new(ErrorKind::Internal, "attached without a journal"));
         };
         let journal = JournalLoop::new(shared.clone(), journal, writer, driver.orders());
-        Ok((unstarted.with(driver), journal, keeper))
+        Ok((unstarted.with(driver), Some((journal, keeper))))
     }
 
     pub(crate) fn begin_close(&self) {

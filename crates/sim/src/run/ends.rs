@@ -2,7 +2,7 @@
 
 use sawmill_volume::Health;
 
-use super::{MACHINES, Process, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{MACHINES, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
 use crate::disk::Fate;
 use crate::oracle::Loss;
 use crate::store::CallFate;
@@ -59,6 +59,7 @@ impl Run {
     }
 
     pub(super) fn bury(&mut self, process: Process) {
+        self.story.stalls += process.stepped.volume().status().counters.writes_stalled;
         process.life.die();
         process.store.bury(|_| CallFate::roll(&mut self.dice));
     }
@@ -83,6 +84,22 @@ impl Run {
         if self.loss == Loss::Process {
             self.loss = Loss::Power;
         }
+    }
+
+    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost what only the
+    /// journal held, as its loss would; never what is stored, and never with wrong bytes.
+    pub(super) fn rot(&mut self) {
+        let Some(process) = &self.process else { return };
+        let machine = &mut self.machines[process.machine];
+        let path = if self.dice.one_in(3) { cache_path() } else { journal_path() };
+        let Some(medium) = machine.shelf.get(&path) else { return };
+        let Some(at) = medium.rot(&mut self.dice) else { return };
+        self.story.rots += 1;
+        if path == journal_path() {
+            machine.outdated = true;
+            self.loss = Loss::Journal;
+        }
+        self.say("rots", || format!("{} rots at {at}", path.display()));
     }
 
     pub(super) fn lose_journal(&mut self, machine: usize) {
@@ -177,7 +194,9 @@ impl Run {
         if !process.stepped.is_settled() {
             return Err(format!("closing does not end: {:?}", volume.status()));
         }
-        let health = volume.status().health;
+        let status = volume.status();
+        self.story.stalls += status.counters.writes_stalled;
+        let health = status.health;
         let Process { stepped, store, life, client, machine, .. } = process;
         let closed = stepped.finish_close();
         if closed.is_ok() && client.waiting() > 0 {

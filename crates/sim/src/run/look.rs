@@ -1,0 +1,73 @@
+//! Somebody else opens the volume to read only, and some time later reads it: a prefix with all that was
+//! stored when it was opened.
+
+use std::sync::Arc;
+
+use sawmill_volume::{OpenOptions, Stepped};
+
+use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use crate::client::Client;
+use crate::death::Life;
+use crate::disk::DiskFaults;
+use crate::oracle::Loss;
+use crate::store::{SimStore, StoreFaults};
+use crate::world::{Shelf, SimWorld};
+
+/// An open look at the store.
+pub(super) struct Reader {
+    stepped: Stepped,
+    store: Arc<SimStore>,
+    /// Operations that were stored when it was opened.
+    least: usize,
+}
+
+impl Run {
+    /// Opens a look, or ends the open one.
+    pub(super) fn look(&mut self) -> Verdict {
+        match self.reader.take() {
+            Some(reader) => self.end_look(reader),
+            None => self.begin_look(),
+        }
+    }
+
+    fn begin_look(&mut self) -> Verdict {
+        let life = Arc::new(Life::default());
+        let world = SimWorld::new(
+            self.clock.clone(),
+            Shelf::default(),
+            life.clone(),
+            self.trace.clone(),
+            DiskFaults::default(),
+            self.dice.split(8),
+        );
+        // Lists lag for whoever asks.
+        let faults = StoreFaults { lag_odds: self.settings.store.lag_odds, ..StoreFaults::default() };
+        let store = SimStore::new(self.bucket.clone(), life, self.trace.clone(), faults, self.dice.split(9));
+        let store = Arc::new(store);
+        let mut options = OpenOptions::new(journal_path());
+        options.read_only = true;
+        self.say("look", || "somebody opens the volume to read".into());
+        let stepped = Stepped::open(Arc::new(world), store.clone(), NAME, &options)
+            .map_err(|error| format!("opening to read was refused: {error}"))?;
+        self.reader = Some(Reader { stepped, store, least: self.oracle.bound(Loss::Journal) });
+        Ok(())
+    }
+
+    fn end_look(&mut self, mut reader: Reader) -> Verdict {
+        self.story.looks += 1;
+        let mut client = Client::default();
+        client.read_blindly(reader.stepped.volume(), (0, self.settings.size_bytes));
+        for _ in 0..ROUNDS_MAX {
+            if let Some(found) = client.blind_answer() {
+                let count = self.oracle.check_view(reader.least, &found?)?;
+                self.say("seen", || format!("who reads sees {count} operations"));
+                return Ok(());
+            }
+            reader.stepped.step_keeper(self.clock.now());
+            for _ in 0..reader.store.waiting() {
+                reader.store.happen(0);
+            }
+        }
+        Err("who only reads gets no answer".into())
+    }
+}

@@ -1,0 +1,76 @@
+//! What a run was like, in numbers; and many runs together.
+
+use std::fmt;
+
+/// See the head of this file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Story {
+    /// Digest of every event, of one run.
+    pub digest: u64,
+    /// Events.
+    pub events: u64,
+    /// Operations of clients.
+    pub operations: u64,
+    /// Of them, those that waited for room in the log.
+    pub stalls: u64,
+    /// Lives begun.
+    pub lives: u64,
+    /// Deaths of processes, between steps or at an I/O.
+    pub deaths: u64,
+    /// Power cuts.
+    pub power_cuts: u64,
+    /// Journals lost or put back old.
+    pub journals_lost: u64,
+    /// Attachments by another machine while the first still ran.
+    pub takeovers: u64,
+    /// Clean closes.
+    pub closes: u64,
+    /// Bytes and sectors of local disks that rotted.
+    pub rots: u64,
+    /// Looks at the store alone, by somebody who only reads.
+    pub looks: u64,
+}
+
+impl Story {
+    /// The numbers that add up, with their names.
+    #[must_use]
+    pub fn counts(&self) -> [(&'static str, u64); 11] {
+        [
+            ("events", self.events),
+            ("operations", self.operations),
+            ("stalled", self.stalls),
+            ("lives", self.lives),
+            ("deaths", self.deaths),
+            ("power cuts", self.power_cuts),
+            ("journals lost", self.journals_lost),
+            ("takeovers", self.takeovers),
+            ("closes", self.closes),
+            ("rots", self.rots),
+            ("looks", self.looks),
+        ]
+    }
+
+    /// Adds another run's numbers to these.
+    pub fn add(&mut self, other: &Story) {
+        self.events += other.events;
+        self.operations += other.operations;
+        self.stalls += other.stalls;
+        self.lives += other.lives;
+        self.deaths += other.deaths;
+        self.power_cuts += other.power_cuts;
+        self.journals_lost += other.journals_lost;
+        self.takeovers += other.takeovers;
+        self.closes += other.closes;
+        self.rots += other.rots;
+        self.looks += other.looks;
+    }
+}
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, count)) in self.counts().into_iter().enumerate() {
+            write!(f, "{}{count} {name}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
