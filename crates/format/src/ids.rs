@@ -17,7 +17,8 @@ macro_rules! id {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut text = [0; 32];
                 for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
-                    pair.copy_from_slice(&[HEX_DIGITS[usize::from(byte >> 4)], HEX_DIGITS[usize::from(byte & 15)]]);
+                    pair[0] = HEX_DIGITS[usize::from(byte >> 4)];
+                    pair[1] = HEX_DIGITS[usize::from(byte & 15)];
                 }
                 f.write_str(str::from_utf8(&text).map_err(|_| fmt::Error)?)
             }

@@ -3,8 +3,8 @@
 //! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at any I/O
 //! ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody waits for ([`world`]),
 //! clients ([`client`]) and the judge ([`oracle`]). What a seed's world is like: [`settings`]. What happened:
-//! [`trace`], in numbers: [`story`]; the shortest story of a failure: [`shrink`](mod@shrink). Small worlds without
-//! chance: [`exhaustive`].
+//! [`trace`], in numbers [`story`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds
+//! without chance: [`exhaustive`].
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]

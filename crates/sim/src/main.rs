@@ -171,11 +171,9 @@ fn play(options: &Options) -> ExitCode {
     let (kept, broken, story) = totals.into_inner();
     let minutes = start.elapsed().as_secs_f64() / 60.0;
     println!("{story}");
-    println!(
-        "{kept} seeds from {} on kept every promise, {broken} did not; {:.0} seeds a minute, {minutes:.1} minutes",
-        options.from,
-        kept as f64 / minutes
-    );
+    let (from, pace) = (options.from, kept as f64 / minutes);
+    println!("{kept} seeds from {from} on kept every promise, {broken} did not");
+    println!("{pace:.0} seeds a minute, {minutes:.1} minutes");
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

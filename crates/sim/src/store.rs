@@ -30,7 +30,8 @@ pub struct StoreFaults {
     pub late_odds: u64,
     /// A list misses what was put lately.
     pub lag_odds: u64,
-    /// A get returns other bytes than it should: one is wrong, some are missing, or they are another object's.
+    /// A get returns other bytes than it should: one is wrong, some are missing, or they are of another
+    /// object.
     pub garble_odds: u64,
 }
 

@@ -1,8 +1,8 @@
 //! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions only.
 //!
-//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device read
-//! through the page cache and written around it), [`staging`] (memory that outlives the process, and the ring
-//! in it).
+//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device, written
+//! around the page cache, and read around it where a read is aligned), [`staging`] (memory that outlives the
+//! process, and the ring in it).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]

@@ -8,8 +8,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// The simulation runs the engine with small sizes (feature `small-limits`, package `sawmill-volume-small`), so
-/// that short histories meet the end of every ring, batch, area and window. Nothing else differs.
+/// The simulation runs the engine with small sizes (feature `small-limits`, package `sawmill-volume-small`),
+/// so that short histories meet the end of every ring, batch, area and window. Nothing else differs.
 const fn sized(usual: u64, small: u64) -> u64 {
     if cfg!(feature = "small-limits") { small } else { usual }
 }

@@ -86,8 +86,8 @@ impl Run {
         }
     }
 
-    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost what only the
-    /// journal held, as its loss would; never what is stored, and never with wrong bytes.
+    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost what only
+    /// the journal held, as its loss would; never what is stored, and never may it show wrong bytes.
     pub(super) fn rot(&mut self) {
         let Some(process) = &self.process else { return };
         let machine = &mut self.machines[process.machine];
