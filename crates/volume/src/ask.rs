@@ -44,6 +44,14 @@ pub(crate) fn get(store: &dyn ObjectStore, key: &str, range: Option<Range<u64>>,
     answers.pop().unwrap_or(Ok(None))
 }
 
+/// Reads once more what is damaged: it may have been garbled on the way, and then the store has it whole.
+pub(crate) fn again_if_damaged<T>(mut read: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
+    match read() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        outcome => outcome,
+    }
+}
+
 fn found(outcome: sawmill_store::Result<Bytes>) -> Answer {
     match outcome {
         Ok(bytes) => Ok(Some(bytes)),

@@ -108,13 +108,16 @@ pub fn create_in(
 /// Finds a volume.
 pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     check_name(name)?;
-    let bytes = ask::get(store, &volume_key(name), None, Class::Read)?.ok_or_else(|| {
-        let text = format!(
-            "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` makes one"
-        );
-        Error::new(ErrorKind::NotFound, text)
-    })?;
-    decode(name, &bytes)
+    ask::again_if_damaged(|| {
+        let bytes = ask::get(store, &volume_key(name), None, Class::Read)?.ok_or_else(|| {
+            let text = format!(
+                "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` \
+                 makes one"
+            );
+            Error::new(ErrorKind::NotFound, text)
+        })?;
+        decode(name, &bytes)
+    })
 }
 
 /// Lists the volumes of a store, sorted by name.

@@ -136,6 +136,26 @@ fn a_missing_segment_is_corrupt_for_the_writer_and_the_rest_stays_readable() {
     assert_eq!(slot_version(&volume, 1, 9), 1);
 }
 
+/// What is garbled on the way once is not damage of the store: each answer of an open in turn.
+#[test]
+fn an_answer_cut_short_once_does_not_stop_an_open() {
+    for number in 0_u64.. {
+        let machine = filled(2);
+        let gets = Arc::new(AtomicU64::new(0));
+        let count = gets.clone();
+        machine.fault(Fault::Truncate, move |call| {
+            call.kind == CallKind::Get && is_engine(call) && count.fetch_add(1, Ordering::Relaxed) == number
+        });
+        let volume = machine.open();
+        if gets.load(Ordering::Relaxed) <= number {
+            assert!(number > 2, "an open asks for record, checkpoint and map at the least");
+            return;
+        }
+        machine.heal();
+        assert_eq!((slot_version(&volume, 0, 9), slot_version(&volume, 1, 9)), (1, 1), "get {number}");
+    }
+}
+
 /// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing, and succeed
 /// later.
 fn open_cannot_ask(template: &Machine, chosen: impl Fn(&Call) -> bool + Send + 'static) {

@@ -83,7 +83,15 @@ fn newest_of(
             _ => get(store, volume_id, number)?,
         };
         let Some(bytes) = bytes else { continue };
-        match Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number }) {
+        let identity = CheckpointIdentity { volume_id, number };
+        let mut decoded = Checkpoint::decode(&bytes, &identity);
+        // It may have been garbled on the way.
+        if decoded.is_err()
+            && let Some(bytes) = get(store, volume_id, number)?
+        {
+            decoded = Checkpoint::decode(&bytes, &identity);
+        }
+        match decoded {
             Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
             // A newer version's checkpoint is no damage: passing over it would undo what it says.
             Err(error @ sawmill_format::FormatError::Version { .. }) => {
@@ -140,15 +148,19 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
         let answers = ask::get_all(store, wanted, Class::Read);
         for (part, answer) in parts.iter().zip(answers) {
             let identity = identity(part);
-            let damaged = |what: String| {
-                let text = format!("{}: {what}; nothing was changed", part_key(&identity));
-                Error::new(ErrorKind::Corrupt, text)
-            };
-            let bytes = answer?.ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
-            if part_crc(&bytes) != part.crc {
-                return Err(damaged("it is not the object the checkpoint names".into()));
-            }
-            let extents = decode_part(&bytes, &identity).map_err(|error| damaged(error.to_string()))?;
+            let key = part_key(&identity);
+            let damaged =
+                |what: String| Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"));
+            let mut first = Some(answer);
+            let extents = ask::again_if_damaged(|| {
+                let answer = first.take().unwrap_or_else(|| ask::get(store, &key, None, Class::Read));
+                let bytes =
+                    answer?.ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
+                if part_crc(&bytes) != part.crc {
+                    return Err(damaged("it is not the object the checkpoint names".into()));
+                }
+                decode_part(&bytes, &identity).map_err(|error| damaged(error.to_string()))
+            })?;
             let extents: Vec<MapExtent> = extents
                 .into_iter()
                 .map(|extent| {

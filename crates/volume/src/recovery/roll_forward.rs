@@ -166,5 +166,12 @@ pub(crate) fn headers(
         }
         SegmentHeader::decode(&bytes, &SegmentIdentity { volume_id, sequence }).map(Some).map_err(damaged)
     };
-    sequences.iter().zip(answers).map(|(sequence, answer)| decode(*sequence, answer)).collect()
+    let read = |(sequence, answer): (&u64, ask::Answer)| {
+        let mut first = Some(answer);
+        ask::again_if_damaged(|| {
+            let again = || ask::get(store, &key(*sequence), probe.clone(), Class::Read);
+            decode(*sequence, first.take().unwrap_or_else(again))
+        })
+    };
+    sequences.iter().zip(answers).map(read).collect()
 }
