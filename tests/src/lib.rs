@@ -2,7 +2,7 @@
 //! what is left after a crash.
 //!
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
-//! folder or a MinIO of our own), `place` (one pretended machine: its store, its state, its commands),
+//! folder or a MinIO of our own), `proxy` (what can go wrong between the server and its store), `place` (one pretended machine: its store, its state, its commands),
 //! `server` (a running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote
 //! them, and the judge of crash images), `load` (a stamped load that can be cut at any moment), `bridge`
 //! (a file system on a volume), `dice` (seeded chance).
@@ -17,6 +17,7 @@ pub mod load;
 pub mod machine;
 pub mod nbd;
 pub mod place;
+pub mod proxy;
 pub mod server;
 pub mod stamp;
 pub mod store;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::machine;
+use crate::proxy::Proxy;
 
 /// A bucket that is there.
 pub const BUCKET: &str = "timber";
@@ -25,6 +26,8 @@ pub enum StoreUnderTest {
     Folder,
     /// A prefix in a bucket.
     Minio(Arc<Minio>),
+    /// The same, behind a proxy that makes faults.
+    Proxied(Arc<Proxy>),
 }
 
 /// The folder store.
@@ -36,8 +39,14 @@ pub fn folder() -> StoreUnderTest {
 /// The MinIO that the tests of this program share.
 #[must_use]
 pub fn minio() -> StoreUnderTest {
+    StoreUnderTest::Minio(shared_minio())
+}
+
+/// As [`minio`], as a server.
+#[must_use]
+pub fn shared_minio() -> Arc<Minio> {
     static SHARED: OnceLock<Arc<Minio>> = OnceLock::new();
-    StoreUnderTest::Minio(Arc::clone(SHARED.get_or_init(|| Arc::new(Minio::start()))))
+    Arc::clone(SHARED.get_or_init(|| Arc::new(Minio::start())))
 }
 
 impl StoreUnderTest {
@@ -50,7 +59,7 @@ impl StoreUnderTest {
                 std::fs::create_dir(folder).expect("a folder for the store");
                 format!("file://{}", folder.display())
             }
-            StoreUnderTest::Minio(_) => {
+            StoreUnderTest::Minio(_) | StoreUnderTest::Proxied(_) => {
                 format!("s3://{BUCKET}/yard-{}", COUNT.fetch_add(1, Ordering::Relaxed))
             }
         }
@@ -61,7 +70,8 @@ impl StoreUnderTest {
     pub fn environment(&self) -> Vec<(String, String)> {
         match self {
             StoreUnderTest::Folder => Vec::new(),
-            StoreUnderTest::Minio(minio) => minio.environment(),
+            StoreUnderTest::Minio(minio) => environment(minio.address),
+            StoreUnderTest::Proxied(proxy) => environment(proxy.address()),
         }
     }
 }
@@ -149,17 +159,10 @@ impl Minio {
         asked().unwrap_or(false)
     }
 
-    fn environment(&self) -> Vec<(String, String)> {
-        let endpoint = format!("http://{}", self.address);
-        [
-            ("AWS_ACCESS_KEY_ID", USER),
-            ("AWS_SECRET_ACCESS_KEY", PASSWORD),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 
@@ -170,6 +173,20 @@ impl Drop for Minio {
         // Nothing is left of it unless it was paused when its owner let go.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// What makes a server at `address` reachable with the credentials of all servers here.
+fn environment(address: SocketAddr) -> Vec<(String, String)> {
+    let endpoint = format!("http://{address}");
+    [
+        ("AWS_ACCESS_KEY_ID", USER),
+        ("AWS_SECRET_ACCESS_KEY", PASSWORD),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", endpoint.as_str()),
+        ("AWS_ALLOW_HTTP", "true"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
 }
 
 /// A loopback address that nobody listens at now.

@@ -1,0 +1,223 @@
+//! What can go wrong with a request, when it does, and how often it did.
+//!
+//! A [`Rule`] strikes the requests it names, from the n-th on, so many times. [`Weather`] strikes by chance,
+//! by seed. A fault is counted only where it was really done: a fault that does not fit the answer (no other
+//! object is known yet, say) leaves the request alone and counts for nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// What is asked of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// An object, or a part of it.
+    Get,
+    /// An object is made.
+    Put,
+    /// Objects are listed.
+    List,
+    /// Objects are deleted.
+    Delete,
+}
+
+/// One thing that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection is reset; the store never hears of the request.
+    Reset,
+    /// The store did it; the connection is reset instead of the answer.
+    AnswerLost,
+    /// The store did it; the answer comes after this time.
+    Delayed(Duration),
+    /// The store did it; the answer comes when the test lets go ([`super::Proxy::let_go`]).
+    Held,
+    /// The body ends in the middle, and the connection with it: the length says more.
+    Cut,
+    /// The body ends in the middle, and the length says that this is all.
+    Shortened,
+    /// The store never hears of the request; the answer is this status, as S3 says it.
+    Status(u16),
+    /// Some bytes of the body are others; its length is right.
+    Garbled,
+    /// The body is that of another object; its length is right.
+    Foreign,
+    /// A list as it was before.
+    ListLagged,
+    /// A list without the later half of its keys.
+    ListLacking,
+    /// A put is done twice in a row, and answered with the second outcome.
+    PutTwice,
+    /// The connection is reset; the put reaches the store later ([`super::Proxy::deliver_late`], or by chance
+    /// in bad weather).
+    PutLate,
+    /// The `ETag` of the answer is another.
+    WrongEtag,
+    /// The body comes in pieces with this pause before each.
+    Trickle(Duration),
+}
+
+impl Fault {
+    /// Its name in counts.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Reset => "reset",
+            Fault::AnswerLost => "answer lost",
+            Fault::Delayed(_) => "delayed",
+            Fault::Held => "held",
+            Fault::Cut => "cut",
+            Fault::Shortened => "shortened",
+            Fault::Status(403) => "403",
+            Fault::Status(429) => "429",
+            Fault::Status(503) => "503",
+            Fault::Status(_) => "500",
+            Fault::Garbled => "garbled",
+            Fault::Foreign => "foreign",
+            Fault::ListLagged => "list lagged",
+            Fault::ListLacking => "list lacking",
+            Fault::PutTwice => "put twice",
+            Fault::PutLate => "put late",
+            Fault::WrongEtag => "wrong etag",
+            Fault::Trickle(_) => "trickle",
+        }
+    }
+}
+
+/// Which requests a fault strikes.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Requests of this kind,
+    pub verb: Verb,
+    /// whose key contains this,
+    pub key_contains: String,
+    /// but not the first so many,
+    pub skip: u64,
+    /// and then so many.
+    pub times: u64,
+    /// What goes wrong.
+    pub fault: Fault,
+}
+
+impl Rule {
+    /// Strikes every request of this kind whose key contains `key`, for ever.
+    #[must_use]
+    pub fn every(verb: Verb, key: &str, fault: Fault) -> Self {
+        Rule { verb, key_contains: key.to_owned(), skip: 0, times: u64::MAX, fault }
+    }
+
+    /// Strikes the first `times`.
+    #[must_use]
+    pub fn first(verb: Verb, key: &str, times: u64, fault: Fault) -> Self {
+        Rule { times, ..Rule::every(verb, key, fault) }
+    }
+
+    fn strikes(&mut self, verb: Verb, key: &str) -> bool {
+        if self.verb != verb || !key.contains(&self.key_contains) || self.times == 0 {
+            return false;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        self.times -= 1;
+        true
+    }
+}
+
+/// Faults by chance.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    /// Where chance comes from.
+    pub dice: Dice,
+    /// One request in this many is struck.
+    pub fault_once_in: u64,
+}
+
+impl Weather {
+    fn choose(&mut self, verb: Verb) -> Option<Fault> {
+        if !self.dice.once_in(self.fault_once_in) {
+            return None;
+        }
+        let pause = Duration::from_millis(1 + self.dice.below(400));
+        let any = [
+            Fault::Reset,
+            Fault::AnswerLost,
+            Fault::Delayed(pause),
+            Fault::Status(500),
+            Fault::Status(503),
+            Fault::Status(429),
+            Fault::Status(403),
+        ];
+        let own: &[Fault] = match verb {
+            Verb::Get => &[
+                Fault::Cut,
+                Fault::Shortened,
+                Fault::Garbled,
+                Fault::Foreign,
+                Fault::WrongEtag,
+                Fault::Trickle(pause / 8),
+            ],
+            Verb::Put => {
+                &[Fault::AnswerLost, Fault::PutTwice, Fault::PutLate, Fault::PutLate, Fault::WrongEtag]
+            }
+            Verb::List => &[Fault::ListLagged, Fault::ListLacking, Fault::Cut],
+            Verb::Delete => &[],
+        };
+        let chosen = self.dice.below((any.len() + own.len()) as u64) as usize;
+        any.get(chosen).or_else(|| own.get(chosen - any.len())).copied()
+    }
+}
+
+/// What decides about each request.
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    pub(super) rules: Vec<Rule>,
+    pub(super) weather: Option<Weather>,
+}
+
+impl Script {
+    pub(super) fn choose(&mut self, verb: Verb, key: &str) -> Option<Fault> {
+        let ruled = self.rules.iter_mut().find_map(|rule| rule.strikes(verb, key).then_some(rule.fault));
+        ruled.or_else(|| self.weather.as_mut().and_then(|weather| weather.choose(verb)))
+    }
+}
+
+/// How often each fault was done, by name; and `requests`, which is all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests heard.
+    pub requests: u64,
+    /// Faults by name.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+impl Counts {
+    /// How often this fault was done.
+    #[must_use]
+    pub fn of(&self, name: &str) -> u64 {
+        self.faults.get(name).copied().unwrap_or(0)
+    }
+
+    /// All faults together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.faults.values().sum()
+    }
+
+    /// Adds others to these.
+    pub fn add(&mut self, others: &Counts) {
+        self.requests += others.requests;
+        for (name, count) in &others.faults {
+            *self.faults.entry(name).or_default() += count;
+        }
+    }
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kinds: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        write!(f, "{} requests, {} faults ({})", self.requests, self.total(), kinds.join(", "))
+    }
+}

@@ -1,0 +1,196 @@
+//! The fault proxy: it sits between the real server and a real S3 server, and makes what goes wrong on that
+//! way go wrong on purpose: by a script, or by chance.
+//!
+//! Invariants: what the proxy lets through it does not change (host and path stay as they were signed). What
+//! it does to a request is done to that request alone. Every fault is counted when it is done.
+//! Rooms: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
+//!
+//! Not here: TLS; requests that are answered before their body has come; several proxies in a row.
+
+mod fault;
+mod relay;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+pub use fault::{Counts, Fault, Rule, Verb, Weather};
+
+use crate::machine::PATIENCE;
+use crate::store::{Minio, StoreUnderTest, free_address};
+use fault::Script;
+use relay::{Door, LateRequest, Memory};
+
+/// A proxy before a MinIO.
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+    runtime: Runtime,
+    /// It goes after the proxy.
+    _store: Arc<Minio>,
+}
+
+/// What all requests of a proxy share.
+struct Shared {
+    upstream: SocketAddr,
+    script: Mutex<Script>,
+    counts: Mutex<Counts>,
+    counted: Condvar,
+    late: Mutex<Vec<LateRequest>>,
+    memory: Mutex<Memory>,
+    /// Goes up each time the held answers are let go.
+    let_go: watch::Sender<u64>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a proxy at {} before {}", self.address, self.shared.upstream)
+    }
+}
+
+impl Proxy {
+    /// A proxy that lets everything through.
+    #[must_use]
+    pub fn before(store: Arc<Minio>) -> Arc<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let shared = Shared {
+            upstream: store.address(),
+            script: Mutex::default(),
+            counts: Mutex::default(),
+            counted: Condvar::new(),
+            late: Mutex::default(),
+            memory: Mutex::default(),
+            let_go: watch::Sender::new(0),
+        };
+        let proxy = Proxy {
+            address: free_address(),
+            shared: Arc::new(shared),
+            accepting: Mutex::new(None),
+            runtime: runtime.expect("a runtime for the proxy"),
+            _store: store,
+        };
+        proxy.open();
+        Arc::new(proxy)
+    }
+
+    /// Itself as a store to put volumes in.
+    #[must_use]
+    pub fn store(self: &Arc<Self>) -> StoreUnderTest {
+        StoreUnderTest::Proxied(Arc::clone(self))
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Adds a rule. Earlier rules go first.
+    pub fn rule(&self, rule: Rule) {
+        lock(&self.shared.script).rules.push(rule);
+    }
+
+    /// Faults by chance from now on.
+    pub fn storm(&self, weather: Weather) {
+        lock(&self.shared.script).weather = Some(weather);
+    }
+
+    /// No more faults: no rules, good weather. What is held is let go; what is late stays late.
+    pub fn calm(&self) {
+        *lock(&self.shared.script) = Script::default();
+        self.let_go();
+    }
+
+    /// Lets every held answer go.
+    pub fn let_go(&self) {
+        self.shared.let_go.send_modify(|turn| *turn += 1);
+    }
+
+    /// Closes the door: connections are reset, new ones are refused by the kernel.
+    pub fn shut(&self) {
+        if let Some(accepting) = lock(&self.accepting).take() {
+            accepting.abort();
+            // Only when it has ended is its socket closed.
+            let _ = self.runtime.block_on(accepting);
+            self.shared.count("refused");
+        }
+    }
+
+    /// Opens the door again, at the same address.
+    pub fn open(&self) {
+        let mut accepting = lock(&self.accepting);
+        if accepting.is_none() {
+            let listener = std::net::TcpListener::bind(self.address).expect("the proxy's own address");
+            listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+            let _inside = self.runtime.enter();
+            let listener = TcpListener::from_std(listener).expect("a listening socket");
+            *accepting = Some(self.runtime.spawn(accept(listener, Arc::clone(&self.shared))));
+        }
+    }
+
+    /// Puts that are late and still to come.
+    #[must_use]
+    pub fn late(&self) -> usize {
+        lock(&self.shared.late).len()
+    }
+
+    /// Delivers every late put now; gives the status the store answered each with.
+    pub fn deliver_late(&self) -> Vec<u16> {
+        let late = std::mem::take(&mut *lock(&self.shared.late));
+        late.into_iter().map(|late| self.runtime.block_on(relay::deliver(&self.shared, late))).collect()
+    }
+
+    /// How often each fault was done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        lock(&self.shared.counts).clone()
+    }
+
+    /// Waits until a fault has been done `times` times.
+    ///
+    /// # Panics
+    /// When that does not happen for too long.
+    pub fn wait_for(&self, name: &str, times: u64) {
+        let counts = lock(&self.shared.counts);
+        let (counts, waited) = self
+            .shared
+            .counted
+            .wait_timeout_while(counts, PATIENCE, |counts| counts.of(name) < times)
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(!waited.timed_out(), "{name} did not happen {times} times: {counts}");
+    }
+}
+
+impl Shared {
+    fn count(&self, name: &'static str) {
+        *lock(&self.counts).faults.entry(name).or_default() += 1;
+        self.counted.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes connections until aborted; they end with it.
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let (Ok(()), Ok(door)) = (stream.set_nodelay(true), Door::of(&stream)) else { continue };
+        let (shared, door) = (Arc::clone(&shared), Arc::new(door));
+        let service =
+            service_fn(move |request| relay::relay(Arc::clone(&shared), Arc::clone(&door), request));
+        // A connection that ends badly ends as its fault meant it to.
+        connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        while connections.try_join_next().is_some() {}
+    }
+}

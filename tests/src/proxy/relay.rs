@@ -1,0 +1,333 @@
+//! One request on its way through the proxy: heard whole, passed on (or not), its answer heard whole and
+//! given back (or something else instead).
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderValue, RANGE};
+use hyper::http::{request, response};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use super::fault::{Fault, Verb};
+use super::{Shared, lock};
+
+/// Bodies of puts that are remembered, to be given out for others.
+const BODIES_REMEMBERED: usize = 6;
+/// One request in this many brings a late put with it.
+const LATE_ONCE_IN: u64 = 6;
+
+type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// The socket of a connection, to break it off.
+pub(super) struct Door(OwnedFd);
+
+impl Door {
+    pub(super) fn of(stream: &TcpStream) -> io::Result<Self> {
+        Ok(Door(stream.as_fd().try_clone_to_owned()?))
+    }
+
+    /// From now on closing the connection is a reset.
+    fn reset_when_closed(&self) -> io::Error {
+        // If this fails the connection ends without an answer all the same.
+        let _ = rustix::net::sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
+        io::Error::from(io::ErrorKind::ConnectionReset)
+    }
+}
+
+/// A request heard whole.
+#[derive(Clone)]
+struct Asked {
+    verb: Verb,
+    key: String,
+    parts: request::Parts,
+    body: Bytes,
+}
+
+/// An answer heard whole.
+struct Answer {
+    parts: response::Parts,
+    body: Bytes,
+}
+
+/// A put that has not reached the store yet.
+pub(super) struct LateRequest(Asked);
+
+/// What went by, to be given out again in the wrong place.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Bodies that were put, with their keys.
+    bodies: VecDeque<(String, Bytes)>,
+    /// Lists by what was asked for: the one before the last, and the last.
+    lists: HashMap<String, (Bytes, Bytes)>,
+}
+
+impl Asked {
+    async fn hear(request: Request<Incoming>) -> io::Result<Self> {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let query = parts.uri.query().unwrap_or_default();
+        let verb = match parts.method {
+            Method::PUT => Verb::Put,
+            Method::GET if query.contains("list-type=") => Verb::List,
+            Method::GET | Method::HEAD => Verb::Get,
+            _ => Verb::Delete,
+        };
+        let key = if verb == Verb::List { query } else { parts.uri.path() }.to_owned();
+        Ok(Asked { verb, key, parts, body })
+    }
+
+    /// The first byte that is asked for, if the request has a range.
+    fn range_start(&self) -> usize {
+        let range = self.parts.headers.get(RANGE).and_then(|range| range.to_str().ok());
+        let start = range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+        start.unwrap_or(0)
+    }
+}
+
+/// Does to a request what the script says.
+pub(super) async fn relay(
+    shared: Arc<Shared>,
+    door: Arc<Door>,
+    request: Request<Incoming>,
+) -> io::Result<Response<Body>> {
+    let asked = Asked::hear(request).await?;
+    lock(&shared.counts).requests += 1;
+    let fault = lock(&shared.script).choose(asked.verb, &asked.key);
+    bring_late(&shared);
+    match fault {
+        None => pass(&shared, &asked).await.map(whole),
+        Some(Fault::Reset) => {
+            shared.count(Fault::Reset.name());
+            Err(door.reset_when_closed())
+        }
+        Some(Fault::Status(code)) => {
+            shared.count(Fault::Status(code).name());
+            Ok(refusal(code))
+        }
+        Some(Fault::PutLate) => {
+            lock(&shared.late).push(LateRequest(asked));
+            shared.count(Fault::PutLate.name());
+            Err(door.reset_when_closed())
+        }
+        Some(Fault::PutTwice) => {
+            pass(&shared, &asked).await?;
+            shared.count(Fault::PutTwice.name());
+            pass(&shared, &asked).await.map(whole)
+        }
+        Some(Fault::ListLagged) => {
+            let before = lock(&shared.memory).lists.get(&asked.key).map(|(before, _)| before.clone());
+            let mut answer = pass(&shared, &asked).await?;
+            if let Some(before) = before {
+                shared.count(Fault::ListLagged.name());
+                answer.body = before;
+            }
+            Ok(whole(answer))
+        }
+        Some(fault) => {
+            let answer = pass(&shared, &asked).await?;
+            spoil(&shared, &door, &asked, answer, fault).await
+        }
+    }
+}
+
+/// Does to an answer what the script says.
+async fn spoil(
+    shared: &Arc<Shared>,
+    door: &Door,
+    asked: &Asked,
+    mut answer: Answer,
+    fault: Fault,
+) -> io::Result<Response<Body>> {
+    let has_body = answer.parts.status.is_success() && answer.body.len() > 1;
+    let half = answer.body.len() / 2;
+    match fault {
+        Fault::AnswerLost => {
+            shared.count(fault.name());
+            return Err(door.reset_when_closed());
+        }
+        Fault::Delayed(pause) => {
+            shared.count(fault.name());
+            tokio::time::sleep(pause).await;
+        }
+        Fault::Held => {
+            let mut turns = shared.let_go.subscribe();
+            turns.borrow_and_update();
+            shared.count(fault.name());
+            // The sender lives as long as the proxy.
+            let _ = turns.changed().await;
+        }
+        Fault::WrongEtag => {
+            answer.parts.headers.insert(ETAG, HeaderValue::from_static("\"0123456789abcdef\""));
+            shared.count(fault.name());
+        }
+        Fault::Cut if has_body => {
+            shared.count(fault.name());
+            return Ok(cut(answer, half));
+        }
+        Fault::Trickle(pause) if has_body => {
+            shared.count(fault.name());
+            return Ok(trickle(answer, pause));
+        }
+        Fault::Shortened if has_body => {
+            answer.body.truncate(half);
+            shared.count(fault.name());
+        }
+        Fault::Garbled if has_body => {
+            let mut bytes = answer.body.to_vec();
+            for at in [0, half, bytes.len() - 1] {
+                bytes[at] ^= 0x40;
+            }
+            answer.body = Bytes::from(bytes);
+            shared.count(fault.name());
+        }
+        Fault::Foreign if has_body => {
+            if let Some(foreign) = foreign(shared, asked, answer.body.len()) {
+                answer.body = foreign;
+                shared.count(fault.name());
+            }
+        }
+        Fault::ListLacking => {
+            if let Some(fewer) = without_later_half(&answer.body) {
+                answer.body = fewer;
+                shared.count(fault.name());
+            }
+        }
+        _ => {}
+    }
+    Ok(whole(answer))
+}
+
+/// Asks the store itself, over a connection of its own.
+async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
+    let answer = ask(shared.upstream, asked).await?;
+    let mut memory = lock(&shared.memory);
+    if asked.verb == Verb::Put && answer.parts.status.is_success() {
+        memory.bodies.push_back((asked.key.clone(), asked.body.clone()));
+        if memory.bodies.len() > BODIES_REMEMBERED {
+            memory.bodies.pop_front();
+        }
+    }
+    if asked.verb == Verb::List && answer.parts.status.is_success() {
+        let body = answer.body.clone();
+        let last = memory.lists.get(&asked.key).map_or_else(|| body.clone(), |(_, last)| last.clone());
+        memory.lists.insert(asked.key.clone(), (last, body));
+    }
+    Ok(answer)
+}
+
+async fn ask(upstream: SocketAddr, asked: &Asked) -> io::Result<Answer> {
+    let stream = TcpStream::connect(upstream).await?;
+    stream.set_nodelay(true)?;
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
+    let connection = tokio::spawn(connection);
+    let request = Request::from_parts(asked.parts.clone(), Full::new(asked.body.clone()));
+    let (parts, body) = sender.send_request(request).await.map_err(io::Error::other)?.into_parts();
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    connection.abort();
+    Ok(Answer { parts, body })
+}
+
+/// In bad weather a late put arrives with some later request.
+fn bring_late(shared: &Arc<Shared>) {
+    let mut script = lock(&shared.script);
+    let Some(weather) = script.weather.as_mut() else { return };
+    let mut late = lock(&shared.late);
+    if late.is_empty() || !weather.dice.once_in(LATE_ONCE_IN) {
+        return;
+    }
+    let chosen = weather.dice.below(late.len() as u64) as usize;
+    let (late, shared) = (late.swap_remove(chosen), Arc::clone(shared));
+    tokio::spawn(async move { deliver(&shared, late).await });
+}
+
+/// Delivers a late put and gives the store's status; 0 when it could not be asked.
+pub(super) async fn deliver(shared: &Shared, late: LateRequest) -> u16 {
+    shared.count("late put delivered");
+    pass(shared, &late.0).await.map_or(0, |answer| answer.parts.status.as_u16())
+}
+
+/// Bytes of another object, as many and from the same place.
+fn foreign(shared: &Shared, asked: &Asked, length: usize) -> Option<Bytes> {
+    let memory = lock(&shared.memory);
+    let start = asked.range_start();
+    let others = memory.bodies.iter().rev().filter(|(key, _)| *key != asked.key);
+    let mut others = others.filter(|(_, body)| body.len() > start);
+    others.next().map(|(_, body)| {
+        let mut bytes = body[start..body.len().min(start + length)].to_vec();
+        bytes.resize(length, 0);
+        Bytes::from(bytes)
+    })
+}
+
+/// The list without the later half of its objects; `None` when there are none.
+fn without_later_half(list: &[u8]) -> Option<Bytes> {
+    const END: &str = "</Contents>";
+    let text = std::str::from_utf8(list).ok()?;
+    let starts: Vec<usize> = text.match_indices("<Contents>").map(|(at, _)| at).collect();
+    let from = *starts.get(starts.len() / 2)?;
+    let to = text.rfind(END)? + END.len();
+    Some(Bytes::from(format!("{}{}", &text[..from], &text[to..])))
+}
+
+fn whole(mut answer: Answer) -> Response<Body> {
+    // HEAD has a length and no body.
+    if !answer.body.is_empty() {
+        answer.parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(answer.body.len()));
+    }
+    let body = Full::new(answer.body).map_err(|never| match never {}).boxed_unsync();
+    Response::from_parts(answer.parts, body)
+}
+
+fn streamed(
+    mut answer: Answer,
+    pieces: impl stream::Stream<Item = io::Result<Frame<Bytes>>> + Send + 'static,
+) -> Response<Body> {
+    answer.parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(answer.body.len()));
+    Response::from_parts(answer.parts, StreamBody::new(pieces).boxed_unsync())
+}
+
+fn cut(answer: Answer, at: usize) -> Response<Body> {
+    let front = answer.body.slice(..at);
+    let pieces = [Ok(Frame::data(front)), Err(io::Error::from(io::ErrorKind::ConnectionAborted))];
+    streamed(answer, stream::iter(pieces))
+}
+
+fn trickle(answer: Answer, pause: Duration) -> Response<Body> {
+    const PIECES: usize = 8;
+    let step = answer.body.len().div_ceil(PIECES);
+    let pieces = stream::unfold(answer.body.clone(), move |mut left| async move {
+        if left.is_empty() {
+            return None;
+        }
+        tokio::time::sleep(pause).await;
+        let piece = left.split_to(step.min(left.len()));
+        Some((Ok(Frame::data(piece)), left))
+    });
+    streamed(answer, pieces)
+}
+
+/// What S3 says with this status.
+fn refusal(code: u16) -> Response<Body> {
+    let name = match code {
+        403 => "AccessDenied",
+        429 | 503 => "SlowDown",
+        _ => "InternalError",
+    };
+    let text = format!("<Error><Code>{name}</Code><Message>by the proxy</Message></Error>");
+    let mut response = Response::new(Full::from(text).map_err(|never| match never {}).boxed_unsync());
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    response
+}
