@@ -1,10 +1,11 @@
 # The few commands a person types. Each is one line; the work is in what it calls.
-.PHONY: demo test lint bench soak mutants fmt
+.PHONY: demo test lint bench soak torture mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
 soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --minutes $(or $(MINUTES),60)
+torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && cargo run -p sawmill-tests --bin torture -- $(or $(MINUTES),60)
 mutants: ; @cargo run --release -p sawmill-sim --bin mutants
 fmt: ; @cargo fmt --all

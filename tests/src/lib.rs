@@ -5,7 +5,7 @@
 //! folder or a MinIO of our own), `proxy` (what can go wrong between the server and its store), `place` (one pretended machine: its store, its state, its commands),
 //! `server` (a running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote
 //! them, and the judge of crash images), `load` (a stamped load that can be cut at any moment), `bridge`
-//! (a file system on a volume), `dice` (seeded chance).
+//! (a file system on a volume), `torture` (kills, faults and journal losses without end), `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product:
 //! what these tests know, a user of the binary knows.
@@ -21,6 +21,7 @@ pub mod proxy;
 pub mod server;
 pub mod stamp;
 pub mod store;
+pub mod torture;
 
 /// Makes one test per store of each named function, which takes a [`store::StoreUnderTest`].
 ///

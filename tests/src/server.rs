@@ -12,6 +12,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::dice::Dice;
 use crate::machine::{self, PATIENCE};
 use crate::nbd::{Client, Dialect};
 use crate::place::{Finished, Place};
@@ -79,6 +80,14 @@ impl<'a> Serve<'a> {
             }
         }
         Ok(server)
+    }
+
+    /// A crash in recovery: killed somewhere between the start of the process and its readiness, or just
+    /// after.
+    pub fn die_while_starting(self, dice: &mut Dice) {
+        let server = self.launch();
+        std::thread::sleep(std::time::Duration::from_micros(dice.below(60_000)));
+        server.kill();
     }
 
     /// Starts the server and does not wait for anything.

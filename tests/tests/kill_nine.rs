@@ -9,7 +9,7 @@ use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Client;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;
-use sawmill_tests::server::Server;
+use sawmill_tests::server::{Serve, Server};
 use sawmill_tests::stamp::{
     Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
@@ -81,14 +81,14 @@ impl Disaster {
         let mut sum = Verdict::default();
         for kill in 0..kills {
             if load.dice.once_in(5) {
-                self.die_while_starting(&place, &mut load.dice);
+                self.serve(&place).die_while_starting(&mut load.dice);
             }
-            let server = self.start(&place);
+            let server = self.serve(&place).start();
             let clients: Vec<Client> = (0..=load.dice.below(3)).map(|_| server.connect()).collect();
             self.look(kill, &mut load, &clients[0], &mut sum);
             self.die_under_load(&place, server, &clients, &mut load);
         }
-        let server = self.start(&place);
+        let server = self.serve(&place).start();
         self.look(kills, &mut load, &server.connect(), &mut sum);
         let _ = server.stop().ok();
         let _ = place.sawmill(&["check", "disk"]).ok();
@@ -100,18 +100,9 @@ impl Disaster {
         assert!(sum.kept > 0, "nothing was ever kept: this run proves nothing");
     }
 
-    fn start(&self, place: &Place) -> Server {
+    fn serve<'a>(&self, place: &'a Place) -> Serve<'a> {
         let serve = place.serve("disk").with(&["--journal-bytes", "16M"]);
-        if self.lose_journal { serve.with(&["--accept-journal-loss"]).start() } else { serve.start() }
-    }
-
-    /// A crash in recovery: somewhere between the start of the process and its readiness, or just after.
-    fn die_while_starting(&self, place: &Place, dice: &mut Dice) {
-        let serve = place.serve("disk").with(&["--journal-bytes", "16M"]);
-        let serve = if self.lose_journal { serve.with(&["--accept-journal-loss"]) } else { serve };
-        let server = serve.launch();
-        std::thread::sleep(std::time::Duration::from_micros(dice.below(60_000)));
-        server.kill();
+        if self.lose_journal { serve.with(&["--accept-journal-loss"]) } else { serve }
     }
 
     fn look(&self, kill: u64, load: &mut Load, client: &Client, sum: &mut Verdict) {

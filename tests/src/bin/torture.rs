@@ -1,0 +1,38 @@
+//! `make torture MINUTES=60`: the long torture, from the command line. `torture [MINUTES [SEED]]`.
+//!
+//! First the control: a planted loss must be seen. Then lives and deaths until the time is over. Prints a
+//! report each minute and at the end; exit code 0 only when no promise was broken.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::torture::Torture;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let minutes: f64 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(60.0);
+    let seed = arguments.next().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| Dice::seeded("torture").word());
+    println!("torture: {minutes} minutes, seed {seed}");
+    match Torture::new(seed).plant_a_loss() {
+        Err(violation) => println!("control: a planted loss is seen: {violation}"),
+        Ok(_) => {
+            println!("control: a planted loss was NOT seen: this judge is blind");
+            return ExitCode::FAILURE;
+        }
+    }
+    let began = Instant::now();
+    let mut minutes_told = 0;
+    let mut torture = Torture::new(seed);
+    torture.run(Duration::from_secs_f64(minutes * 60.0), |report| {
+        let now = began.elapsed().as_secs() / 60;
+        if now > minutes_told {
+            minutes_told = now;
+            println!("after {now} min: {report}");
+        }
+    });
+    println!("end after {} s, seed {seed}: {}", began.elapsed().as_secs(), torture.report);
+    if torture.report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,249 @@
+//! A load as a database makes it: sessions that write a few small pieces, then commit them by a flush or a
+//! write with FUA, and read back what they know.
+//!
+//! Invariants: each session has its own part of the volume and, in one group, writes nowhere twice, so that
+//! whatever it has finished it can read back byte for byte. All of it is in the log, for the judge.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::dice::Dice;
+use crate::machine::PATIENCE;
+use crate::nbd::{Client, Command, Failure, Reply};
+use crate::stamp::{Kind, Log, SECTOR_BYTES, Sector};
+
+/// Most sessions at once.
+pub(super) const SESSIONS_MAX: usize = 4;
+/// A piece is 512 bytes to 16 KiB.
+const SECTORS_MAX: u64 = 32;
+const GROUP_MAX: u64 = 8;
+
+/// What was done, and how it went.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Writes with a good answer.
+    pub writes: u64,
+    /// Flushes with a good answer, and writes with FUA.
+    pub commits: u64,
+    /// Reads with the right bytes.
+    pub reads: u64,
+    /// Reads that were refused.
+    pub read_errors: u64,
+    /// What must not happen: refused writes, wrong bytes.
+    pub violations: Vec<String>,
+}
+
+/// The load, and its log.
+pub(super) struct Commits {
+    /// What was done since the volume was last looked at.
+    pub log: Log,
+    /// Where chance comes from.
+    pub dice: Dice,
+    sessions: Vec<Session>,
+    /// What each sector holds, as far as that is certain: the number of a write, or 0 for zeroes.
+    known: Vec<Option<u64>>,
+    tell: Sender<Ended>,
+    hear: Receiver<Ended>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Session {
+    in_flight: usize,
+    /// Sectors of the group under way.
+    group: Vec<u64>,
+    next: Next,
+    broken: bool,
+}
+
+/// What a session does when all it waits for is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Next {
+    #[default]
+    Group,
+    Commit,
+    Read,
+}
+
+enum Sent {
+    Write(usize),
+    Flush(usize),
+    Read { sector: u64, count: u64 },
+}
+
+struct Ended {
+    session: usize,
+    sent: Sent,
+    at: u64,
+    outcome: Result<Reply, Failure>,
+}
+
+impl Commits {
+    /// A load on an empty volume of `size_bytes`.
+    #[must_use]
+    pub(super) fn new(size_bytes: u64, mut dice: Dice) -> Self {
+        let sectors = size_bytes / SECTOR_BYTES as u64;
+        let (tell, hear) = channel();
+        let log = Log::new(dice.word(), sectors);
+        let sessions = vec![Session::default(); SESSIONS_MAX];
+        Commits { log, dice, sessions, known: vec![Some(0); sectors as usize], tell, hear }
+    }
+
+    /// Starts over from what the volume looks like now.
+    pub(super) fn rebase(&mut self, image: &[u8]) {
+        self.log.rebase(image);
+        self.known = self.log.base.iter().map(|base| Some(base.unwrap_or(0))).collect();
+    }
+
+    /// Runs until `groups` more groups were begun, then calls `cut` with requests in flight, and waits until
+    /// each has its answer or its connection is gone.
+    ///
+    /// # Panics
+    /// When an answer does not come for too long.
+    pub(super) fn drive(&mut self, clients: &[Client], groups: u64, cut: impl FnOnce()) -> Tally {
+        let mut tally = Tally::default();
+        let count = clients.len().min(SESSIONS_MAX);
+        self.sessions.fill(Session::default());
+        let mut left = groups;
+        for (session, client) in clients.iter().enumerate().take(count) {
+            self.go_on(session, client, &mut left);
+        }
+        while left > 0 && self.sessions[..count].iter().any(|session| !session.broken) {
+            let session = self.note_one(&mut tally);
+            self.go_on(session, &clients[session], &mut left);
+        }
+        cut();
+        while self.sessions.iter().any(|session| session.in_flight > 0) {
+            self.note_one(&mut tally);
+        }
+        tally
+    }
+
+    /// Takes a session's next step when nothing of it is under way.
+    fn go_on(&mut self, session: usize, client: &Client, left: &mut u64) {
+        let state = &self.sessions[session];
+        if state.in_flight > 0 || state.broken {
+            return;
+        }
+        match state.next {
+            Next::Group => {
+                *left = left.saturating_sub(1);
+                self.sessions[session].group.clear();
+                for _ in 0..=self.dice.below(GROUP_MAX) {
+                    self.write(session, client, false);
+                }
+                self.sessions[session].next = Next::Commit;
+            }
+            Next::Commit => {
+                if self.dice.once_in(3) {
+                    self.write(session, client, true);
+                } else {
+                    let place = self.log.submit_flush();
+                    self.send(session, client, &Command::Flush, Sent::Flush(place));
+                }
+                self.sessions[session].next = if self.dice.once_in(3) { Next::Read } else { Next::Group };
+            }
+            Next::Read => {
+                let (sector, count) = self.choose(session);
+                let (offset, length) = (sector * SECTOR_BYTES as u64, count as u32 * SECTOR_BYTES as u32);
+                self.sessions[session].next = Next::Group;
+                self.send(session, client, &Command::Read { offset, length }, Sent::Read { sector, count });
+            }
+        }
+    }
+
+    /// A piece of a session's own part.
+    fn choose(&mut self, session: usize) -> (u64, u64) {
+        let part = self.known.len() as u64 / SESSIONS_MAX as u64;
+        let count = 1 + self.dice.below(SECTORS_MAX);
+        // Half of all goes to a small place, as to a table's head.
+        let reach = if self.dice.once_in(2) { part } else { part.min(16 * SECTORS_MAX) };
+        (session as u64 * part + self.dice.below(reach - count + 1), count)
+    }
+
+    /// Writes a piece, if it meets no other of its group.
+    fn write(&mut self, session: usize, client: &Client, fua: bool) {
+        let mut piece = self.choose(session);
+        let taken = |group: &[u64], (sector, count)| (sector..sector + count).any(|at| group.contains(&at));
+        while taken(&self.sessions[session].group, piece) {
+            piece = self.choose(session);
+        }
+        let (sector, count) = piece;
+        self.sessions[session].group.extend(sector..sector + count);
+        let (offset, length) = (sector * SECTOR_BYTES as u64, count * SECTOR_BYTES as u64);
+        for known in &mut self.known[sector as usize..(sector + count) as usize] {
+            *known = None;
+        }
+        let zeroes = !fua && self.dice.once_in(16);
+        let kind = if zeroes { Kind::Zero } else { Kind::Data };
+        let place = self.log.submit(kind, sector, count as u32, fua);
+        let command = if zeroes {
+            Command::Trim { offset, length }
+        } else {
+            Command::Write { offset, bytes: self.log.bytes_of(place), fua }
+        };
+        self.send(session, client, &command, Sent::Write(place));
+    }
+
+    fn send(&mut self, session: usize, client: &Client, command: &Command, sent: Sent) {
+        self.sessions[session].in_flight += 1;
+        let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
+        client.submit_then(command, move |outcome| {
+            // The load may be over and gone.
+            let _ = tell.send(Ended { session, sent, at: clock.tick(), outcome });
+        });
+    }
+
+    fn note_one(&mut self, tally: &mut Tally) -> usize {
+        let ended = self.hear.recv_timeout(PATIENCE);
+        let Ended { session, sent, at, outcome } =
+            ended.unwrap_or_else(|_| panic!("no answer for {} s", PATIENCE.as_secs()));
+        self.sessions[session].in_flight -= 1;
+        match (outcome, sent) {
+            (Ok(_), Sent::Write(place)) => {
+                let write = &mut self.log.writes[place];
+                write.completed = Some(at);
+                tally.writes += 1;
+                tally.commits += u64::from(write.fua);
+                let holds = if write.kind == Kind::Data { write.id } else { 0 };
+                let sectors = write.sector as usize..write.sector as usize + write.count as usize;
+                self.known[sectors].fill(Some(holds));
+            }
+            (Ok(_), Sent::Flush(place)) => {
+                self.log.flushes[place].completed = Some(at);
+                tally.commits += 1;
+            }
+            (Ok(reply), Sent::Read { sector, count }) => match self.compare(sector, count, &reply.bytes) {
+                Ok(()) => tally.reads += 1,
+                Err(wrong) => tally.violations.push(wrong),
+            },
+            (Err(Failure::Errno(_)), Sent::Read { .. }) => tally.read_errors += 1,
+            (Err(Failure::Errno(number)), Sent::Write(_) | Sent::Flush(_)) => {
+                self.sessions[session].broken = true;
+                tally.violations.push(format!("a write or flush was refused with error {number}"));
+            }
+            (Err(Failure::Gone), _) => self.sessions[session].broken = true,
+        }
+        session
+    }
+
+    /// Whether a read gave what its session knows to be there.
+    fn compare(&self, sector: u64, count: u64, bytes: &[u8]) -> Result<(), String> {
+        if bytes.len() as u64 != count * SECTOR_BYTES as u64 {
+            return Err(format!("a read of {count} sectors gave {} bytes", bytes.len()));
+        }
+        for (at, found) in (sector..).zip(bytes.chunks(SECTOR_BYTES)) {
+            let Some(known) = self.known[at as usize] else { continue };
+            let found = Sector::read(found);
+            let right = match found {
+                Sector::Empty => known == 0,
+                Sector::Stamped(stamp) => {
+                    stamp.run == self.log.run && stamp.sector == at && stamp.write == known
+                }
+                Sector::Damaged => false,
+            };
+            if !right {
+                return Err(format!("a read of sector {at} gave {found:?} where write {known} is"));
+            }
+        }
+        Ok(())
+    }
+}
