@@ -9,7 +9,8 @@
 //! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
 //! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes `low` shared
 //!    and checks that the range has not been given up; giving up takes `low` exclusively.
-//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does.
+//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It goes back, to
+//!    what memory still holds, only when a sync has failed.
 //! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of the
 //!    process a slot that was reserved and never filled can be stepped over.
 //!
@@ -257,12 +258,14 @@ impl Ring {
     /// slot.
     fn give_up_before(&self, end: u64) -> Result<(), Full> {
         let capacity = self.staging.capacity_bytes;
+        // Before `written` is looked at: it goes back when a sync fails.
+        let mut low = self.low.write();
         let written = self.staging.written_word().load(Ordering::Acquire);
         let need = end - capacity;
         if written < need {
             return Err(Full::Staging);
         }
-        *self.low.write() = written.min(need + capacity / 8);
+        *low = written.min(need + capacity / 8);
         Ok(())
     }
 
@@ -432,7 +435,7 @@ impl Consumer {
         }
         let from = self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
         // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`, and
-        // `written` moves only by `declare_written(&mut self)`, which this borrow excludes; the doubled
+        // `written` moves only by `&mut self`, which this borrow excludes; the doubled
         // mapping makes the range contiguous, and its length is at most the capacity.
         unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
     }
@@ -443,9 +446,16 @@ impl Consumer {
         self.ring.staging.written_word().store(span.end, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed.
-    pub fn declare_sync_failed(&mut self) {
-        self.ring.staging.failed_word().store(1, Ordering::Release);
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, and that only
+    /// what lies before `durable` is surely there: what has been written since and is still in memory counts
+    /// as not written again, and is kept. A disk may have dropped it, and show what was there before.
+    pub fn declare_sync_failed(&mut self, durable: u64) {
+        let staging = &self.ring.staging;
+        // Exclusively: nobody may give up meanwhile what is taken back here.
+        let low = self.ring.low.write();
+        let kept = durable.max(*low).min(self.ring.written());
+        staging.failed_word().store(1, Ordering::Release);
+        staging.written_word().store(kept, Ordering::Release);
     }
 }
 
@@ -528,7 +538,7 @@ mod tests {
         let file = StagingFile::create(&path, 8192).unwrap();
         let (ring, mut consumer) = file.into_ring(4096, b"header");
         put(&ring, 9, 6000).unwrap();
-        consumer.declare_sync_failed();
+        consumer.declare_sync_failed(4096);
         drop((ring, consumer));
         let mut again = StagingFile::open(&path).unwrap().unwrap();
         assert!(again.sync_failed());
@@ -538,6 +548,21 @@ mod tests {
         again.copy_out(4096, &mut back);
         assert_eq!(back, vec![9; 6000]);
         assert!(StagingFile::open(&folder.path().join("absent")).unwrap().is_none());
+    }
+
+    #[test]
+    fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
+        let (_folder, ring, mut consumer) = ring(8192, 0);
+        let first = put(&ring, 1, 4096).unwrap();
+        let second = put(&ring, 2, 4096).unwrap();
+        consumer.declare_written(Span::of(&first));
+        consumer.declare_written(Span::of(&second));
+        consumer.declare_sync_failed(4096);
+        assert_eq!(ring.written(), 4096, "the second is to be written anew");
+        put(&ring, 3, 4096).unwrap();
+        assert_eq!(put(&ring, 4, 4096).err(), Some(Full::Staging), "its memory is not given up");
+        consumer.declare_sync_failed(0);
+        assert_eq!(ring.written(), 4096, "what was given up cannot be taken back");
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl JournalWriter {
     /// journal next must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
         if let Err(error) = self.journal.disk.sync() {
-            self.consumer.declare_sync_failed();
+            self.consumer.declare_sync_failed(self.journal.logged());
             return Err(disk_failed("sync", &error));
         }
         self.synced();
@@ -272,7 +272,7 @@ impl JournalWriter {
             block.clean = clean;
         });
         if let Err(error) = written {
-            self.consumer.declare_sync_failed();
+            self.consumer.declare_sync_failed(self.journal.logged());
             return Err(error);
         }
         // That sync covered everything written before it.

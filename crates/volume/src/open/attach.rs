@@ -198,21 +198,25 @@ fn intend(
     }
 }
 
+/// Why a file could not be made.
+fn kind_of(error: &std::io::Error) -> ErrorKind {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    }
+}
+
 /// Makes the journal file; on a block device the superblock is simply written anew.
 fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World) -> Result<Arc<dyn Disk>> {
     let failed = |what: &str, error: std::io::Error| {
-        let kind = match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
-            std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            _ => ErrorKind::Unavailable,
-        };
         let text = format!(
             "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place \
              with --journal or another size with --journal-bytes",
             path.display(),
             options.journal_bytes
         );
-        Error::new(kind, text)
+        Error::new(kind_of(&error), text)
     };
     let disks = world.disks();
     match disks.look(path) {
@@ -419,7 +423,7 @@ fn new_ring(
             path.display(),
             options.staging_bytes
         );
-        Error::new(ErrorKind::Unavailable, text)
+        Error::new(kind_of(&error), text)
     };
     let staging = StagingFile::create(path, options.staging_bytes).map_err(failed)?;
     let header = StagingHeader {

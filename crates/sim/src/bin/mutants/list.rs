@@ -41,7 +41,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a failed sync counts",
         "volume/src/journal/writer.rs",
         concat!(
-            "            self.consumer.declare_sync_failed();\n",
+            "            self.consumer.declare_sync_failed(self.journal.logged());\n",
             "            return Err(disk_failed(\"sync\", &error));",
         ),
         "            drop(error);",
