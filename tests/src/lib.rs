@@ -4,13 +4,14 @@
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
 //! folder or a MinIO of our own), `proxy` (what can go wrong between the server and its store), `place` (one pretended machine: its store, its state, its commands),
 //! `server` (a running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote
-//! them, and the judge of crash images), `load` (a stamped load that can be cut at any moment), `bridge`
+//! them, and the judge of crash images), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut at any moment), `bridge`
 //! (a file system on a volume), `torture` (kills, faults and journal losses without end), `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product:
 //! what these tests know, a user of the binary knows.
 #![forbid(unsafe_code)]
 
+pub mod bad_disk;
 pub mod bridge;
 pub mod dice;
 pub mod load;

@@ -87,10 +87,24 @@ impl Commits {
         Commits { log, dice, sessions, known: vec![Some(0); sectors as usize], tell, hear }
     }
 
-    /// Starts over from what the volume looks like now.
-    pub(super) fn rebase(&mut self, image: &[u8]) {
-        self.log.rebase(image);
-        self.known = self.log.base.iter().map(|base| Some(base.unwrap_or(0))).collect();
+    /// Learns what the volume looks like now. `all_stored`: nothing of it can be lost any more, so the log
+    /// starts over. Else the loss of the journal may still lead back to a state before this one.
+    pub(super) fn see(&mut self, image: &[u8], all_stored: bool) {
+        let seen = |bytes: &[u8]| match Sector::read(bytes) {
+            Sector::Stamped(stamp) => stamp.write,
+            Sector::Empty | Sector::Damaged => 0,
+        };
+        self.known = image.chunks(SECTOR_BYTES).map(|bytes| Some(seen(bytes))).collect();
+        if all_stored {
+            return self.log.rebase(image);
+        }
+        // What was never answered and is seen has been accepted: from now on it must stay.
+        let now = self.log.clock.tick();
+        for id in self.known.iter().flatten() {
+            if let Some(place) = self.log.find(*id) {
+                self.log.writes[place].completed.get_or_insert(now);
+            }
+        }
     }
 
     /// Runs until `groups` more groups were begun, then calls `cut` with requests in flight, and waits until

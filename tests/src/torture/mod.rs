@@ -241,9 +241,11 @@ impl Torture {
             }
             Err(violation) => self.violation(volume, &violation.to_string()),
         }
-        volume.commits.rebase(&image);
-        volume.journal_lost = false;
-        volume.stored = 0;
+        // Without its journal a volume is what the store has, no more.
+        volume.commits.see(&image, volume.journal_lost);
+        if std::mem::take(&mut volume.journal_lost) {
+            volume.stored = 0;
+        }
     }
 
     fn wait_stored(&mut self, volume: &mut Volume) {
