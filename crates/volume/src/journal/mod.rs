@@ -197,7 +197,8 @@ impl Journal {
     /// record or is expected.
     fn nudge(&self) {
         let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
-        let behind = self.ring.next() - self.ring.written();
+        // Others may have appended, and the writer have written that, between the two looks.
+        let behind = self.ring.next().saturating_sub(self.ring.written());
         let flush = self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
         if resting || flush || behind >= limits::SPAN_BYTES {
             self.wake.ring();
