@@ -2,7 +2,7 @@
 //!
 //! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device, written
 //! around the page cache, and read around it where a read is aligned), [`staging`] (memory that outlives the
-//! process, and the ring in it).
+//! process, and the ring in it), [`sync`] (locks and atomics, which a test can replace).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -11,6 +11,7 @@ mod aligned;
 mod direct_file;
 mod mapping;
 pub mod staging;
+pub mod sync;
 
 pub use aligned::AlignedBytes;
 pub use direct_file::{DirectFile, FileLock, OpenMode};

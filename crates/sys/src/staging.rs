@@ -21,14 +21,14 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{self, AtomicU32, Ordering};
 
-use parking_lot::{Mutex, RwLock};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
 use crate::mapping::Mapping;
+use crate::sync::{AtomicU64, Mutex, RwLock, may_switch};
 
 /// Bytes before the ring: one page of header, one page of live words.
 const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
@@ -101,16 +101,17 @@ impl StagingFile {
     }
 
     /// The first live word: the position up to which the journal disk has been written.
-    fn written_word(&self) -> &AtomicU64 {
+    fn written_word(&self) -> &atomic::AtomicU64 {
+        may_switch();
         // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through these
         // atomics.
-        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
+        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
     }
 
     /// The second live word: not zero when a sync of the journal disk has failed.
-    fn failed_word(&self) -> &AtomicU64 {
+    fn failed_word(&self) -> &atomic::AtomicU64 {
         // SAFETY: as for the first word.
-        unsafe { AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>()) }
+        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>()) }
     }
 
     /// Where the earlier process had got to.

@@ -8,11 +8,12 @@
 //! space. So a read of any page is verified without reading the rest of a long record.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use sawmill_format::crc::payload_check;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
 use sawmill_sys::Published;
+use sawmill_sys::sync::AtomicBool;
 
 /// The unit of verification, in bytes of the volume's address space.
 pub(crate) const PAGE_BYTES: u64 = 4096;

@@ -1,9 +1,9 @@
 //! A thread's bell: rung by many, slept on by one. Ringing while it is awake costs one store and one load.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, Spin};
 
 /// See the head of this file. A ring is never lost: it ends the present sleep or the next one.
 #[derive(Default)]
@@ -24,11 +24,21 @@ impl Wake {
         }
     }
 
+    /// A bell that is wrong, for a test that must notice.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(crate) fn ring_if_asleep(&self) {
+        if self.asleep.load(Ordering::SeqCst) {
+            self.rung.store(true, Ordering::SeqCst);
+            let _held = self.lock.lock();
+            self.bell.notify_one();
+        }
+    }
+
     /// Looks for a ring for up to `limit`, awake: for a ring that is on its way. Leaves it to be heard by
     /// [`sleep`](Self::sleep).
     pub(crate) fn watch(&self, limit: Duration) {
-        let start = std::time::Instant::now();
-        while !self.rung.load(Ordering::Relaxed) && start.elapsed() < limit {
+        let mut spin = Spin::for_up_to(limit);
+        while !self.rung.load(Ordering::Relaxed) && spin.again() {
             std::hint::spin_loop();
         }
     }

@@ -18,10 +18,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation};
+use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
 use sawmill_sys::{Full, Ring};
 
 use crate::disk::Disk;
@@ -31,6 +31,8 @@ use crate::{Error, ErrorKind, Result, limits};
 
 mod read;
 pub(crate) mod scan;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
 pub(crate) mod superblock;
 pub(crate) mod writer;
 

@@ -2,11 +2,11 @@
 //! waiters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
 use sawmill_store::PutOutcome;
+use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
 use crate::record::Record;
 use crate::shared::Shared;

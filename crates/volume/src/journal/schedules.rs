@@ -1,0 +1,473 @@
+//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and copied half, many
+//! thousand times per claim, on the types that ship. Built with the feature `shuttle` only (`tests/run.sh`).
+//!
+//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that is missed is
+//! a deadlock, and found. The loop of the journal's thread is repeated here from `driver`, as that one needs
+//! a whole volume; everything it calls is real. Controls at the end break one rule each and must be caught.
+//!
+//! Not here: orders weaker than one total order of all steps.
+
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::journal::{RING_START_BYTES, RecordOperation, Superblock};
+use sawmill_sys::StagingFile;
+use sawmill_sys::sync::{AtomicBool, Condvar, Mutex, may_switch};
+use shuttle::rand::Rng;
+use shuttle::thread;
+
+use super::scan::{LogImage, ScanOptions, scan};
+use super::superblock::SuperblockFile;
+use super::writer::{JournalWriter, Step};
+use super::*;
+use crate::keeper::Inbox;
+use crate::record::Checks;
+
+const SCHEDULES: usize = 10_000;
+const STAGING_BYTES: u64 = 32 << 10;
+const CAPACITY_BYTES: u64 = 64 << 10;
+/// Both rings wrap around soon after it.
+const START: u64 = CAPACITY_BYTES - 8192;
+const TAG: u64 = 7;
+const MOMENT: Option<Duration> = Some(Duration::from_millis(50));
+
+/// Tries `run` under random schedules, and under some that favour few switches.
+fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
+    let run = Arc::new(run);
+    let again = run.clone();
+    let config = || {
+        let mut config = shuttle::Config::default();
+        config.stack_size = 256 << 10;
+        config
+    };
+    let random = shuttle::scheduler::RandomScheduler::new(SCHEDULES);
+    shuttle::Runner::new(random, config()).run(move || run());
+    let few_switches = shuttle::scheduler::PctScheduler::new(3, SCHEDULES / 5);
+    shuttle::Runner::new(few_switches, config()).run(move || again());
+}
+
+/// Whether some schedule makes `run` fail.
+fn is_caught(run: impl Fn() + Send + Sync + 'static) -> bool {
+    catch_unwind(AssertUnwindSafe(|| under_schedules(run))).is_err()
+}
+
+/// A disk whose unsynced writes can be left out. Its locks are held for no switch, so plain ones do.
+struct TwoLayers {
+    written: parking_lot::Mutex<Vec<u8>>,
+    durable: parking_lot::Mutex<Vec<u8>>,
+}
+
+impl TwoLayers {
+    fn new() -> Arc<Self> {
+        let blank = vec![0; (RING_START_BYTES + CAPACITY_BYTES) as usize];
+        Arc::new(TwoLayers { written: blank.clone().into(), durable: blank.into() })
+    }
+
+    /// A disk that has what is durable on this one.
+    fn after_power_loss(&self) -> Arc<Self> {
+        let left = self.durable.lock().clone();
+        Arc::new(TwoLayers { written: left.clone().into(), durable: left.into() })
+    }
+}
+
+impl Disk for TwoLayers {
+    fn len_bytes(&self) -> u64 {
+        RING_START_BYTES + CAPACITY_BYTES
+    }
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self.written.lock()[offset as usize..][..into.len()]);
+        Ok(())
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, into)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        may_switch();
+        self.written.lock()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+    fn sync(&self) -> io::Result<()> {
+        // What is written while it runs may or may not be covered: here it is not.
+        let covered = self.written.lock().clone();
+        may_switch();
+        *self.durable.lock() = covered;
+        Ok(())
+    }
+}
+
+/// A journal with its disk, and what its thread took.
+struct Bench {
+    journal: Arc<Journal>,
+    disk: Arc<TwoLayers>,
+    staging: PathBuf,
+    stop: AtomicBool,
+    taken: parking_lot::Mutex<Vec<Arc<Record>>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> (Arc<Self>, JournalWriter) {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let staging = folder.path().join("staging");
+        let file = StagingFile::create(&staging, STAGING_BYTES).expect("a staging file");
+        let (ring, consumer) = file.into_ring(START, &[]);
+        let disk = TwoLayers::new();
+        let start = Start {
+            tag: TAG,
+            epoch: 1,
+            capacity_bytes: CAPACITY_BYTES,
+            position: START,
+            trim: START,
+            segments_end: START,
+            stored_sequence: 0,
+            unstored_records: 0,
+        };
+        let journal = Arc::new(Journal::new(ring, disk.clone(), &start));
+        let superblock = SuperblockFile::first(disk.clone(), superblock());
+        let writer = JournalWriter::new(journal.clone(), consumer, superblock);
+        let (stop, taken) = (AtomicBool::new(false), parking_lot::Mutex::default());
+        (Arc::new(Bench { journal, disk, staging, stop, taken, _folder: folder }), writer)
+    }
+
+    /// Appends a write of `bytes` bytes of `fill`, in two halves.
+    fn append(&self, fill: u8, bytes: u64) -> Arc<Record> {
+        let in_halves = |into: &mut [u8]| {
+            let half = into.len() / 2;
+            into[..half].fill(fill);
+            may_switch();
+            into[half..].fill(fill);
+        };
+        let address = u64::from(fill) << 12;
+        let appended = self.journal.append(RecordOperation::Write, address, bytes, in_halves, |_| ());
+        appended.expect("there is room")
+    }
+
+    /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the answer.
+    fn flush(&self, target: u64, told: impl FnOnce() + Send + 'static) {
+        let bell = Arc::new((Mutex::new(false), Condvar::default()));
+        let heard = bell.clone();
+        let tell = move |outcome: Result<()>| {
+            outcome.expect("this disk does not fail");
+            told();
+            *heard.0.lock() = true;
+            heard.1.notify_all();
+        };
+        self.journal.when_logged(target, Box::new(tell));
+        let mut answered = bell.0.lock();
+        while !*answered {
+            bell.1.wait(&mut answered);
+        }
+    }
+
+    /// Ends the journal's thread.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.journal.wake.ring();
+    }
+
+    /// Everything taken was whole when it was taken (`take` looked), and lies end to end from the start.
+    fn check_taken(&self) -> u64 {
+        let taken = self.taken.lock();
+        taken.iter().fold(START, |end, record| {
+            assert_eq!(record.position, end, "positions follow one another, none twice, none left out");
+            record.end()
+        })
+    }
+
+    fn take(&self, records: Vec<Arc<Record>>) {
+        for record in &records {
+            assert!(record.is_complete(), "a record is complete before it is taken");
+            let filled = record.filled().expect("a record is filled before it is taken");
+            let mut payload = vec![0; record.payload_bytes() as usize];
+            let slot = filled.slot.expect("it is in the ring");
+            let given_up = self.journal.ring.read(&slot, RECORD_HEADER_BYTES as u64, &mut payload);
+            assert!(given_up > 0 || record.verify(0, &payload), "its payload is in place");
+        }
+        self.taken.lock().extend(records);
+    }
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        volume_id: VolumeId([1; 16]),
+        journal_tag: TAG,
+        generation: 0,
+        epoch: 1,
+        intent_epoch: 0,
+        intent_put_id: PutId([0; 16]),
+        capacity_bytes: CAPACITY_BYTES,
+        trim: START,
+        logged: START,
+        stored_sequence: 0,
+        stored_position: START,
+        clean: false,
+        bound_epoch: 1,
+        bound_position: START,
+    }
+}
+
+/// The loop of `driver::run_journal`, until told to stop with nothing left to do.
+fn run_journal(bench: &Bench, mut writer: JournalWriter) {
+    let (journal, mut quiet) = (&bench.journal, false);
+    loop {
+        let step = writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
+        match step {
+            Step::Busy => quiet = false,
+            Step::Waiting => {
+                journal.wake.sleep(MOMENT);
+            }
+            _ if bench.stop.load(Ordering::SeqCst) => return,
+            _ if !quiet => {
+                if journal.expects_flush() {
+                    journal.wake.watch(Duration::from_micros(60));
+                }
+                quiet = !journal.wake.sleep(MOMENT);
+            }
+            step => {
+                quiet = false;
+                if step == Step::Unsettled {
+                    writer.settle().expect("no fault here");
+                }
+                journal.rest();
+            }
+        }
+    }
+}
+
+fn start_journal(bench: &Arc<Bench>, writer: JournalWriter) -> thread::JoinHandle<()> {
+    let bench = bench.clone();
+    thread::spawn(move || run_journal(&bench, writer))
+}
+
+/// The records a recovery finds: positions and first bytes of payload; and the slots it steps over.
+fn recovered(disk: Arc<dyn Disk>, staging: Option<StagingFile>) -> (Vec<u64>, Vec<(u64, u64)>) {
+    let mut log = LogImage::new(disk, CAPACITY_BYTES, staging);
+    let (epoch, mark) = (1, START);
+    let options =
+        ScanOptions { tag: TAG, from: START, epoch, bound_position: START, mark, accept_loss: false };
+    let scan = scan(&mut log, &options).expect("what was flushed is there");
+    let records = scan.found.iter().filter_map(|found| found.record.as_ref());
+    (records.map(|record| record.position).collect(), scan.voids)
+}
+
+#[test]
+fn no_record_is_taken_before_it_is_filled_and_positions_are_never_reused() {
+    under_schedules(|| {
+        let (bench, writer) = Bench::new();
+        let journal = start_journal(&bench, writer);
+        let writers = [100, 5000, 3000].into_iter().enumerate().map(|(number, bytes)| {
+            let bench = bench.clone();
+            thread::spawn(move || {
+                let records = [bytes, bytes / 3].map(|bytes| bench.append(1 + number as u8, bytes));
+                assert!(records[0].end() <= records[1].position, "one after the other");
+            })
+        });
+        writers.collect::<Vec<_>>().into_iter().for_each(|writer| writer.join().expect("a writer"));
+        let end = bench.journal.ring.next();
+        bench.flush(end, || ());
+        bench.stop();
+        journal.join().expect("the journal");
+        assert!(bench.check_taken() >= end);
+    });
+}
+
+#[test]
+fn a_flush_covers_everything_completed_before_it_was_asked() {
+    under_schedules(|| {
+        let (bench, writer) = Bench::new();
+        let journal = start_journal(&bench, writer);
+        let accepted: Arc<parking_lot::Mutex<Vec<u64>>> = Arc::default();
+        let clients = [200, 4000, 1500].into_iter().enumerate().map(|(number, bytes)| {
+            let (bench, accepted) = (bench.clone(), accepted.clone());
+            thread::spawn(move || {
+                for turn in 0..2 {
+                    let record = bench.append(1 + number as u8, bytes + turn);
+                    accepted.lock().push(record.position);
+                    if number == 2 && turn == 0 {
+                        continue;
+                    }
+                    let (wanted, disk) = (accepted.lock().clone(), bench.disk.clone());
+                    bench.flush(bench.journal.ring.next(), move || {
+                        let (found, _) = recovered(disk.after_power_loss(), None);
+                        let lost = wanted.iter().find(|position| !found.contains(position));
+                        assert_eq!(lost, None, "accepted before the flush, and gone after a power loss");
+                    });
+                }
+            })
+        });
+        clients.collect::<Vec<_>>().into_iter().for_each(|client| client.join().expect("a client"));
+        bench.stop();
+        journal.join().expect("the journal");
+        bench.check_taken();
+    });
+}
+
+#[test]
+fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
+    under_schedules(|| {
+        let (bench, writer) = Bench::new();
+        let journal = start_journal(&bench, writer);
+        let dying = {
+            let bench = bench.clone();
+            thread::spawn(move || {
+                let die = |into: &mut [u8]| {
+                    into[..10].fill(9);
+                    may_switch();
+                    resume_unwind(Box::new("dies"));
+                };
+                let append = || bench.journal.append(RecordOperation::Write, 0, 700, die, |_| ()).is_ok();
+                assert!(catch_unwind(AssertUnwindSafe(append)).is_err());
+            })
+        };
+        let writers = [300, 5000].map(|bytes| {
+            let bench = bench.clone();
+            thread::spawn(move || [bytes, 40].map(|bytes| bench.append(1, bytes).position))
+        });
+        let mut accepted: Vec<u64> =
+            writers.into_iter().flat_map(|writer| writer.join().expect("a writer")).collect();
+        accepted.sort_unstable();
+        dying.join().expect("it was caught");
+        bench.stop();
+        journal.join().expect("the journal");
+        // The process dies: what it wrote to the disk and to the staging memory is there.
+        let staging = StagingFile::open(&bench.staging).expect("readable").expect("there");
+        let (found, voids) = recovered(bench.disk.clone(), Some(staging));
+        assert_eq!(found, accepted);
+        assert_eq!(voids.len(), 1);
+        assert_eq!(voids[0].1, 700 + RECORD_HEADER_BYTES as u64);
+    });
+}
+
+/// `RINGS` threads put one item each and ring; one sleeps until it has them all.
+fn bell_is_heard(ring: impl Fn(&Wake) + Copy + Send + Sync + 'static) {
+    const RINGS: u32 = 3;
+    let wake = Arc::new(Wake::default());
+    let items = Arc::new(Mutex::new(0));
+    for _ in 0..RINGS {
+        let (wake, items) = (wake.clone(), items.clone());
+        thread::spawn(move || {
+            *items.lock() += 1;
+            ring(&wake);
+        });
+    }
+    while *items.lock() < RINGS {
+        match shuttle::rand::thread_rng().gen_range(0..3) {
+            0 => drop(wake.sleep(MOMENT)),
+            1 => wake.watch(Duration::from_micros(60)),
+            _ => drop(wake.sleep(None)),
+        }
+    }
+}
+
+#[test]
+fn a_ring_is_never_missed() {
+    under_schedules(|| bell_is_heard(Wake::ring));
+}
+
+/// A keeper that only collects: as `Keeper::step` does it, without a store.
+fn collect(inbox: &Inbox, count: usize) {
+    let (mut pending, mut sealed) = (Vec::new(), 0);
+    while sealed < count {
+        pending.extend(inbox.take_records());
+        if pending.first().is_some_and(|front: &Arc<Record>| front.position < inbox.sealed_through_wanted()) {
+            sealed += pending.len();
+            pending.clear();
+        }
+        inbox.set_has_pending(!pending.is_empty());
+        if sealed < count {
+            inbox.wake.sleep(None);
+        }
+    }
+}
+
+#[test]
+fn the_keeper_hears_of_every_record_it_is_to_seal() {
+    under_schedules(|| {
+        const BATCHES: u64 = 3;
+        let inbox = Arc::new(Inbox::default());
+        let keeper = {
+            let inbox = inbox.clone();
+            thread::spawn(move || collect(&inbox, 2 * BATCHES as usize))
+        };
+        let pusher = {
+            let inbox = inbox.clone();
+            thread::spawn(move || {
+                for batch in 0..BATCHES {
+                    let record = |position| Arc::new(Record::new(position, RecordOperation::Zero, 0, 1, 80));
+                    inbox.push_records(vec![record(160 * batch), record(160 * batch + 80)], 1 << 20);
+                }
+            })
+        };
+        for batch in 1..=BATCHES {
+            inbox.seal_through(160 * batch);
+        }
+        pusher.join().expect("the pusher");
+        keeper.join().expect("the keeper");
+    });
+}
+
+/// Appends as `Journal::append` does, but declares the record complete before its payload is there.
+fn append_too_early(journal: &Journal, fill: u8, bytes: u64) {
+    let slot_bytes = RECORD_HEADER_BYTES as u64 + bytes;
+    let reserved = journal.ring.reserve(slot_bytes, |position, head| {
+        journal.header(RecordOperation::Write, position, slot_bytes, 0, bytes).encode_slot(head);
+        let record = Arc::new(Record::new(position, RecordOperation::Write, 0, bytes, slot_bytes as u32));
+        journal.order.lock().push_back(record.clone());
+        record
+    });
+    let (mut slot, record) = reserved.expect("there is room");
+    record.set_complete();
+    may_switch();
+    slot[RECORD_HEADER_BYTES..].fill(fill);
+    let (checks, _) = checks_of(0, &slot[RECORD_HEADER_BYTES..]);
+    record.fill(Some(slot.publish()), checks);
+    journal.nudge();
+}
+
+/// As `Journal::append`, but the writer's queue is joined after the lock that makes the order is released.
+fn append_out_of_order(journal: &Journal, bytes: u64) {
+    let slot_bytes = RECORD_HEADER_BYTES as u64 + bytes;
+    let at = Cell::new(0);
+    let reserved = journal.ring.reserve(slot_bytes, |position, _| at.set(position));
+    let (slot, ()) = reserved.expect("there is room");
+    let record = Arc::new(Record::new(at.get(), RecordOperation::Write, 0, bytes, slot_bytes as u32));
+    journal.order.lock().push_back(record.clone());
+    record.fill(Some(slot.publish()), Checks::None);
+    record.set_complete();
+    journal.nudge();
+}
+
+fn with_two_writers(append: impl Fn(&Journal) + Copy + Send + Sync + 'static) {
+    let (bench, writer) = Bench::new();
+    let journal = start_journal(&bench, writer);
+    let writers = [(); 2].map(|()| {
+        let bench = bench.clone();
+        thread::spawn(move || append(&bench.journal))
+    });
+    writers.into_iter().for_each(|writer| writer.join().expect("a writer"));
+    bench.flush(bench.journal.ring.next(), || ());
+    bench.stop();
+    journal.join().expect("the journal");
+    bench.check_taken();
+}
+
+#[test]
+fn control_a_record_published_before_it_is_filled_is_caught() {
+    assert!(is_caught(|| with_two_writers(|journal| append_too_early(journal, 5, 300))));
+}
+
+#[test]
+fn control_a_queue_joined_outside_the_order_is_caught() {
+    assert!(is_caught(|| with_two_writers(|journal| append_out_of_order(journal, 300))));
+}
+
+#[test]
+fn control_a_bell_that_rings_only_whom_it_sees_asleep_is_caught() {
+    assert!(is_caught(|| bell_is_heard(Wake::ring_if_asleep)));
+}
