@@ -1,5 +1,5 @@
 # The few commands a person types. Each is one line; the work is in what it calls.
-.PHONY: demo test lint bench soak torture mutants fmt
+.PHONY: demo test lint bench soak torture fuzz mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
@@ -7,5 +7,6 @@ lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
 soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --minutes $(or $(MINUTES),60)
 torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && cargo run -p sawmill-tests --bin torture -- $(or $(MINUTES),60)
+fuzz: ; @tests/setup/prepare.sh fuzz && crates/fuzz/run.sh $(or $(MINUTES),12) $(TARGETS)
 mutants: ; @cargo run --release -p sawmill-sim --bin mutants
 fmt: ; @cargo fmt --all

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 with rustup's Rust to where the demo, the tests or the benches run.
 #
-#   prepare.sh demo|test|bench     install what that needs and is missing, saying which
+#   prepare.sh demo|test|bench|fuzz     install what that needs and is missing, saying which
 #
 # Packages come from the distribution; MinIO is built from source through the Go module proxy into
 # .prepared/bin (ignored by git, about three minutes, once). Safe to run again at any time.
@@ -16,11 +16,12 @@ mode=${1:-}
 case $mode in
 demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdcopy:libnbd-bin
     fusermount3:fuse3 mkfs.ext4:e2fsprogs losetup:mount) ;;
+fuzz) packages=(gcc:gcc g++:g++) ;;
 test | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdinfo:libnbd-bin
     nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
     mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils) ;;
 *)
-    echo "usage: $0 demo|test|bench" >&2
+    echo "usage: $0 demo|test|bench|fuzz" >&2
     exit 2
     ;;
 esac
@@ -69,11 +70,15 @@ if ! echo 'int main(void) { return 0; }' | gcc -x c -o /dev/null - 2>/dev/null; 
     missing+=(libc6-dev)
 fi
 # Debian's own Python is the one that python3-libnbd is built for.
-if [[ $mode != demo ]] && ! /usr/bin/python3 -c 'import nbd' 2>/dev/null; then
+if [[ $mode == test || $mode == bench ]] && ! /usr/bin/python3 -c 'import nbd' 2>/dev/null; then
     missing+=(python3-libnbd)
 fi
 if ((${#missing[@]})); then
     install "${missing[@]}"
+fi
+if [[ $mode == fuzz ]]; then
+    say "all that fuzz needs is here"
+    exit
 fi
 # Later releases have nbdfuse in a package of its own.
 if ! command -v nbdfuse >/dev/null; then

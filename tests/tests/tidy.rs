@@ -27,6 +27,10 @@ const ARROWS: [(&str, &[&str]); 10] = [
     // For tests: nobody may name it.
     ("sawmill-sim", &["sawmill-device", "sawmill-store", "sawmill-volume-small"]),
     (
+        "sawmill-fuzz",
+        &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-store", "sawmill-volume"],
+    ),
+    (
         "sawmill",
         &[
             "sawmill-device",

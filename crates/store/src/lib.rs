@@ -38,7 +38,7 @@ pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Decide, Fault, FaultStore};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
-pub use open::open;
+pub use open::{check_url, open};
 pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
 
 /// The result type of this crate.

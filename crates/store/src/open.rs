@@ -35,6 +35,13 @@ pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
     open_in(url, &options, &environment)
 }
 
+/// Reads a store URL without opening anything, and returns it as it may be shown: without its parameters.
+///
+/// Fails as [`open`] does, except for settings that are missing or wrong outside the URL.
+pub fn check_url(url: &str) -> Result<String> {
+    location::parse(url).map(|_| location::shown(url))
+}
+
 /// Opens a store with a given environment.
 pub(crate) fn open_in(url: &str, options: &StoreOptions, environment: &Environment) -> Result<Arc<Client>> {
     let backend: Box<dyn Backend> = match location::parse(url)? {

@@ -96,14 +96,20 @@ pub fn journal(path: &Path) -> Result<JournalReport> {
         };
         Error::new(kind, format!("the journal {} cannot be read: {error}", path.display()))
     };
-    let corrupt =
-        |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {}: {what}", path.display()));
-    let disk = Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?);
+    let disk = DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?;
+    journal_on(Arc::new(disk), &path.display().to_string())
+}
+
+/// The journal on `disk`; errors call it `name`.
+pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
+    let corrupt = |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
     if disk.len_bytes() < RING_START_BYTES {
         return Err(corrupt(format!("only {} bytes long: not a journal", disk.len_bytes())));
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
-    Disk::read_at(&*disk, 0, &mut copies).map_err(unreadable)?;
+    disk.read_at(0, &mut copies).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("the journal {name} cannot be read: {error}"))
+    })?;
     let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
     let volume_id = owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
     let (first, second) = copies.split_at(SUPERBLOCK_BYTES);

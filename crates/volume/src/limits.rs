@@ -87,6 +87,10 @@ pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
     if two_batches > floor { two_batches } else { floor }
 }
 
+/// Positions never get here: at 10 GiB a second it takes 13 years of writing. What claims to lie beyond is
+/// damage, and refused before anything is added to it.
+pub const POSITION_MAX: u64 = 1 << 62;
+
 /// Segment sequences are kept in 32 bits in memory; a volume that reaches this many stops for good.
 /// At a segment of 8 MiB that is 32 EiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;

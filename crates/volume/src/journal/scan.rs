@@ -145,6 +145,10 @@ impl ScanOptions {
 
 /// Scans a log from `options.from` to its end.
 pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
+    if options.from > limits::POSITION_MAX {
+        let text = format!("the log is said to go on at position {}, where none ever gets", options.from);
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
     let mut mark = options.mark;
     let mut scan = Scan { found: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
     let mut looked_ahead = false;

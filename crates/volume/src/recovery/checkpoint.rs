@@ -15,7 +15,7 @@ use crate::ask::{self, store_error};
 use crate::map::{MapExtent, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::shared::View;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, limits};
 
 /// Parts fetched at once.
 const PARTS_PARALLEL: usize = 16;
@@ -124,6 +124,12 @@ pub(crate) fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: Option<
 
 /// Loads the map and the table of segments a checkpoint names.
 pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+    if checkpoint.size_bytes > limits::SIZE_BYTES_MAX {
+        // The map is made for a size before anything is in it.
+        let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
+        let text = format!("{key}: no volume has {} bytes; nothing was changed", checkpoint.size_bytes);
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
     let view = View { map: ObjectMap::new(checkpoint.size_bytes), segments: SegmentTable::default() };
     for entry in &checkpoint.segments {
         let info = SegmentInfo {

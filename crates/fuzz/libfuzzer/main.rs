@@ -1,0 +1,18 @@
+//! One of the targets under libFuzzer, which is led by the code it reaches. Which one: `SAWMILL_FUZZ_TARGET`.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use sawmill_fuzz::{TARGETS, Target};
+
+fn target() -> &'static Target {
+    static CHOSEN: OnceLock<&Target> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let name = std::env::var("SAWMILL_FUZZ_TARGET").unwrap_or_default();
+        let chosen = TARGETS.iter().find(|target| target.name == name);
+        chosen.unwrap_or_else(|| panic!("SAWMILL_FUZZ_TARGET={name:?} is none of the targets"))
+    })
+}
+
+fuzz_target!(|bytes: &[u8]| (target().run)(bytes));

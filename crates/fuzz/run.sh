@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Fuzzes each target in turn, led by the code it reaches, on stable Rust.
+#
+#   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
+#
+# Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the repository). What
+# breaks a target lies in target/fuzz/found/TARGET and ends the run with failure: minimise it, mend the bug, and
+# put the input into corpus/TARGET, where every `make test` tries it again.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+minutes=${1:-12}
+shift || true
+targets=("$@")
+if ((${#targets[@]} == 0)); then
+    mapfile -t targets < <(ls crates/fuzz/corpus)
+fi
+seconds=$((minutes * 60 / ${#targets[@]}))
+folder=$PWD/target/fuzz
+
+# The server's socket goes there, and what a killed fuzzer leaves behind.
+export TMPDIR=$folder/tmp
+mkdir -p "$TMPDIR"
+trap 'rm -rf "$TMPDIR"' EXIT
+# What a fuzzer wants to see: every edge, and both sides of every comparison. With --target, build scripts do
+# without.
+passes=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-trace-compares)
+host=$(rustc -vV | sed -n 's/^host: //p')
+RUSTFLAGS="${passes[*]}" cargo build --release --locked --target "$host" --target-dir "$folder/build" \
+    --manifest-path crates/fuzz/libfuzzer/Cargo.toml
+
+failed=()
+for target in "${targets[@]}"; do
+    mkdir -p "$folder/corpus/$target" "$folder/found/$target"
+    echo "== $target: $seconds s"
+    # A single input may take 5 s and the process 2 GiB; more is a finding.
+    if ! SAWMILL_FUZZ_TARGET=$target "$folder/build/$host/release/sawmill-libfuzzer" \
+        -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
+        -artifact_prefix="$folder/found/$target/" "$folder/corpus/$target" "crates/fuzz/corpus/$target" \
+        >"$folder/$target.log" 2>&1; then
+        failed+=("$target")
+        tail -n 30 "$folder/$target.log"
+    fi
+    grep -E ' cov: ' "$folder/$target.log" | tail -n 1 || true
+    grep -E '^stat::(number_of_executed|average_exec|peak_rss)' "$folder/$target.log" || true
+done
+if ((${#failed[@]})); then
+    echo "fuzz: broken: ${failed[*]}; see target/fuzz/found"
+    exit 1
+fi
+echo "fuzz: nothing found in $minutes minutes"

@@ -1,0 +1,43 @@
+//! What any bytes may do to Sawmill: one function per place where bytes come from outside, which must end, must
+//! not take memory beyond its input's worth, and must find every promise kept about what was accepted.
+//!
+//! The targets are used twice: by `tests/` (the corpora and seeded mutations of them, in every `make test`) and
+//! by `libfuzzer/` (led by the code reached, for as long as one likes: `make fuzz`). Each runs its input as it
+//! is, and again with lengths, counts and checksums put right ([`mend`]), since behind a checksum no blind
+//! mutation ever gets.
+//!
+//! Rooms: [`objects`] (every decoder of `crates/format`), [`journal_image`] (a journal's bytes to a scan),
+//! [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's bytes to a server),
+//! [`text`] (sizes, durations and URLs), [`mutate`] (changes by seed).
+//!
+//! Not here: what the engine does with good input.
+#![forbid(unsafe_code)]
+
+mod journal_image;
+mod mend;
+pub mod mutate;
+mod nbd;
+mod objects;
+pub mod store_image;
+mod text;
+
+/// One place where bytes come in.
+pub struct Target {
+    /// Its name, and that of its folder in `corpus/`.
+    pub name: &'static str,
+    /// Takes any bytes; panics when something does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: [Target; 9] = [
+    Target { name: "segment", run: objects::segment },
+    Target { name: "checkpoint", run: objects::checkpoint },
+    Target { name: "map_part", run: objects::map_part },
+    Target { name: "small_objects", run: objects::small },
+    Target { name: "journal_image", run: journal_image::run },
+    Target { name: "store_image", run: store_image::run },
+    Target { name: "nbd_handshake", run: nbd::handshake },
+    Target { name: "nbd_transmission", run: nbd::transmission },
+    Target { name: "text", run: text::run },
+];

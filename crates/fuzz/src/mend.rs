@@ -1,0 +1,135 @@
+//! Puts right what shields the code behind it: preambles, counts and checksums.
+//!
+//! Invariant: what was right already is not changed.
+
+use sawmill_format::crc::crc32c;
+use sawmill_format::layout::Field;
+use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
+use sawmill_format::{cache_index, checkpoint, map_part, segment, volume_record};
+
+const CRC_BYTES: usize = 4;
+
+pub(crate) fn u16_at(bytes: &[u8], field: Field) -> Option<u16> {
+    Some(u16::from_le_bytes(*bytes.get(field.offset..)?.first_chunk()?))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], field: Field) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(field.offset..)?.first_chunk()?))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], field: Field) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(field.offset..)?.first_chunk()?))
+}
+
+pub(crate) fn id_at(bytes: &[u8], field: Field) -> Option<[u8; 16]> {
+    bytes.get(field.offset..)?.first_chunk().copied()
+}
+
+/// Writes a field that lies within `bytes`.
+pub(crate) fn put(bytes: &mut [u8], field: Field, value: &[u8]) {
+    bytes[field.offset..field.offset + field.size].copy_from_slice(value);
+}
+
+fn put_count(bytes: &mut [u8], field: Field, count: usize) {
+    put(bytes, field, &(count as u32).to_le_bytes());
+}
+
+/// Preamble in front, checksum over all at the end. `bytes` has room for both.
+pub(crate) fn seal(bytes: &mut [u8], kind: Kind) {
+    let length = bytes.len();
+    put(bytes, at::MAGIC, &MAGIC);
+    put(bytes, at::KIND, &(kind as u16).to_le_bytes());
+    put(bytes, at::VERSION, &VERSION.to_le_bytes());
+    put(bytes, at::LENGTH, &(length as u64).to_le_bytes());
+    let (body, crc) = bytes.split_at_mut(length - CRC_BYTES);
+    crc.copy_from_slice(&crc32c(body).to_le_bytes());
+}
+
+/// Which kind the preamble names, if it is one.
+pub(crate) fn kind_of(bytes: &[u8]) -> Option<Kind> {
+    (bytes.len() >= PREAMBLE_BYTES && bytes[..4] == MAGIC)
+        .then(|| u16_at(bytes, at::KIND))?
+        .and_then(Kind::from_number)
+}
+
+/// Two tables share the bytes between the fixed part and the checksum: the first keeps its count as far as
+/// there is room, the second gets what is left, the rest is cut off. Returns their sizes in entries.
+fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Field, usize)) {
+    let room = bytes.len() - fixed - CRC_BYTES;
+    let first_count = (u32_at(bytes, first.0).unwrap_or(0) as usize).min(room / first.1);
+    let second_count = (room - first_count * first.1) / second.1;
+    put_count(bytes, first.0, first_count);
+    put_count(bytes, second.0, second_count);
+    bytes.truncate(fixed + first_count * first.1 + second_count * second.1 + CRC_BYTES);
+}
+
+/// The structure of this kind that `bytes` are nearest to.
+pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let fixed = match kind {
+        Kind::VolumeRecord => volume_record::at::SIZE,
+        Kind::Segment => segment::at::SIZE,
+        Kind::Checkpoint => checkpoint::at::SIZE,
+        Kind::MapPart => map_part::at::SIZE,
+        Kind::CacheIndex => cache_index::at::SIZE,
+        Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
+    };
+    bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
+    match kind {
+        Kind::VolumeRecord => {
+            let name_bytes = bytes.len() - fixed - CRC_BYTES;
+            put(&mut bytes, volume_record::at::NAME_BYTES, &(name_bytes as u16).to_le_bytes());
+        }
+        Kind::Segment => mend_segment(&mut bytes),
+        Kind::Checkpoint => {
+            let segments = (checkpoint::at::SEGMENT_COUNT, checkpoint::segment_at::SIZE);
+            share(&mut bytes, fixed, segments, (checkpoint::at::PART_COUNT, checkpoint::part_at::SIZE));
+        }
+        Kind::MapPart => {
+            let entries = bytes.len() - CRC_BYTES;
+            // Four numbers per entry, each ending in a byte without the highest bit.
+            let ends = bytes[fixed..entries].iter().filter(|byte| **byte < 0x80).count();
+            put_count(&mut bytes, map_part::at::EXTENT_COUNT, ends / 4);
+        }
+        Kind::CacheIndex => {
+            let owners = (cache_index::at::OWNER_COUNT, 16);
+            share(&mut bytes, fixed, owners, (cache_index::at::ENTRY_COUNT, cache_index::entry_at::SIZE));
+        }
+        Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
+    }
+    match kind {
+        Kind::Segment => {}
+        _ => seal(&mut bytes, kind),
+    }
+    bytes
+}
+
+/// A segment's header ends somewhere in its object. Frames are made to fit what the counts say.
+fn mend_segment(bytes: &mut [u8]) {
+    use segment::{at, extent_at, frame_at};
+    let room = bytes.len() - at::SIZE - CRC_BYTES;
+    let extents = (u32_at(bytes, at::EXTENT_COUNT).unwrap_or(0) as usize).min(room / extent_at::SIZE);
+    let frame_room = (room - extents * extent_at::SIZE) / frame_at::SIZE;
+    let frame_bytes = u32_at(bytes, at::FRAME_BYTES).unwrap_or(0).max(1);
+    let frames = (u32_at(bytes, at::FRAME_COUNT).unwrap_or(0) as usize).min(frame_room);
+    let data_bytes = u64_at(bytes, at::DATA_BYTES).unwrap_or(0);
+    let data_bytes = match frames as u64 * u64::from(frame_bytes) {
+        most if data_bytes.div_ceil(u64::from(frame_bytes)) != frames as u64 => most,
+        _ => data_bytes,
+    };
+    put_count(bytes, at::EXTENT_COUNT, extents);
+    put_count(bytes, at::FRAME_COUNT, frames);
+    put(bytes, at::FRAME_BYTES, &frame_bytes.to_le_bytes());
+    put(bytes, at::DATA_BYTES, &data_bytes.to_le_bytes());
+    let table = at::SIZE + extents * extent_at::SIZE;
+    let mut body = 0u32;
+    for entry in bytes[table..table + frames * frame_at::SIZE].chunks_exact_mut(frame_at::SIZE) {
+        put(entry, frame_at::BODY_OFFSET, &body.to_le_bytes());
+        let stored = u32_at(entry, frame_at::STORED_BYTES).unwrap_or(0).clamp(17, 1 << 20);
+        put(entry, frame_at::STORED_BYTES, &stored.to_le_bytes());
+        body = body.saturating_add(stored);
+    }
+    put(bytes, at::BODY_BYTES, &u64::from(body).to_le_bytes());
+    let header_bytes = segment::encoded_len(extents, frames);
+    seal(&mut bytes[..header_bytes], Kind::Segment);
+}

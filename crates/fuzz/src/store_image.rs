@@ -1,0 +1,134 @@
+//! A store's objects to what recovery makes of them: newest checkpoint, its map, roll forward.
+//!
+//! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An object lies
+//! under the key that its own fields name, so that a changed number moves it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{self, checkpoint_key};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::map_part::{self, PartIdentity, part_key};
+use sawmill_format::preamble::Kind;
+use sawmill_format::segment::{self, segment_key};
+use sawmill_format::volume_record::volume_key;
+use sawmill_store::{
+    Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
+};
+use sawmill_volume::limits::SIZE_BYTES_MAX;
+use sawmill_volume::{find, inspect};
+
+use crate::mend::{id_at, kind_of, mended, u64_at};
+
+/// Put lengths, counts and checksums right.
+const MEND: u8 = 1;
+
+/// The volume that is opened.
+pub const NAME: &str = "disk1";
+
+/// Objects in memory, answered at once.
+#[derive(Default)]
+pub struct Objects(Mutex<BTreeMap<String, Bytes>>);
+
+impl Objects {
+    /// All of them, as an input of this target.
+    #[must_use]
+    pub fn as_input(&self) -> Vec<u8> {
+        let objects = self.0.lock().expect("nobody panicked");
+        let mut input = vec![MEND];
+        for object in objects.values() {
+            input.extend_from_slice(&(object.len() as u32).to_le_bytes());
+            input.extend_from_slice(object);
+        }
+        input
+    }
+}
+
+impl ObjectStore for Objects {
+    fn get(&self, get: Get, done: Done<Bytes>) {
+        let found = self.0.lock().expect("nobody panicked").get(&get.key).cloned();
+        let error = |kind, text: &str| StoreError::new(kind, format!("{}: {text}", get.key));
+        let cut = |object: Bytes| match get.range {
+            None => Ok(object),
+            Some(range) if range.start >= range.end.min(object.len() as u64) => {
+                Err(error(StoreErrorKind::Invalid, "not one byte of it is asked for"))
+            }
+            Some(range) => {
+                Ok(object.slice(range.start as usize..range.end.min(object.len() as u64) as usize))
+            }
+        };
+        done(found.ok_or_else(|| error(StoreErrorKind::NotFound, "is not there")).and_then(cut));
+    }
+
+    fn put(&self, put: Put, done: Done<PutOutcome>) {
+        let fresh = !self.0.lock().expect("nobody panicked").contains_key(&put.key);
+        if fresh {
+            self.0.lock().expect("nobody panicked").insert(put.key, put.body);
+        }
+        done(Ok(if fresh { PutOutcome::Created } else { PutOutcome::Taken }));
+    }
+
+    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+        let prefix = if list.prefix.is_empty() {
+            String::new()
+        } else {
+            list.prefix.trim_end_matches('/').to_owned() + "/"
+        };
+        let objects = self.0.lock().expect("nobody panicked");
+        let below = objects.iter().filter(|(key, _)| key.starts_with(&prefix));
+        let listed =
+            below.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect();
+        drop(objects);
+        done(Ok(listed));
+    }
+
+    fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
+        self.0.lock().expect("nobody panicked").retain(|key, _| !keys.contains(key));
+        done(Ok(()));
+    }
+}
+
+/// The objects of an input, under the keys they name.
+fn objects(bytes: &[u8]) -> Objects {
+    let store = Objects::default();
+    let Some((&choices, mut rest)) = bytes.split_first() else { return store };
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let (object, after) = after.split_at(length.min(after.len()));
+        rest = after;
+        let Some(kind) = kind_of(object) else { continue };
+        let object = if choices & MEND != 0 { mended(object, kind) } else { object.to_vec() };
+        let Some(key) = key_of(&object, kind) else { continue };
+        store.0.lock().expect("nobody panicked").entry(key).or_insert_with(|| object.into());
+    }
+    store
+}
+
+fn key_of(object: &[u8], kind: Kind) -> Option<String> {
+    // Every kind of object has its volume and its put there.
+    let volume_id = VolumeId(id_at(object, segment::at::VOLUME_ID)?);
+    match kind {
+        Kind::VolumeRecord => Some(volume_key(NAME)),
+        Kind::Segment => Some(segment_key(volume_id, u64_at(object, segment::at::SEQUENCE)?)),
+        Kind::Checkpoint => Some(checkpoint_key(volume_id, u64_at(object, checkpoint::at::NUMBER)?)),
+        Kind::MapPart => Some(part_key(&PartIdentity {
+            volume_id,
+            group: u64_at(object, map_part::at::GROUP)?,
+            number: u64_at(object, map_part::at::NUMBER)?,
+            put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
+        })),
+        Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
+    }
+}
+
+/// See the head of this file.
+pub fn run(bytes: &[u8]) {
+    let store = objects(bytes);
+    let Ok(record) = find(&store, NAME) else { return };
+    let (once, again) = (inspect::at_rest(&store, &record), inspect::at_rest(&store, &record));
+    assert_eq!(once.as_ref().ok(), again.as_ref().ok(), "the same objects are read alike");
+    let Ok(found) = once else { return };
+    assert!(found.live_bytes <= SIZE_BYTES_MAX, "no more is mapped than a volume can have");
+    assert_eq!(found.live_bytes > 0, found.extents > 0, "what is mapped is mapped by extents");
+}

@@ -1,0 +1,106 @@
+//! What people and stores write as text: sizes, durations, URLs, ids and keys. What is accepted has one
+//! meaning, what is shown can be read again, and no secret gets into a text.
+
+use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
+use sawmill_format::ids::VolumeId;
+use sawmill_format::map_part::{parse_part_key, part_key};
+use sawmill_format::segment::{parse_segment_key, segment_key};
+use sawmill_format::volume_record::{FlushMode, parse_volume_key, volume_key};
+use sawmill_store::{check_url, split_volume_url};
+use std::time::Duration;
+
+// The binary is no library; its file is taken in whole.
+#[path = "../../sawmill/src/units.rs"]
+mod units;
+
+use units::{
+    human_count, human_duration, human_size, human_time, parse_duration, parse_size, parse_size_u32,
+};
+
+/// See the head of this file.
+pub(crate) fn run(bytes: &[u8]) {
+    let text = &*String::from_utf8_lossy(bytes);
+    sizes(text);
+    urls(text);
+    keys(text);
+    let number = bytes.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
+    shown(number);
+}
+
+fn sizes(text: &str) {
+    let bytes = parse_size(text);
+    match &bytes {
+        Ok(bytes) => {
+            assert_eq!(parse_size(&bytes.to_string()), Ok(*bytes));
+            assert_eq!(parse_size(&format!(" {text} ")), Ok(*bytes), "blanks around it mean nothing");
+            assert_eq!(
+                parse_size_u32(text).ok().map(u64::from),
+                Some(*bytes).filter(|b| *b <= u32::MAX.into())
+            );
+        }
+        Err(why) => assert!(why.contains(&format!("'{text}'")), "it says what was wrong: {why}"),
+    }
+    match parse_duration(text) {
+        Ok(time) => assert_eq!(parse_duration(&format!("{}ms", time.as_millis())), Ok(time)),
+        Err(why) => assert!(why.contains(&format!("'{text}'")), "it says what was wrong: {why}"),
+    }
+}
+
+fn shown(number: u64) {
+    let size = human_size(number);
+    if !size.contains('.') && !size.ends_with("EiB") {
+        let read = parse_size(&size).expect("a size that is shown can be read");
+        // From three digits on the rest is rounded away.
+        assert!(read == number || read.abs_diff(number) <= read / 100, "{size} for {number}");
+    }
+    assert_eq!(human_count(number).replace(',', ""), number.to_string());
+    assert!(human_time(number).ends_with(" UTC"));
+    assert!(!human_duration(Duration::from_micros(number)).is_empty());
+}
+
+fn urls(text: &str) {
+    const SECRET: &str = "hunter2";
+    if let Ok(shown) = check_url(text) {
+        assert_eq!(check_url(&shown).ok(), Some(shown), "what is shown is a URL, and shown as itself");
+    }
+    if let Ok((_, name)) = split_volume_url(text) {
+        let legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        assert!((1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal));
+    }
+    if text.contains(SECRET) {
+        return;
+    }
+    for scheme in ["s3", "gs", "az", "S3"] {
+        let with_password = format!("{scheme}://user:{SECRET}@{text}");
+        let with_key = format!("{scheme}://bucket/{text}?secret_key={SECRET}");
+        for url in [with_password, with_key] {
+            let said = match (check_url(&url), split_volume_url(&url)) {
+                (Err(error), Err(other)) => format!("{error} {other}"),
+                (Err(error), Ok(_)) => error.to_string(),
+                (Ok(shown), _) => shown,
+            };
+            assert!(!said.contains(SECRET), "{url:?} gives its secret away: {said}");
+        }
+    }
+}
+
+fn keys(text: &str) {
+    if let Ok(id) = text.parse::<VolumeId>() {
+        assert_eq!(id.to_string(), text);
+    }
+    if let Ok(mode) = text.parse::<FlushMode>() {
+        assert_eq!(mode.name(), text);
+    }
+    if let Some((volume_id, sequence)) = parse_segment_key(text) {
+        assert_eq!(segment_key(volume_id, sequence), text);
+    }
+    if let Some((volume_id, number)) = parse_checkpoint_key(text) {
+        assert_eq!(checkpoint_key(volume_id, number), text);
+    }
+    if let Some(identity) = parse_part_key(text) {
+        assert_eq!(part_key(&identity), text);
+    }
+    if let Some(name) = parse_volume_key(text) {
+        assert_eq!(volume_key(name), text);
+    }
+}

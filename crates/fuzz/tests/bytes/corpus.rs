@@ -1,0 +1,249 @@
+//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were found by the
+//! fuzzer and stay.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sawmill_device::BlockDeviceExt;
+use sawmill_format::checkpoint::checkpoint_key;
+use sawmill_format::crc::payload_check;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_fuzz::store_image::{NAME, Objects};
+use sawmill_store::{Blocking, Class};
+use sawmill_volume::{CreateOptions, FlushMode, OpenOptions, Volume};
+
+use super::folder;
+
+/// Run by hand when inputs are added: `cargo test -p sawmill-fuzz write_corpus -- --ignored`.
+#[test]
+#[ignore = "writes the files the other tests read"]
+fn write_corpus() {
+    vectors();
+    journals();
+    stores();
+    handshakes();
+    requests();
+    texts();
+}
+
+fn write(target: &str, name: &str, bytes: &[u8]) {
+    std::fs::create_dir_all(folder(target)).expect("a folder");
+    std::fs::write(folder(target).join(name), bytes).expect("a file");
+}
+
+fn vectors() {
+    let places = [
+        ("segment", "segment"),
+        ("checkpoint", "checkpoint"),
+        ("map_part", "map_part"),
+        ("volume_record", "small_objects"),
+        ("staging", "small_objects"),
+        ("cache_index", "small_objects"),
+        ("journal", "small_objects"),
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/vectors");
+    for (kind, target) in places {
+        for entry in std::fs::read_dir(root.join(kind)).expect("the golden vectors").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(name) = name.strip_suffix(".bin") {
+                write(target, &format!("{kind}-{name}"), &std::fs::read(entry.path()).expect("a vector"));
+            }
+        }
+    }
+}
+
+const TAG: u64 = 0x1122_3344_5566_7788;
+
+fn superblock(generation: u64, trim: u64, bound: (u64, u64)) -> Superblock {
+    Superblock {
+        volume_id: VolumeId([7; 16]),
+        journal_tag: TAG,
+        generation,
+        epoch: bound.0,
+        intent_epoch: 0,
+        intent_put_id: PutId([0; 16]),
+        capacity_bytes: 8192,
+        trim,
+        logged: trim,
+        stored_sequence: 3,
+        stored_position: trim,
+        clean: false,
+        bound_epoch: bound.0,
+        bound_position: bound.1,
+    }
+}
+
+/// An input of `journal_image`: records one after the other from `trim`, in a ring of two blocks.
+fn journal(choices: u8, trim: u64, bound: (u64, u64), records: &[(RecordOperation, u32, u64)]) -> Vec<u8> {
+    let mut ring = vec![0u8; 8192];
+    let mut position = trim;
+    for (operation, bytes, epoch) in records {
+        let is_write = *operation == RecordOperation::Write;
+        let payload = vec![0x5a; if is_write { *bytes as usize } else { 0 }];
+        let pad = *operation == RecordOperation::Pad;
+        let header = RecordHeader {
+            slot_bytes: RECORD_HEADER_BYTES as u32 + if is_write || pad { *bytes } else { 0 },
+            position,
+            tag: TAG,
+            operation: *operation,
+            epoch: *epoch,
+            logged: trim,
+            address: if pad { 0 } else { 4096 },
+            length: if pad { 0 } else { u64::from(*bytes) },
+            payload_crc: if is_write { payload_check(&payload) } else { 0 },
+        };
+        let mut head = [0; RECORD_HEADER_BYTES];
+        header.encode(&mut head);
+        for (at, byte) in head.iter().chain(&payload).enumerate() {
+            ring[(position as usize + at) % 8192] = *byte;
+        }
+        position += u64::from(header.slot_bytes);
+    }
+    let newer = superblock(2, trim, bound).encode();
+    let older = superblock(1, trim.saturating_sub(4096), bound).encode();
+    let used = ring.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    [&[choices, 1][..], &newer[..160], &older[..160], &ring[..used]].concat()
+}
+
+fn journals() {
+    use RecordOperation::{Discard, Pad, Void, Write, Zero};
+    let mixed =
+        [(Write, 100, 2), (Discard, 8192, 2), (Zero, 512, 2), (Void, 0, 2), (Pad, 200, 2), (Write, 9, 2)];
+    write("journal_image", "mixed", &journal(0, 4096, (2, 0), &mixed));
+    write("journal_image", "over-the-seam", &journal(3, 4096 + 8192 * 5, (2, 0), &mixed[..1].repeat(30)));
+    let epochs = [(Write, 50, 1), (Write, 60, 1), (Write, 70, 2), (Write, 80, 1)];
+    write("journal_image", "bound-within", &journal(1, 0, (2, 270), &epochs));
+    write("journal_image", "empty", &journal(0, 0, (1, 0), &[]));
+    write("journal_image", "full", &journal(3, 8192, (2, 0), &[(Write, 4016, 2), (Write, 4016, 2)]));
+}
+
+/// What the engine puts into a store: a history with a checkpoint in it.
+fn stores() {
+    let store = Arc::new(Objects::default());
+    let create = CreateOptions { flush: FlushMode::Stored, ..CreateOptions::new(1 << 20) };
+    sawmill_volume::create(&*store, NAME, &create).expect("a fresh store");
+    let attachment = |writes: u64| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut options = OpenOptions::new(folder.path().join("journal"));
+        options.staging_folder = folder.path().to_owned();
+        options.journal_bytes = 32 << 20;
+        let volume = Volume::open(store.clone(), NAME, options).expect("it opens");
+        for number in 0..writes {
+            volume.write_at((number * 1536) % (1 << 20), &[number as u8; 512]).expect("a write");
+            volume.flush().expect("a flush");
+        }
+        volume.discard(512, 4096).expect("a discard");
+        (volume, folder)
+    };
+    let (volume, _folder) = attachment(1);
+    volume.flush().expect("a flush");
+    write("store_image", "attached-first", &store.as_input());
+    volume.close().expect("it closes");
+    drop(volume);
+    write("store_image", "closed-once", &store.as_input());
+    let (volume, _folder) = attachment(4);
+    volume.flush().expect("a flush");
+    write("store_image", "attached-again", &store.as_input());
+    let record = sawmill_volume::find(&*store, NAME).expect("it is there");
+    let mut huge = sawmill_volume::inspect::checkpoint(&*store, &record, None).expect("there is one");
+    (huge.number, huge.size_bytes) = (huge.number + 1, u64::MAX);
+    let put = Blocking(&*store).put(
+        &checkpoint_key(record.volume_id, huge.number),
+        huge.encode().into(),
+        Class::Upload,
+    );
+    put.expect("a free name");
+    write("store_image", "checkpoint-of-a-size-that-cannot-be", &store.as_input());
+}
+
+fn option(number: u32, data: &[u8]) -> Vec<u8> {
+    [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
+}
+
+fn handshakes() {
+    let hello = &3u32.to_be_bytes()[..];
+    let info = b"\0\0\0\x04disk\0\x04\0\0\0\x01\0\x02\0\x03";
+    let meta = b"\0\0\0\x04disk\0\0\0\x02\0\0\0\x0fbase:allocation\0\0\0\x05base:";
+    let all = [
+        option(3, b""),
+        option(6, info),
+        option(5, b""),
+        option(8, b""),
+        option(9, meta),
+        option(10, meta),
+        option(99, b"unknown"),
+        option(7, info),
+    ];
+    write("nbd_handshake", "all-options", &[hello, &all.concat()].concat());
+    write("nbd_handshake", "by-name", &[&0u32.to_be_bytes()[..], &option(1, b"disk")].concat());
+    write("nbd_handshake", "abort", &[hello, &option(11, b""), &option(2, b"")].concat());
+    write(
+        "nbd_handshake",
+        "unknown-name",
+        &[hello, &option(7, b"\0\0\0\x04none\0\0"), &option(3, b"")].concat(),
+    );
+}
+
+fn requests() {
+    let commands: [(u16, u16, u64, u64); 11] = [
+        (0, 1, 0, 512),
+        (1, 1, 4096, 1024),
+        (0, 0, 0, 8192),
+        (0, 3, 0, 0),
+        (0, 4, 4096, 4096),
+        (2, 6, 8192, 512),
+        (8, 7, 0, 65536),
+        (0, 7, 0, 65536),
+        (0, 5, 0, 4096),
+        (4, 0, 65536, 512),
+        (0, 77, 0, 0),
+    ];
+    for style in 0..3u8 {
+        let mut bytes = vec![style];
+        for (cookie, (flags, command, offset, length)) in commands.into_iter().enumerate() {
+            let extended = style == 2;
+            let has_payload = command == 1;
+            let flags = flags | if extended && has_payload { 32 } else { 0 };
+            let magic = if extended { 0x21e4_1c71u32 } else { 0x2560_9513 };
+            bytes.extend(magic.to_be_bytes());
+            bytes.extend(flags.to_be_bytes());
+            bytes.extend(command.to_be_bytes());
+            bytes.extend((cookie as u64).to_be_bytes());
+            bytes.extend(offset.to_be_bytes());
+            if extended {
+                bytes.extend(length.to_be_bytes());
+            } else {
+                bytes.extend((length as u32).to_be_bytes());
+            }
+            bytes.extend(std::iter::repeat_n(0xab, if has_payload { length as usize } else { 0 }));
+        }
+        write("nbd_transmission", ["simple", "structured", "extended"][usize::from(style)], &bytes);
+    }
+}
+
+fn texts() {
+    let id = "00112233445566778899aabbccddeeff";
+    let texts = [
+        "10G",
+        "1.5 TiB",
+        "0.0009765625K",
+        "30s",
+        "1.5h",
+        "s3://bucket/a/b?region=eu-1&endpoint=http://127.0.0.1:9000",
+        "az://container/p?account=a",
+        "gs://bucket/x/disk1?endpoint=https://h/",
+        "file:///srv/a%20b/disk1",
+        "/srv/disk-1.a_b",
+        "memory:x/disk1",
+        "s3://user:word@bucket/?sig=1",
+        "volumes/disk1",
+        id,
+        &format!("{id}/checkpoint/00000000000000000042"),
+        &format!("{id}/map/00000000000000000042-{id}/0000000a"),
+        &sawmill_format::segment::segment_key(VolumeId([1; 16]), 77),
+    ];
+    for (number, text) in texts.iter().enumerate() {
+        write("text", &format!("{number:02}"), text.as_bytes());
+    }
+}

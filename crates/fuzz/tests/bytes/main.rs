@@ -1,0 +1,112 @@
+//! The short run of the fuzzer in every `make test`: each target takes its corpus and seeded changes of it.
+//! `SAWMILL_FUZZ_TIMES=10` takes ten times as many changes; a change that breaks something is named by its seed.
+
+mod corpus;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use sawmill_fuzz::mutate::{Dice, mutate};
+use sawmill_fuzz::{TARGETS, Target};
+
+/// No input makes any of this take more memory.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+const INPUT_BYTES_MAX: usize = 16 << 10;
+
+fn folder(target: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
+}
+
+/// The inputs of a target, in order of their names.
+fn inputs(target: &str) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(folder(target)).expect("a corpus");
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).expect("a file of the corpus")).collect()
+}
+
+fn target(name: &str) -> &'static Target {
+    TARGETS.iter().find(|target| target.name == name).expect("a target")
+}
+
+/// Runs the corpus, then `changes` mutations of it.
+fn survives(name: &str, changes: u64) {
+    let limit = Rlimit { current: Some(MEMORY_BYTES_MAX), maximum: Some(MEMORY_BYTES_MAX) };
+    setrlimit(Resource::Data, limit).expect("a process may limit itself");
+    let (target, inputs) = (target(name), inputs(name));
+    assert!(!inputs.is_empty());
+    let run = |what: &str, bytes: &[u8]| {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (target.run)(bytes))) {
+            eprintln!("{name} is broken by {what}: {}", hex(bytes));
+            resume_unwind(panic);
+        }
+    };
+    inputs.iter().enumerate().for_each(|(number, input)| run(&format!("corpus input {number}"), input));
+    let times = std::env::var("SAWMILL_FUZZ_TIMES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    for seed in 0..changes * times {
+        let mut dice = Dice::new(seed);
+        let input = &inputs[dice.below(inputs.len())];
+        run(&format!("seed {seed}"), &mutate(input, &inputs, &mut dice, INPUT_BYTES_MAX));
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn no_bytes_break_the_decoder_of_segments_and_frames() {
+    survives("segment", 100_000);
+}
+
+#[test]
+fn no_bytes_break_the_decoder_of_checkpoints() {
+    survives("checkpoint", 100_000);
+}
+
+#[test]
+fn no_bytes_break_the_decoder_of_map_parts() {
+    survives("map_part", 100_000);
+}
+
+#[test]
+fn no_bytes_break_the_decoders_of_local_files_records_and_volume_records() {
+    survives("small_objects", 100_000);
+}
+
+#[test]
+fn no_journal_breaks_the_scan_of_recovery() {
+    survives("journal_image", 100_000);
+}
+
+#[test]
+fn no_objects_break_the_stored_part_of_recovery() {
+    survives("store_image", 40_000);
+}
+
+#[test]
+fn no_client_breaks_the_nbd_handshake() {
+    survives("nbd_handshake", 4_000);
+}
+
+#[test]
+fn every_whole_nbd_request_is_answered_once_whatever_else_is_said() {
+    survives("nbd_transmission", 4_000);
+}
+
+#[test]
+fn no_text_breaks_the_parsers_of_sizes_urls_and_keys() {
+    survives("text", 50_000);
+}
+
+#[test]
+fn each_target_has_a_corpus_and_all_of_it_is_small() {
+    let mut bytes = 0;
+    for target in &TARGETS {
+        let inputs = inputs(target.name);
+        assert!(!inputs.is_empty(), "{}", target.name);
+        bytes += inputs.iter().map(Vec::len).sum::<usize>();
+    }
+    assert!(bytes < 200 << 10, "{bytes} bytes of corpora");
+}
