@@ -10,6 +10,8 @@ use crate::world::World;
 
 pub(crate) mod cases;
 pub(crate) mod checkpoint;
+#[cfg(test)]
+mod equivalence_tests;
 pub(crate) mod roll_forward;
 
 /// One step of recovery, as it happened.

@@ -146,3 +146,124 @@ fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
         head.copy_from_slice(&sealed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use sawmill_format::ids::{PutId, VolumeId};
+    use sawmill_format::segment::{SegmentIdentity, SegmentRole, frame_open};
+    use sawmill_sys::StagingFile;
+
+    use super::*;
+    use crate::disk::Disk;
+    use crate::journal::Start;
+
+    const SPACE_BYTES: usize = 4000;
+
+    /// Nothing is ever written to it: the ring holds all.
+    struct NoDisk;
+
+    impl Disk for NoDisk {
+        fn len_bytes(&self) -> u64 {
+            0
+        }
+        fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::UnexpectedEof.into())
+        }
+        fn read_now(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::UnexpectedEof.into())
+        }
+        fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+        fn sync(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn header(frame_bytes: u32, position_end: u64) -> SegmentHeader {
+        SegmentHeader {
+            volume_id: VolumeId([1; 16]),
+            put_id: PutId([2; 16]),
+            sequence: 5,
+            epoch: 1,
+            previous_sequence: 4,
+            stored_through: 4,
+            checkpoint_number: 0,
+            position_start: 0,
+            position_end,
+            wall_unix_ms: 0,
+            next_sequence: 6,
+            role: SegmentRole::Data,
+            frame_bytes,
+            data_bytes: 0,
+            extents: Vec::new(),
+            frames: Vec::new(),
+        }
+    }
+
+    /// What an object says about each byte: the kind of its extent, and the byte.
+    fn read_back(object: &[u8]) -> Vec<Option<(ExtentKind, u8)>> {
+        let identity = SegmentIdentity { volume_id: VolumeId([1; 16]), sequence: 5 };
+        let header = SegmentHeader::decode(object, &identity).unwrap();
+        let body = &object[header.header_bytes() as usize..];
+        assert_eq!(body.len() as u64, header.body_bytes());
+        let mut data = Vec::new();
+        for (frame, entry) in header.frames.iter().enumerate() {
+            let stored = &body[entry.body_offset as usize..][..entry.stored_bytes as usize];
+            let (volume_id, epoch) = (header.volume_id, header.epoch);
+            let place = FrameIdentity { volume_id, sequence: 5, epoch, frame: frame as u32 };
+            data.extend_from_slice(frame_open(&place, stored).unwrap());
+        }
+        let mut space = vec![None; SPACE_BYTES];
+        for extent in &header.extents {
+            for at in 0..extent.length as usize {
+                let is_data = extent.kind == ExtentKind::Data;
+                let byte = if is_data { data[extent.data_offset as usize + at] } else { 0 };
+                space[extent.address as usize + at] = Some((extent.kind, byte));
+            }
+        }
+        space
+    }
+
+    proptest! {
+        #[test]
+        fn an_object_holds_at_each_byte_what_was_written_last(
+            writes in prop::collection::vec((0u64..3000, 1u64..1000, 0u8..6), 1..40),
+            frame_bytes in prop_oneof![Just(1u32), 2u32..600, Just(4096), Just(65536)],
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let file = StagingFile::create(&folder.path().join("staging"), 128 << 10).unwrap();
+            let (ring, _consumer) = file.into_ring(0, &[]);
+            let start = Start {
+                tag: 1, epoch: 1, capacity_bytes: 1 << 20, position: 0, trim: 0, segments_end: 0,
+                stored_sequence: 0, unstored_records: 0,
+            };
+            let journal = Journal::new(ring, Arc::new(NoDisk), &start);
+            let mut model = vec![None; SPACE_BYTES];
+            let (mut records, mut written_bytes) = (Vec::new(), 0);
+            for (number, (address, length, operation)) in writes.into_iter().enumerate() {
+                let (operation, kind) = match operation {
+                    0 => (RecordOperation::Discard, ExtentKind::Discard),
+                    1 => (RecordOperation::Zero, ExtentKind::Zero),
+                    _ => (RecordOperation::Write, ExtentKind::Data),
+                };
+                let byte = |at: u64| (number as u64 * 37 + at) as u8;
+                let fill = |into: &mut [u8]| (0..).zip(into).for_each(|(at, into)| *into = byte(at));
+                records.push(journal.append(operation, address, length, fill, |_| ()).unwrap());
+                for at in 0..length {
+                    let byte = if kind == ExtentKind::Data { byte(at) } else { 0 };
+                    model[(address + at) as usize] = Some((kind, byte));
+                }
+                written_bytes += if kind == ExtentKind::Data { length } else { 0 };
+            }
+            let end = journal.ring.next();
+            let built = build(&records, &journal, &Buffers::default(), header(frame_bytes, end)).unwrap();
+            prop_assert_eq!(read_back(&built.object), model);
+            prop_assert_eq!(built.header.data_bytes + built.coalesced_bytes, written_bytes);
+            let resident: u64 = built.resident.iter().map(|piece| u64::from(piece.length)).sum();
+            prop_assert_eq!(resident, built.header.data_bytes);
+            prop_assert_eq!(built.object.len() as u64, built.header.object_bytes());
+        }
+    }
+}
