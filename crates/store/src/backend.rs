@@ -26,6 +26,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>>;
     /// Creates an object, never overwriting one.
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>>;
+    /// As `create`; a store on a network gets the body in pieces with a pause between.
+    fn create_in_pieces<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        self.create(key, body)
+    }
     /// Lists the objects strictly below `prefix`, which has no trailing `/`; empty means all.
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>>;
     /// Deletes objects; absent ones are fine.

@@ -120,6 +120,11 @@ impl ObjectStore for Client {
         self.start(check_key(&put.key), done, |inner| Box::pin(async move { inner.put(put).await }));
     }
 
+    fn put_in_pieces(&self, put: Put, done: Done<PutOutcome>) {
+        let checked = check_key(&put.key);
+        self.start(checked, done, |inner| Box::pin(async move { inner.put_at(put, Pace::InPieces).await }));
+    }
+
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
         let checked = check_prefix(&list.prefix).map(drop);
         self.start(checked, done, |inner| Box::pin(async move { inner.list(list).await }));
@@ -167,6 +172,13 @@ impl Patience {
     }
 }
 
+/// How the body of a put travels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    Whole,
+    InPieces,
+}
+
 /// One kind of request, ready to be repeated.
 struct Ask<'a> {
     kind: CallKind,
@@ -191,12 +203,19 @@ impl Inner {
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome> {
+        self.put_at(put, Pace::Whole).await
+    }
+
+    async fn put_at(&self, put: Put, pace: Pace) -> Result<PutOutcome> {
         let Put { key, body, class } = put;
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
         let ask = Ask { kind: CallKind::Put, what: &key, bytes_out: bytes, size_bytes: bytes };
         loop {
-            let create = || self.backend.create(&key, body.clone());
+            let create = || match pace {
+                Pace::Whole => self.backend.create(&key, body.clone()),
+                Pace::InPieces => self.backend.create_in_pieces(&key, body.clone()),
+            };
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);
             }

@@ -28,8 +28,10 @@ use crate::location::{CloudLocation, CloudScheme};
 use crate::open::Environment;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind, profile};
 
+mod pieces;
 mod refusal;
 
+use pieces::{Connector, InPieces};
 use refusal::explain;
 
 /// Longest silence while an answer is awaited or read.
@@ -85,8 +87,7 @@ impl Cloud {
         Err(StoreError::new(StoreErrorKind::Broken, text))
     }
 
-    async fn try_create(&self, key: &str, body: Bytes) -> Result<Creation> {
-        let options = PutOptions::from(PutMode::Create);
+    async fn try_create(&self, key: &str, body: Bytes, options: PutOptions) -> Result<Creation> {
         match self.store.put_opts(&self.path(key), PutPayload::from(body), options).await {
             Ok(_) => Ok(Creation::Created),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(Creation::Exists),
@@ -130,7 +131,13 @@ impl Backend for Cloud {
     }
 
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
-        self.try_create(key, body).boxed()
+        self.try_create(key, body, PutOptions::from(PutMode::Create)).boxed()
+    }
+
+    fn create_in_pieces<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        let mut options = PutOptions::from(PutMode::Create);
+        options.extensions.insert(InPieces);
+        self.try_create(key, body, options).boxed()
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
@@ -185,7 +192,10 @@ fn s3(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn Obj
     let mut variables = profile::credentials(environment)?;
     variables.extend_from_slice(environment);
     let set = |name| variables.iter().any(|(n, value)| n == name && !value.is_empty());
-    let mut builder = AmazonS3Builder::new().with_client_options(http_options()).with_retry(no_retry());
+    let mut builder = AmazonS3Builder::new()
+        .with_client_options(http_options())
+        .with_http_connector(Connector)
+        .with_retry(no_retry());
     for (key, value) in settings(&variables, "AWS_") {
         builder = builder.with_config(key, value);
     }
@@ -223,7 +233,10 @@ fn gcs(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn Ob
     if location.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
         options = options.with_allow_http(true);
     }
-    let mut builder = GoogleCloudStorageBuilder::new().with_client_options(options).with_retry(no_retry());
+    let mut builder = GoogleCloudStorageBuilder::new()
+        .with_client_options(options)
+        .with_http_connector(Connector)
+        .with_retry(no_retry());
     for (key, value) in settings(environment, "GOOGLE_") {
         builder = builder.with_config(key, value);
     }
@@ -235,7 +248,10 @@ fn gcs(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn Ob
 }
 
 fn azure(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
-    let mut builder = MicrosoftAzureBuilder::new().with_client_options(http_options()).with_retry(no_retry());
+    let mut builder = MicrosoftAzureBuilder::new()
+        .with_client_options(http_options())
+        .with_http_connector(Connector)
+        .with_retry(no_retry());
     for (key, value) in settings(environment, "AZURE_") {
         builder = builder.with_config(key, value);
     }

@@ -39,7 +39,7 @@ pub use fault::{Call, Decide, Fault, FaultStore};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
 pub use open::{check_url, open};
-pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
+pub use probe::{Bodies, CheckResult, ProbeReport, doctor, probe_conditional_create};
 
 /// The result type of this crate.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;

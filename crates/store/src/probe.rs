@@ -7,12 +7,22 @@ use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 
-use crate::{Blocking, Class, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind};
+use crate::{Blocking, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind};
 
 /// Where the probes' objects live.
 const FOLDER: &str = "probe";
 /// Size of a probe's body: more than the 4 KiB by which puts are told apart.
 const BODY_BYTES: usize = 5000;
+
+/// How the bodies of racing puts reach the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bodies {
+    /// Each at once.
+    Whole,
+    /// In halves, turn by turn: every put has begun before any can end. Finds stores that look first whether
+    /// the key is free, and make the object when the body is complete.
+    InHalves,
+}
 
 /// What a racing probe found. All counts of broken promises are 0 if the store is honest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,25 +77,36 @@ pub fn probe_conditional_create(
     store: &dyn ObjectStore,
     rounds: usize,
     racers: usize,
+    bodies: Bodies,
 ) -> Result<ProbeReport> {
     let (rounds, racers) = (rounds.max(1), racers.max(2));
     let name = random_name()?;
     let keys: Vec<String> = (0..rounds).map(|round| format!("{FOLDER}/{name}-{round}")).collect();
     let mut report = ProbeReport { rounds, racers, ..ProbeReport::default() };
-    let raced = keys.iter().try_for_each(|key| race(store, key, racers, &mut report));
+    let raced = keys.iter().try_for_each(|key| race(store, key, racers, bodies, &mut report));
     let cleaned = Blocking(store).delete(keys, Class::Background);
     raced.and(cleaned).map(|()| report)
 }
 
 /// One race for one key.
-fn race(store: &dyn ObjectStore, key: &str, racers: usize, report: &mut ProbeReport) -> Result<()> {
+fn race(
+    store: &dyn ObjectStore,
+    key: &str,
+    racers: usize,
+    pace: Bodies,
+    report: &mut ProbeReport,
+) -> Result<()> {
     let bodies: Vec<Bytes> = (0..racers).map(|_| random_body()).collect::<Result<_>>()?;
     let (tell, hear) = channel();
     for (racer, body) in bodies.iter().enumerate() {
         let tell = tell.clone();
         let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload };
         // The hearer is gone only if this thread died.
-        store.put(put, Box::new(move |outcome| drop(tell.send((racer, outcome)))));
+        let done: Done<PutOutcome> = Box::new(move |outcome| drop(tell.send((racer, outcome))));
+        match pace {
+            Bodies::Whole => store.put(put, done),
+            Bodies::InHalves => store.put_in_pieces(put, done),
+        }
     }
     drop(tell);
     // All answers are awaited, so that no put comes after the deletes.
@@ -143,7 +164,16 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
         check("find it in a list", expect_listed(&calls, &format!("{FOLDER}/{name}/"), &key), LISTING),
         check("tell that an object is absent", expect_absent(&calls, &format!("{key}-2")), LISTING),
         check("refuse a second put (conditional create)", expect_refusal(&calls, &key), CONDITIONAL),
-        check("let one of many puts win (conditional create)", expect_honest(store), CONDITIONAL),
+        check(
+            "let one of many puts win (conditional create)",
+            expect_honest(store, Bodies::Whole),
+            CONDITIONAL,
+        ),
+        check(
+            "let one of many interleaved puts win (conditional create)",
+            expect_honest(store, Bodies::InHalves),
+            CONDITIONAL,
+        ),
         check("delete an object", expect_deleted(&calls, &key), "grant delete on the bucket"),
         check("tell that it is gone", expect_absent(&calls, &key), "switch off caches before the store"),
     ];
@@ -155,7 +185,7 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
 const CREDENTIALS: &str = "check the URL, the endpoint, the credentials, and the right to get and put";
 const LISTING: &str = "grant the right to list the bucket; without it S3 answers 403 for what is missing";
 const CONDITIONAL: &str = "the store does not create conditionally (If-None-Match): two writers could both \
-    win. Update it, or attach with --no-fencing and see to it yourself that only one machine does";
+    win. Update it, or create and serve with --no-fencing and see to it yourself that only one machine does";
 
 fn check(name: &'static str, outcome: Result<String, String>, advice: &'static str) -> CheckResult {
     match outcome {
@@ -205,8 +235,8 @@ fn expect_absent(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
     }
 }
 
-fn expect_honest(store: &dyn ObjectStore) -> Result<String, String> {
-    match probe_conditional_create(store, 4, 8) {
+fn expect_honest(store: &dyn ObjectStore, bodies: Bodies) -> Result<String, String> {
+    match probe_conditional_create(store, 4, 8, bodies) {
         Ok(report) if report.is_honest() => Ok(report.summary()),
         Ok(report) => Err(report.summary()),
         Err(error) => Err(error.to_string()),
@@ -239,7 +269,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::{Done, Fault, FaultStore, Get, List, ObjectInfo, StoreOptions, open};
+    use crate::{Fault, FaultStore, Get, List, ObjectInfo, StoreOptions, open};
 
     fn memory() -> Arc<dyn ObjectStore> {
         open("memory:", StoreOptions::default()).unwrap()
@@ -269,7 +299,7 @@ mod tests {
     #[test]
     fn an_honest_store_passes_the_probe_and_is_left_clean() {
         let store = memory();
-        let report = probe_conditional_create(&*store, 8, 16).unwrap();
+        let report = probe_conditional_create(&*store, 8, 16, Bodies::InHalves).unwrap();
         assert!(report.is_honest(), "{report:?}");
         assert_eq!((report.rounds, report.racers), (8, 16));
         assert_eq!(Blocking(&*store).list("", Class::Read).unwrap(), []);
@@ -278,7 +308,7 @@ mod tests {
     #[test]
     fn a_store_that_overwrites_is_found_out_and_left_clean() {
         let store = Overwriting(Mutex::default());
-        let report = probe_conditional_create(&store, 3, 4).unwrap();
+        let report = probe_conditional_create(&store, 3, 4, Bodies::InHalves).unwrap();
         assert!(!report.is_honest());
         assert_eq!((report.several_winners, report.overwrites), (3, 3));
         assert!(report.summary().contains("3 had several winners"));
@@ -291,13 +321,13 @@ mod tests {
             memory(),
             Box::new(|call| if call.kind == crate::CallKind::Get { Fault::Truncate } else { Fault::None }),
         );
-        assert_eq!(probe_conditional_create(&*store, 2, 2).unwrap().wrong_bytes, 2);
+        assert_eq!(probe_conditional_create(&*store, 2, 2, Bodies::InHalves).unwrap().wrong_bytes, 2);
     }
 
     #[test]
     fn a_store_that_cannot_be_asked_gives_an_error_and_no_verdict() {
         let store = FaultStore::new(memory(), Box::new(|_| Fault::Fail(StoreErrorKind::Unavailable)));
-        let error = probe_conditional_create(&*store, 1, 2).unwrap_err();
+        let error = probe_conditional_create(&*store, 1, 2, Bodies::InHalves).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     }
 
@@ -305,7 +335,7 @@ mod tests {
     fn the_doctor_finds_a_good_store_well_and_leaves_nothing() {
         let store = memory();
         let results = doctor(&*store);
-        assert_eq!(results.len(), 9);
+        assert_eq!(results.len(), 10);
         assert!(results.iter().all(|result| result.ok && result.advice.is_empty()), "{results:?}");
         assert_eq!(Blocking(&*store).list("", Class::Read).unwrap(), []);
     }
@@ -321,7 +351,8 @@ mod tests {
                 ranges,
                 "find it in a list",
                 "refuse a second put (conditional create)",
-                "let one of many puts win (conditional create)"
+                "let one of many puts win (conditional create)",
+                "let one of many interleaved puts win (conditional create)",
             ]
         );
         assert!(results.iter().all(|result| result.ok || !result.advice.is_empty()));

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use sawmill_store::{
-    Client, FaultStore, ProbeReport, StoreOptions, conformance, doctor, open, probe_conditional_create,
+    Bodies, Client, FaultStore, ProbeReport, StoreOptions, conformance, doctor, open,
+    probe_conditional_create,
 };
 
 fn store(url: &str) -> Arc<Client> {
@@ -15,8 +16,10 @@ fn store(url: &str) -> Arc<Client> {
 fn conforms(url: &str) {
     let store = store(url);
     assert_eq!(conformance::run(&*store), Vec::<String>::new());
-    let report = probe_conditional_create(&*store, 8, 16);
-    assert!(report.as_ref().is_ok_and(ProbeReport::is_honest), "{report:?}");
+    for bodies in [Bodies::Whole, Bodies::InHalves] {
+        let report = probe_conditional_create(&*store, 8, 16, bodies);
+        assert!(report.as_ref().is_ok_and(ProbeReport::is_honest), "{bodies:?}: {report:?}");
+    }
     let ill: Vec<_> = doctor(&*store).into_iter().filter(|result| !result.ok).collect();
     assert_eq!(ill, []);
     let meter = store.meter();

@@ -7,10 +7,10 @@ use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
-use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome, probe_conditional_create};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
-use crate::open::{self, fence};
+use crate::open::{self, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
@@ -33,26 +33,15 @@ pub struct Deleted {
     pub bytes: u64,
 }
 
-/// Makes a new, empty volume.
+/// Makes a new, empty volume. Refuses a store that cannot keep two writers apart, unless told to go on.
 pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> Result<VolumeRecord> {
     check_name(name)?;
     check_options(options)?;
     if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
         return Err(exists(name));
     }
-    warn_of_dishonest(store)?;
+    demand_fencing(store, options.no_fencing)?;
     create_in(&RealWorld::default(), store, name, options)
-}
-
-fn warn_of_dishonest(store: &dyn ObjectStore) -> Result<()> {
-    let probe = probe_conditional_create(store, 1, 8).map_err(|error| store_error(&error))?;
-    if !probe.is_honest() {
-        tracing::warn!(
-            "this store cannot keep two writers apart ({}); `sawmill doctor` says more",
-            probe.summary()
-        );
-    }
-    Ok(())
 }
 
 /// As [`create`] in a given world, without a probe of the store.

@@ -24,6 +24,8 @@ pub struct CreateOptions {
     pub segment_bytes: u32,
     /// What a completed flush means.
     pub flush: FlushMode,
+    /// Go on although the store does not keep its word on conditional create.
+    pub no_fencing: bool,
 }
 
 impl CreateOptions {
@@ -35,6 +37,7 @@ impl CreateOptions {
             block_bytes: 4096,
             segment_bytes: limits::SEGMENT_BYTES_DEFAULT,
             flush: FlushMode::Logged,
+            no_fencing: false,
         }
     }
 }

@@ -30,6 +30,10 @@ pub(super) struct Arguments {
     /// What a completed flush means: on the local disk, in the store, or a mere barrier.
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: Flush,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
 }
 
 /// The flush modes as words of the command line.
@@ -61,6 +65,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         block_bytes: arguments.block_size,
         segment_bytes: arguments.segment_bytes,
         flush: arguments.flush.into(),
+        no_fencing: arguments.no_fencing,
     };
     let record = sawmill_volume::create(&*store, &address.name, &options)?;
     let document = super::info::RecordDocument::new(&address.store_url, &record);

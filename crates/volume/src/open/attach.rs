@@ -52,7 +52,7 @@ pub(crate) fn attach(
     let mut stored = super::stored(store, name, reporter)?;
     check_options(&stored, options)?;
     let lock = journal::lock(options, world.disks())?;
-    demand_fencing(store, options)?;
+    demand_fencing(store, options.no_fencing)?;
     let judged = judge(&stored, options, world.disks())?;
     reporter.step("journal", judged.describe());
     settle_intent(store, &mut stored, &judged, world)?;

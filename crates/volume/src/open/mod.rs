@@ -12,7 +12,7 @@ use bytes::Bytes;
 use sawmill_format::ids::PutId;
 use sawmill_format::segment::{FENCE_WINDOW, SegmentHeader, SegmentRole, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome, probe_conditional_create};
+use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
 use crate::ask::store_error;
 use crate::options::OpenOptions;
@@ -169,11 +169,12 @@ pub(crate) fn fence(
 }
 
 /// Refuses a store that cannot keep two writers apart, unless told to go on.
-fn demand_fencing(store: &dyn ObjectStore, options: &OpenOptions) -> Result<()> {
-    if options.no_fencing {
+pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
+    if no_fencing {
         return Ok(());
     }
-    let probe = probe_conditional_create(store, 1, 8).map_err(|error| store_error(&error))?;
+    let probe =
+        probe_conditional_create(store, 1, 8, Bodies::InHalves).map_err(|error| store_error(&error))?;
     if probe.is_honest() {
         return Ok(());
     }
