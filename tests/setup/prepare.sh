@@ -1,32 +1,44 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 with rustup's Rust to where the demo, the tests or the benches run.
 #
-#   prepare.sh demo|test|bench|fuzz     install what that needs and is missing, saying which
+#   prepare.sh demo|test|stores|external|bench|fuzz     install what that needs and is missing, saying which
 #
 # Packages come from the distribution; MinIO is built from source through the Go module proxy into
-# .prepared/bin (ignored by git, about three minutes, once). Safe to run again at any time.
+# .prepared/bin (ignored by git, about three minutes, once); `stores` builds four more S3 servers (about
+# ten minutes, once), `external` fetches sources of other people's test suites. Nothing of it is ever
+# committed. Safe to run again at any time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# A revision that creates objects conditionally (If-None-Match: *) and builds with Go 1.24 or later.
+# A revision that creates objects conditionally (If-None-Match: *).
 minio_version=v0.0.0-20260212201848-7aac2a2c5b7c
-go_version=1.24.13 # fetched as a Go module when the machine's own Go is older than 1.24
+go_version=1.25.8 # fetched as a Go module when the machine's own Go is older than 1.25
+
+versitygw_version=v1.8.0
+gofakes3_version=v1.2.0
+moto_version=5.2.1
+# Lets several racers win: the matrix must find it out. A newer one may be honest.
+s3s_fs_version=0.14.1
 
 mode=${1:-}
 case $mode in
 demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdcopy:libnbd-bin
     fusermount3:fuse3 mkfs.ext4:e2fsprogs losetup:mount) ;;
 fuzz) packages=(gcc:gcc g++:g++) ;;
-test | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdinfo:libnbd-bin
-    nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
-    mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils) ;;
+test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
+    nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs
+    mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils
+    qemu-nbd:qemu-utils) ;;
 *)
-    echo "usage: $0 demo|test|bench|fuzz" >&2
+    echo "usage: $0 demo|test|stores|external|bench|fuzz" >&2
     exit 2
     ;;
 esac
 if [[ $mode == bench ]]; then
     packages+=(s3backer:s3backer)
+elif [[ $mode == external ]]; then
+    packages+=(dpkg-source:dpkg-dev xz:xz-utils qemu-system-x86_64:qemu-system-x86
+        qemu-storage-daemon:qemu-system-common)
 fi
 
 say() { echo "prepare: $*"; }
@@ -73,6 +85,11 @@ fi
 if [[ $mode == test || $mode == bench ]] && ! /usr/bin/python3 -c 'import nbd' 2>/dev/null; then
     missing+=(python3-libnbd)
 fi
+if [[ $mode == external ]]; then
+    for library in libnbd:libnbd-dev glib-2.0:libglib2.0-dev; do
+        pkg-config --exists "${library%%:*}" 2>/dev/null || missing+=("${library#*:}")
+    done
+fi
 if ((${#missing[@]})); then
     install "${missing[@]}"
 fi
@@ -85,10 +102,10 @@ if ! command -v nbdfuse >/dev/null; then
     install nbdfuse
 fi
 
-# The Go that builds MinIO: the machine's if it is new enough, else a pinned one that lives in the module
+# The Go that builds them: the machine's if it is new enough, else a pinned one that lives in the module
 # cache (a Go distribution is itself a Go module, so any Go can fetch it).
 new_enough() {
-    "$1" version 2>/dev/null | awk '{ split(substr($3, 3), v, "."); exit !(v[1] > 1 || v[2] >= 24) }'
+    "$1" version 2>/dev/null | awk '{ split(substr($3, 3), v, "."); exit !(v[1] > 1 || v[2] >= 25) }'
 }
 find_go() {
     if command -v go >/dev/null && GOTOOLCHAIN=local new_enough go; then
@@ -105,7 +122,7 @@ find_go() {
     local platform module
     platform=$(go env GOOS)-$(go env GOARCH)
     module=golang.org/toolchain@v0.0.1-go$go_version.$platform
-    say "fetching Go $go_version through the Go module proxy ($(go version) is too old for MinIO)"
+    say "fetching Go $go_version through the Go module proxy ($(go version) is too old)"
     (cd "$(mktemp -d)" && GOTOOLCHAIN=local GOFLAGS=-mod=mod go mod download "$module")
     local root
     root=$(go env GOMODCACHE)/$module
@@ -115,15 +132,85 @@ find_go() {
     go=$root/bin/go
 }
 
-if [[ $mode != demo && "$(cat .prepared/minio.version 2>/dev/null)" != "$minio_version" ]]; then
-    find_go
-    say "building MinIO $minio_version with $("$go" version | awk '{print $3}') (about three minutes, once)"
+# build NAME VERSION COMMAND...: runs it unless that version is there, remembers the version, says how long.
+build() {
+    local name=$1 version=$2 from=$SECONDS
+    shift 2
+    if [[ "$(cat ".prepared/$name.version" 2>/dev/null)" == "$version" ]]; then
+        return
+    fi
+    say "building $name $version"
     mkdir -p .prepared/bin
-    from=$SECONDS
-    GOTOOLCHAIN=local GOFLAGS=-trimpath CGO_ENABLED=0 GOBIN=$PWD/.prepared/bin \
-        nice "$go" install -ldflags='-s -w' "github.com/minio/minio@$minio_version" 2>.prepared/minio.log ||
-        stop "MinIO did not build; the end of .prepared/minio.log: $(tail -n 5 .prepared/minio.log)"
-    echo "$minio_version" >.prepared/minio.version
-    say "built MinIO in $((SECONDS - from)) s"
+    nice "$@" >".prepared/$name.log" 2>&1 ||
+        stop "$name did not build; the end of .prepared/$name.log: $(tail -n 5 ".prepared/$name.log")"
+    echo "$version" >".prepared/$name.version"
+    say "built $name in $((SECONDS - from)) s"
+}
+# go_program NAME MODULE VERSION: a command of a Go module.
+go_program() {
+    [[ "$(cat ".prepared/$1.version" 2>/dev/null)" == "$3" ]] || find_go
+    build "$1" "$3" env GOTOOLCHAIN=local GOFLAGS=-trimpath CGO_ENABLED=0 GOBIN="$PWD/.prepared/bin" \
+        "${go:-go}" install -ldflags='-s -w' "$2@$3"
+}
+# moto in a virtual environment of its own, whatever Python made it.
+moto() {
+    rm -rf .prepared/moto
+    python3 -m venv .prepared/moto && .prepared/moto/bin/pip --quiet install "moto[server,s3]==$moto_version"
+}
+
+if [[ $mode != demo && $mode != external ]]; then
+    go_program minio github.com/minio/minio "$minio_version"
+fi
+if [[ $mode == stores ]]; then
+    if ! python3 -c 'import ensurepip' 2>/dev/null; then
+        install python3-venv
+    fi
+    go_program gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 "$gofakes3_version"
+    go_program versitygw github.com/versity/versitygw/cmd/versitygw "$versitygw_version"
+    export -f moto
+    moto_version=$moto_version build moto "$moto_version" bash -c moto
+    build s3s-fs "$s3s_fs_version" cargo install s3s-fs --version "$s3s_fs_version" --locked \
+        --features binary --root .prepared
+fi
+# Sources of Debian packages, from a list of our own, so that the machine's package lists stay as they are.
+fetch_sources() { # fetch_sources SUITE PACKAGE...
+    local suite=$1 lists=$PWD/.prepared/external/lists-$1
+    shift
+    mkdir -p "$lists/partial"
+    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
+        "http://deb.debian.org/debian $suite main" >"$lists.list"
+    local apt=(apt-get -qq -o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=-
+        -o "Dir::State::Lists=$lists" -o APT::Sandbox::User="$(id -un)")
+    "${apt[@]}" update
+    (cd .prepared/external && "${apt[@]}" --only-source source "$@")
+}
+# The programs of libnbd's and nbd's tests, without the rest of their packages.
+build_clients() {
+    local libnbd nbd into=$PWD/.prepared/external/bin flags
+    libnbd=$(echo .prepared/external/libnbd-*/) nbd=$(echo .prepared/external/nbd-*/)
+    mkdir -p "$into" .prepared/external/include
+    # What their configure scripts would find out.
+    : >.prepared/external/include/config.h
+    flags=(-O2 -w -I.prepared/external/include -D_GNU_SOURCE -D_LARGEFILE64_SOURCE
+        -DSIZEOF_UNSIGNED_SHORT_INT=2 -DSIZEOF_UNSIGNED_INT=4 -DSIZEOF_UNSIGNED_LONG_INT=8)
+    for program in aio-parallel synch-parallel aio-parallel-load; do
+        gcc "${flags[@]}" -I"$libnbd" -I"${libnbd}common/include" -I"${libnbd}tests" \
+            "${libnbd}tests/$program.c" -o "$into/$program" -lnbd -lpthread
+    done
+    # shellcheck disable=SC2046
+    gcc "${flags[@]}" -I"$nbd" $(pkg-config --cflags glib-2.0) "${nbd}tests/run/nbd-tester-client.c" \
+        "${nbd}cliserv.c" -o "$into/nbd-tester-client" $(pkg-config --libs glib-2.0)
+}
+external() {
+    set -euo pipefail
+    rm -rf .prepared/external
+    fetch_sources bookworm qemu libnbd
+    # The mirrors no longer hold the sources of bookworm's nbd.
+    fetch_sources trixie nbd
+    build_clients
+}
+if [[ $mode == external ]]; then
+    export -f external fetch_sources build_clients
+    build external 1 bash -c external
 fi
 say "all that $mode needs is here"

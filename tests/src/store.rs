@@ -1,4 +1,4 @@
-//! The stores under test: a folder, or a MinIO of our own on the loopback.
+//! The stores under test: a folder, a MinIO of our own on the loopback, or a server that lies.
 //!
 //! One MinIO serves a whole test program; it and its data go when the program ends, however it ends, because
 //! a small shell watches a pipe that only the program holds open.
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use crate::dishonest::Dishonest;
 use crate::machine;
 use crate::proxy::Proxy;
 
@@ -28,6 +29,8 @@ pub enum StoreUnderTest {
     Minio(Arc<Minio>),
     /// The same, behind a proxy that makes faults.
     Proxied(Arc<Proxy>),
+    /// A prefix in a store that lets two racers win.
+    Dishonest(Arc<Dishonest>),
 }
 
 /// The folder store.
@@ -49,6 +52,12 @@ pub fn shared_minio() -> Arc<Minio> {
     Arc::clone(SHARED.get_or_init(|| Arc::new(Minio::start())))
 }
 
+/// A fresh store that lets two racers win.
+#[must_use]
+pub fn dishonest() -> StoreUnderTest {
+    StoreUnderTest::Dishonest(Arc::new(Dishonest::start()))
+}
+
 impl StoreUnderTest {
     /// The URL of a fresh, empty store: `folder` when this is a folder, else a new prefix.
     #[must_use]
@@ -59,7 +68,7 @@ impl StoreUnderTest {
                 std::fs::create_dir(folder).expect("a folder for the store");
                 format!("file://{}", folder.display())
             }
-            StoreUnderTest::Minio(_) | StoreUnderTest::Proxied(_) => {
+            StoreUnderTest::Minio(_) | StoreUnderTest::Proxied(_) | StoreUnderTest::Dishonest(_) => {
                 format!("s3://{BUCKET}/yard-{}", COUNT.fetch_add(1, Ordering::Relaxed))
             }
         }
@@ -70,8 +79,9 @@ impl StoreUnderTest {
     pub fn environment(&self) -> Vec<(String, String)> {
         match self {
             StoreUnderTest::Folder => Vec::new(),
-            StoreUnderTest::Minio(minio) => environment(minio.address),
-            StoreUnderTest::Proxied(proxy) => environment(proxy.address()),
+            StoreUnderTest::Minio(minio) => environment(&format!("http://{}", minio.address)),
+            StoreUnderTest::Proxied(proxy) => environment(&format!("http://{}", proxy.address())),
+            StoreUnderTest::Dishonest(server) => environment(&server.endpoint()),
         }
     }
 }
@@ -176,22 +186,22 @@ impl Drop for Minio {
 }
 
 /// What makes a server at `address` reachable with the credentials of all servers here.
-fn environment(address: SocketAddr) -> Vec<(String, String)> {
-    let endpoint = format!("http://{address}");
-    [
-        ("AWS_ACCESS_KEY_ID", USER),
-        ("AWS_SECRET_ACCESS_KEY", PASSWORD),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", endpoint.as_str()),
-        ("AWS_ALLOW_HTTP", "true"),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .to_vec()
-}
-
 /// A loopback address that nobody listens at now.
 #[must_use]
 pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a free port");
     listener.local_addr().expect("a bound socket has an address")
+}
+
+/// What makes an S3 server on the loopback reachable.
+fn environment(endpoint: &str) -> Vec<(String, String)> {
+    [
+        ("AWS_ACCESS_KEY_ID", USER),
+        ("AWS_SECRET_ACCESS_KEY", PASSWORD),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_ALLOW_HTTP", "true"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
 }
