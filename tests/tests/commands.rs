@@ -8,6 +8,7 @@ use serde_json::Value;
 
 on_each_store!(
     a_volume_is_created_listed_shown_checked_and_deleted,
+    deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk,
     a_name_taken_is_refused_and_a_name_missing_is_not_found,
     info_tells_positions_while_served_and_at_rest,
     wait_returns_when_everything_is_stored,
@@ -57,6 +58,26 @@ fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) 
     place.sawmill(&["info", "disk"]).refused(code::NOT_FOUND, &["disk"]);
     let listed = place.sawmill(&["list", "--store", place.store_url(), "--json"]).json();
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
+}
+
+fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    for (name, byte) in [("disk", 1), ("disk2", 2)] {
+        place.create(name, "4M", &["--segment-bytes", "256K"]);
+        let server = place.serve(name).start();
+        server.connect().write(0, &vec![byte; 4 << 20]).expect("accepted");
+        let _ = server.stop().ok();
+    }
+    let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
+    place.create("disk", "4M", &["--segment-bytes", "256K"]);
+    // Another machine has nothing but the store to go by.
+    let elsewhere = place.neighbour();
+    for (name, byte) in [("disk", 0), ("disk2", 2)] {
+        let server = elsewhere.serve(name).start();
+        let image = server.connect().read_all().expect("readable");
+        assert!(image.len() == 4 << 20 && image.iter().all(|found| *found == byte), "{name} is not {byte}s");
+        let _ = server.stop().ok();
+    }
 }
 
 fn a_name_taken_is_refused_and_a_name_missing_is_not_found(store: &StoreUnderTest) {

@@ -227,6 +227,17 @@ fn names_in(line: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+/// What a row of a table names that is not there.
+fn missing_in(row: &str, functions: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let exists =
+        |module: &str, function: &str| functions.get(module).is_some_and(|names| names.contains(function));
+    let named = names_in(row).into_iter();
+    named
+        .filter(|(module, function)| !exists(module, function))
+        .map(|(module, function)| format!("{module}::{function} does not exist"))
+        .collect()
+}
+
 #[test]
 fn every_promise_names_a_test_that_exists() {
     let promises = std::fs::read_to_string(repository().join("PROMISES.md")).expect("PROMISES.md");
@@ -236,15 +247,34 @@ fn every_promise_names_a_test_that_exists() {
     let rows: Vec<&str> = promises.lines().filter(|line| line.starts_with("| P")).collect();
     assert!(rows.len() >= 8, "the table of promises is not where it was");
     for row in rows {
-        let named = names_in(row);
-        if named.is_empty() {
+        if names_in(row).is_empty() {
             faults.push(format!("no test named: {row}"));
         }
-        for (module, function) in named {
-            if !functions.get(&module).is_some_and(|names| names.contains(&function)) {
-                faults.push(format!("{module}::{function} does not exist"));
-            }
+        faults.extend(missing_in(row, &functions));
+    }
+    none(&faults);
+}
+
+#[test]
+fn every_bug_of_others_names_what_would_show_ours() {
+    let bugs = std::fs::read_to_string(repository().join("docs/upstream-bugs.md")).expect("the page of bugs");
+    let sown = "crates/sim/src/bin/mutants/list.rs";
+    let sown = std::fs::read_to_string(repository().join(sown)).expect("the list of mutants");
+    let functions = functions();
+    let mut faults = Vec::new();
+    let rows: Vec<&str> = bugs.lines().filter(|line| line.starts_with("| ")).collect();
+    let rows: Vec<&str> = rows.into_iter().filter(|row| !row.starts_with("| bug |")).collect();
+    assert!(rows.len() >= 40, "the tables of bugs are not where they were");
+    for row in rows {
+        let mutants = row.split("sim mutant: \"").skip(1).filter_map(|rest| rest.split_once('"'));
+        let mutants: Vec<&str> = mutants.map(|(name, _)| name).collect();
+        let open = row.ends_with("| no test yet |") || row.contains("| with that part (");
+        if open != (names_in(row).is_empty() && mutants.is_empty()) {
+            faults.push(format!("neither held nor open, or both: {row}"));
         }
+        faults.extend(missing_in(row, &functions));
+        let gone = mutants.into_iter().filter(|name| !sown.contains(&format!("\"{name}\"")));
+        faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
     }
     none(&faults);
 }

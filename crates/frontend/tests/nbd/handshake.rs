@@ -120,6 +120,26 @@ fn an_unknown_export_is_refused_and_haggling_goes_on() {
     assert_eq!(client.read_ok(0, 3), [0; 3]);
 }
 
+/// nbdkit once met an assertion when a client asked for one export and then chose another.
+#[test]
+fn asking_for_one_export_and_choosing_another_serves_the_one_chosen() {
+    let served = two_disks();
+    for style in [Style::Simple, Style::Structured] {
+        let mut client = served.raw();
+        for name in ["disk", "ünder", "nothing", "disk", ""] {
+            let verdict = if name == "nothing" { ERR_UNKNOWN } else { ACK };
+            assert_eq!(client.verdict(INFO, &info(name, &[1, 2, 3])), verdict, "{name}");
+        }
+        if style == Style::Structured {
+            assert_eq!(client.verdict(STRUCTURED_REPLY, b""), ACK);
+            assert_eq!(client.verdict(INFO, &info("disk", &[])), ACK);
+        }
+        client.style = style;
+        client.go("ünder");
+        assert_eq!(client.read_ok((3 << 20) - 1, 1), [0], "the size is that of the export chosen");
+    }
+}
+
 #[test]
 fn tls_and_unknown_options_are_unsupported_and_their_data_is_skipped() {
     let served = two_disks();
