@@ -4,8 +4,8 @@
 #   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
 #
 # Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the repository). What
-# breaks a target lies in target/fuzz/found/TARGET and ends the run with failure: minimise it, mend the bug, and
-# put the input into corpus/TARGET, where every `make test` tries it again.
+# breaks a target lies in target/fuzz/found/TARGET and ends the run with failure: minimise it, mend the bug,
+# and put the input into corpus/TARGET, where every `make test` tries it again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -2,12 +2,12 @@
 //! what is left after a crash.
 //!
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
-//! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the server
-//! and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a running
-//! `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and the judge of
-//! crash images), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut at any
-//! moment), `bridge` (a file system on a volume), `torture` (kills, faults and journal losses without end),
-//! `dice` (seeded chance).
+//! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
+//! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
+//! running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and
+//! the judge of crash images), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be
+//! cut at any moment), `bridge` (a file system on a volume), `torture` (kills, faults and journal losses
+//! without end), `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product:
 //! what these tests know, a user of the binary knows.

@@ -185,7 +185,6 @@ impl Drop for Minio {
     }
 }
 
-/// What makes a server at `address` reachable with the credentials of all servers here.
 /// A loopback address that nobody listens at now.
 #[must_use]
 pub fn free_address() -> SocketAddr {

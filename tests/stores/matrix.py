@@ -10,7 +10,8 @@ dishonest one is found out in every run by the races (and by them alone), is tol
 several winners, most do not, so its races are shown and not asserted. Exit code 0 only if all of that holds.
 
 A server dies with this program however it ends: the kernel sees to it. `tests/setup/prepare.sh stores` builds
-the servers. Not here: our own small dishonest server, which `make test` uses (tests/tests/dishonest_store.rs).
+the servers. Not here: our own small dishonest server, which `make test` uses
+(tests/tests/dishonest_store.rs).
 """
 
 import argparse

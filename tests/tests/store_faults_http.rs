@@ -1,6 +1,7 @@
-//! Faults on the way to a real S3 server, one kind after another: no acknowledged flush is lost, no wrong byte
-//! is returned, a put that was done unheard is not taken for a fence, reads are right or fail, and the server
-//! goes on when the store is well again. Each test sees in the proxy's counts that its fault happened.
+//! Faults on the way to a real S3 server, one kind after another: no acknowledged flush is lost, no wrong
+//! byte is returned, a put that was done unheard is not taken for a fence, reads are right or fail, and the
+//! server goes on when the store is well again. Each test sees in the proxy's counts that its fault
+//! happened.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -16,7 +16,7 @@ const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
 
 /// Which of our crates each of them may name. Nothing points to the binary or to the tests.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("sawmill-device", &[]),
     ("sawmill-format", &[]),
     ("sawmill-store", &[]),

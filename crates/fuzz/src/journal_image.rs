@@ -1,7 +1,7 @@
 //! A journal's bytes, from the superblock on, to the scan that recovery and `sawmill inspect journal` share.
 //!
-//! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either superblock copy,
-//! and the ring's bytes from its first on; what is left out is zero.
+//! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either superblock
+//! copy, and the ring's bytes from its first on; what is left out is zero.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! A client's bytes to the NBD server over a memory device. The connection ends or answers: every request that
-//! came whole is answered exactly once, whatever else the client says, and no thread of the server panics.
+//! A client's bytes to the NBD server over a memory device. The connection ends or answers: every request
+//! that came whole is answered exactly once, whatever else the client says, and no thread of the server
+//! panics.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -40,7 +41,8 @@ thread_local! {
     static SERVED: Served = {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("nbd.sock");
-        let server = NbdServer::start(NbdOptions::new(Listen::Unix(path.clone()))).expect("the server starts");
+        let options = NbdOptions::new(Listen::Unix(path.clone()));
+        let server = NbdServer::start(options).expect("the server starts");
         Served { server, path, _folder: folder }
     };
 }

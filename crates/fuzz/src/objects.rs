@@ -1,5 +1,5 @@
-//! Every decoder of `crates/format`. What one accepts is what its encoder writes, keeps its rules, and took no
-//! more memory than its bytes justify; with another identity it is refused.
+//! Every decoder of `crates/format`. What one accepts is what its encoder writes, keeps its rules, and took
+//! no more memory than its bytes justify; with another identity it is refused.
 
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};

@@ -1,7 +1,7 @@
 //! A store's objects to what recovery makes of them: newest checkpoint, its map, roll forward.
 //!
-//! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An object lies
-//! under the key that its own fields name, so that a changed number moves it.
+//! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An object
+//! lies under the key that its own fields name, so that a changed number moves it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -2,8 +2,9 @@
 //! give them: here, so that a test can put others in their place.
 //!
 //! With the feature `shuttle` they are those of the crate of that name: each use is a point where another
-//! thread may go on, and a run tries one such schedule after the other. Then a wait with a timeout ends at once
-//! or never: whoever would have been saved by the clock alone sleeps for ever in some schedule, and is found.
+//! thread may go on, and a run tries one such schedule after the other. Then a wait with a timeout ends at
+//! once or never: whoever would have been saved by the clock alone sleeps for ever in some schedule, and is
+//! found.
 //!
 //! Not here: orders weaker than one total order of all steps. Those `shuttle` does not try.
 

@@ -13,11 +13,13 @@ use crate::options::OpenOptions;
 use crate::volume::Volume;
 use crate::world::World;
 
+/// The two loops of an attachment; `None` when a volume was opened to read.
+pub(crate) type Loops = Option<(JournalLoop, Keeper)>;
+
 /// See the head of this file.
 pub struct Stepped {
     volume: Arc<Volume>,
-    /// None when it was opened to read.
-    loops: Option<(JournalLoop, Keeper)>,
+    loops: Loops,
 }
 
 impl Stepped {

@@ -27,6 +27,7 @@ use crate::recovery::{RecoveryReport, Reporter};
 use crate::shared::{Shared, Tally};
 use crate::state::State;
 use crate::status::{Health, Positions, Safety, Status};
+use crate::steps::Loops;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, read, write};
 
@@ -134,7 +135,7 @@ impl Volume {
         name: &str,
         options: &OpenOptions,
         world: Arc<dyn World>,
-    ) -> Result<(Arc<Volume>, Option<(JournalLoop, Keeper)>)> {
+    ) -> Result<(Arc<Volume>, Loops)> {
         if options.read_only {
             let unstarted = Self::open_to_read(store, name, options, world, 0)?;
             let driver = Driver::idle(&unstarted.shared);

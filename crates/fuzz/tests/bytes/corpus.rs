@@ -1,5 +1,5 @@
-//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were found by the
-//! fuzzer and stay.
+//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were found by
+//! the fuzzer and stay.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! The short run of the fuzzer in every `make test`: each target takes its corpus and seeded changes of it.
-//! `SAWMILL_FUZZ_TIMES=10` takes ten times as many changes; a change that breaks something is named by its seed.
+//! `SAWMILL_FUZZ_TIMES=10` takes ten times as many changes; a change that breaks something is named by its
+//! seed.
 
 mod corpus;
 

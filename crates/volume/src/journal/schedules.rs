@@ -1,9 +1,11 @@
-//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and copied half, many
-//! thousand times per claim, on the types that ship. Built with the feature `shuttle` only (`tests/run.sh`).
+//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and copied half,
+//! many thousand times per claim, on the types that ship. Built with the feature `shuttle` only
+//! (`tests/run.sh`).
 //!
-//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that is missed is
-//! a deadlock, and found. The loop of the journal's thread is repeated here from `driver`, as that one needs
-//! a whole volume; everything it calls is real. Controls at the end break one rule each and must be caught.
+//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that is missed
+//! is a deadlock, and found. The loop of the journal's thread is repeated here from `driver`, as that one
+//! needs a whole volume; everything it calls is real. Controls at the end break one rule each and must be
+//! caught.
 //!
 //! Not here: orders weaker than one total order of all steps.
 

@@ -1,0 +1,147 @@
+//! The ring and its file: slots, spans, what the next process finds.
+
+use super::*;
+
+fn ring(capacity: u64, position: u64) -> (tempfile::TempDir, Arc<Ring>, Consumer) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = StagingFile::create(&folder.path().join("staging"), capacity).unwrap();
+    let (ring, consumer) = file.into_ring(position, &[]);
+    (folder, ring, consumer)
+}
+
+fn put(ring: &Ring, fill: u8, bytes: u64) -> Result<Published, Full> {
+    let (mut slot, ()) = ring.reserve(bytes, |_, _| ())?;
+    slot.fill(fill);
+    Ok(slot.publish())
+}
+
+#[test]
+fn slots_are_contiguous_over_the_seam_and_readable_until_given_up() {
+    let (_folder, ring, mut consumer) = ring(8192, 4096);
+    let first = put(&ring, 1, 5000).unwrap();
+    assert_eq!(put(&ring, 2, 5000), Err(Full::Staging));
+    assert_eq!(consumer.bytes(&Span::of(&first)), &[1u8; 5000][..]);
+    consumer.declare_written(Span::of(&first));
+    let mut back = vec![0; 5000];
+    assert_eq!(ring.read(&first, 0, &mut back), 0);
+    let second = put(&ring, 2, 5000).unwrap();
+    assert!(ring.read(&first, 0, &mut back) >= 1808, "the first slot's memory was given up");
+    assert_eq!(ring.read(&second, 0, &mut back), 0);
+    assert_eq!(back, vec![2; 5000]);
+}
+
+#[test]
+fn of_a_slot_given_up_in_part_the_rest_is_still_read() {
+    let (_folder, ring, mut consumer) = ring(8192, 0);
+    let first = put(&ring, 1, 6000).unwrap();
+    consumer.declare_written(Span::of(&first).split_to(4096));
+    let second = put(&ring, 2, 6000).unwrap();
+    let mut back = vec![0; 6000];
+    let given_up = ring.read(&first, 0, &mut back);
+    assert!((3808..=4096).contains(&given_up), "what was written may go, and no more: {given_up}");
+    assert!(back[given_up..].iter().all(|byte| *byte == 1));
+    assert_eq!(ring.read(&second, 0, &mut back), 0);
+}
+
+#[test]
+fn the_journal_limit_stops_reservations_before_the_ring_is_full() {
+    let (_folder, ring, _consumer) = ring(8192, 0);
+    ring.set_limit(1000);
+    assert_eq!(put(&ring, 1, 1001), Err(Full::Journal));
+    put(&ring, 1, 1000).unwrap();
+    ring.set_limit(2000);
+    put(&ring, 1, 1000).unwrap();
+}
+
+#[test]
+fn padding_ends_at_a_whole_block_and_is_not_repeated() {
+    let (_folder, ring, _consumer) = ring(16384, 0);
+    assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
+    put(&ring, 1, 4090).unwrap();
+    let (slot, at) = ring.reserve_to_block(80, |position, _| position).unwrap().unwrap();
+    assert_eq!((at, slot.len()), (4090, 4102), "six bytes do not hold a header, so one more block is padded");
+    assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
+}
+
+#[test]
+fn what_a_dead_process_left_can_be_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("staging");
+    let file = StagingFile::create(&path, 8192).unwrap();
+    let (ring, mut consumer) = file.into_ring(4096, b"header");
+    put(&ring, 9, 6000).unwrap();
+    consumer.declare_sync_failed(4096);
+    drop((ring, consumer));
+    let mut again = StagingFile::open(&path).unwrap().unwrap();
+    assert!(again.sync_failed());
+    assert_eq!(&again.header()[..6], b"header");
+    assert_eq!(again.written(), 4096);
+    let mut back = vec![0; 6000];
+    again.copy_out(4096, &mut back);
+    assert_eq!(back, vec![9; 6000]);
+    assert!(StagingFile::open(&folder.path().join("absent")).unwrap().is_none());
+}
+
+#[test]
+fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
+    let (_folder, ring, mut consumer) = ring(8192, 0);
+    let first = put(&ring, 1, 4096).unwrap();
+    let second = put(&ring, 2, 4096).unwrap();
+    consumer.declare_written(Span::of(&first));
+    consumer.declare_written(Span::of(&second));
+    consumer.declare_sync_failed(4096);
+    assert_eq!(ring.written(), 4096, "the second is to be written anew");
+    put(&ring, 3, 4096).unwrap();
+    assert_eq!(put(&ring, 4, 4096).err(), Some(Full::Staging), "its memory is not given up");
+    consumer.declare_sync_failed(0);
+    assert_eq!(ring.written(), 4096, "what was given up cannot be taken back");
+}
+
+#[test]
+fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
+    let (_folder, ring, mut consumer) = ring(1 << 16, 0);
+    let order: Mutex<Vec<(u64, u8, u64)>> = Mutex::new(Vec::new());
+    let (tell, hear) = std::sync::mpsc::channel::<Published>();
+    std::thread::scope(|scope| {
+        for writer in 1..=4u8 {
+            let (ring, order, tell) = (&ring, &order, tell.clone());
+            scope.spawn(move || {
+                let mut sent = 0u64;
+                while sent < 2000 {
+                    let bytes = 100 + sent % 300;
+                    let head = |position, _: &mut [u8]| order.lock().push((position, writer, bytes));
+                    match ring.reserve(bytes, head) {
+                        Ok((mut slot, ())) => {
+                            slot.fill(writer);
+                            let slot = slot.publish();
+                            let mut back = vec![0; bytes as usize];
+                            let given_up = ring.read(&slot, 0, &mut back);
+                            assert!(back[given_up..].iter().all(|b| *b == writer));
+                            tell.send(slot).unwrap();
+                            sent += 1;
+                        }
+                        Err(_) => std::thread::yield_now(),
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            let total: u64 = 4 * (0..2000u64).map(|sent| 100 + sent % 300).sum::<u64>();
+            let mut done = 0;
+            while done < total {
+                match hear.recv().unwrap() {
+                    slot if slot.position() == done => {
+                        done = slot.end();
+                        consumer.declare_written(Span::of(&slot));
+                    }
+                    slot => tell.send(slot).unwrap(),
+                }
+            }
+        });
+    });
+    let mut end = 0;
+    for (position, _, bytes) in order.into_inner() {
+        assert_eq!(position, end, "positions follow the order of reservation");
+        end = position + bytes;
+    }
+}
