@@ -1,9 +1,10 @@
 # The few commands a person types. Each is one line; the work is in what it calls.
-.PHONY: demo test test-stores lint bench soak torture fuzz mutants fmt
+.PHONY: demo test test-stores test-external lint bench soak torture fuzz mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
 test-stores: ; @tests/setup/prepare.sh stores && cargo build --release -p sawmill && tests/stores/matrix.py
+test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sawmill && tests/external/run.py
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
 soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --minutes $(or $(MINUTES),60)

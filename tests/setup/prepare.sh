@@ -174,11 +174,13 @@ if [[ $mode == stores ]]; then
 fi
 # Sources of Debian packages, from a list of our own, so that the machine's package lists stay as they are.
 fetch_sources() { # fetch_sources SUITE PACKAGE...
-    local suite=$1 lists=$PWD/.prepared/external/lists-$1
+    local suite=$1 lists=$PWD/.prepared/external/lists-$1 mirror
     shift
     mkdir -p "$lists/partial"
-    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
-        "http://deb.debian.org/debian $suite main" >"$lists.list"
+    # The mirror is the one that the machine's packages come from.
+    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
+    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" \
+        >"$lists.list"
     local apt=(apt-get -qq -o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=-
         -o "Dir::State::Lists=$lists" -o APT::Sandbox::User="$(id -un)")
     "${apt[@]}" update
@@ -197,7 +199,7 @@ build_clients() {
         gcc "${flags[@]}" -I"$libnbd" -I"${libnbd}common/include" -I"${libnbd}tests" \
             "${libnbd}tests/$program.c" -o "$into/$program" -lnbd -lpthread
     done
-    # shellcheck disable=SC2046
+    # shellcheck disable=SC2046 # these flags are words
     gcc "${flags[@]}" -I"$nbd" $(pkg-config --cflags glib-2.0) "${nbd}tests/run/nbd-tester-client.c" \
         "${nbd}cliserv.c" -o "$into/nbd-tester-client" $(pkg-config --libs glib-2.0)
 }
@@ -205,7 +207,7 @@ external() {
     set -euo pipefail
     rm -rf .prepared/external
     fetch_sources bookworm qemu libnbd
-    # The mirrors no longer hold the sources of bookworm's nbd.
+    # Not every mirror still has the sources of bookworm's nbd; the tester is the same.
     fetch_sources trixie nbd
     build_clients
 }

@@ -5,9 +5,9 @@
 
 Starts each server on the loopback with a fresh folder, runs `sawmill doctor` on it N times (20 if not told),
 prints a table of servers and checks, and asserts: an honest server passes every check of every run; the
-dishonest one is found out in every run by the races (and by them alone), is told apart with advice, and
-`create` and `serve` refuse it. moto looks and makes in two steps without a lock, but quickly: some races have
-several winners, most do not, so its races are shown and not asserted. Exit code 0 only if all of that holds.
+dishonest one is found out in every run by the races (and by them alone), with advice, and `create` and
+`serve` refuse it. moto looks and makes in two steps without a lock, but quickly: a few races have several
+winners, most do not, so its races are shown and not asserted. Exit code 0 only if all of that holds.
 
 A server dies with this program however it ends: the kernel sees to it. `tests/setup/prepare.sh stores` builds
 the servers. Not here: our own small dishonest server, which `make test` uses
