@@ -60,12 +60,14 @@ impl Keeper {
                 self.put_back(records);
                 return;
             }
-            if self.next_sequence >= limits::SEQUENCE_MAX {
-                let text = "the volume has used up its segment sequences; copy it to a new one";
-                return self.shared.fail(Error::new(ErrorKind::Full, text));
-            }
-            if let Err(error) = self.build_and_put(records) {
-                return self.shared.fail(error);
+            let built = self.build(&records);
+            match built {
+                Ok(built) => self.send(built, records),
+                Err(error) => {
+                    // They stay pending: what is not stored must never look as if it were.
+                    self.put_back(records);
+                    return self.shared.fail(error);
+                }
             }
         }
         self.shared.inbox.set_uploads(self.uploads.len());
@@ -91,13 +93,20 @@ impl Keeper {
     /// under way.
     fn put_back(&mut self, records: Vec<Arc<Record>>) {
         for record in records.into_iter().rev() {
+            self.pending_bytes += record.payload_bytes();
             self.pending.push_front(record);
         }
     }
 
-    fn build_and_put(&mut self, records: Vec<Arc<Record>>) -> crate::Result<()> {
-        let shared = self.shared.clone();
-        let Some(journal) = &shared.journal else { return Ok(()) };
+    fn build(&self, records: &[Arc<Record>]) -> crate::Result<Built> {
+        let shared = &self.shared;
+        if self.next_sequence >= limits::SEQUENCE_MAX {
+            let text = "the volume has used up its segment sequences; copy it to a new one";
+            return Err(Error::new(ErrorKind::Full, text));
+        }
+        let Some(journal) = &shared.journal else {
+            return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
+        };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
         let header = SegmentHeader {
             volume_id: shared.record.volume_id,
@@ -117,17 +126,19 @@ impl Keeper {
             extents: Vec::new(),
             frames: Vec::new(),
         };
-        let Built { header, object, header_bytes, resident, coalesced_bytes } =
-            builder::build(&records, journal, &self.buffers, header)?;
-        add(&shared.tally.coalesced_bytes, coalesced_bytes);
+        builder::build(records, journal, &self.buffers, header)
+    }
+
+    fn send(&mut self, built: Built, records: Vec<Arc<Record>>) {
+        let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
+        add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
         self.next_sequence += 1;
-        self.sealed_position = position_end;
+        self.sealed_position = header.position_end;
         let object_bytes = object.len() as u64;
         let stage = Stage::UnderWay;
         let upload = Upload { header, header_bytes, object_bytes, object, resident, records, stage };
         self.put(&upload);
         self.uploads.push_back(upload);
-        Ok(())
     }
 
     fn put(&self, upload: &Upload) {
