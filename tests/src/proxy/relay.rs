@@ -22,8 +22,9 @@ use tokio::net::TcpStream;
 use super::fault::{Fault, Verb};
 use super::{Shared, lock};
 
-/// Bodies of puts that are remembered, to be given out for others.
+/// Bodies of puts that are remembered, to be given out for others; small ones are not worth it.
 const BODIES_REMEMBERED: usize = 6;
+const REMEMBERED_BYTES_MIN: usize = 4096;
 /// One request in this many brings a late put with it.
 const LATE_ONCE_IN: u64 = 6;
 
@@ -212,7 +213,8 @@ async fn spoil(
 async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
     let answer = ask(shared.upstream, asked).await?;
     let mut memory = lock(&shared.memory);
-    if asked.verb == Verb::Put && answer.parts.status.is_success() {
+    let is_large = asked.body.len() >= REMEMBERED_BYTES_MIN;
+    if asked.verb == Verb::Put && answer.parts.status.is_success() && is_large {
         memory.bodies.push_back((asked.key.clone(), asked.body.clone()));
         if memory.bodies.len() > BODIES_REMEMBERED {
             memory.bodies.pop_front();
@@ -258,13 +260,13 @@ pub(super) async fn deliver(shared: &Shared, late: LateRequest) -> u16 {
     pass(shared, &late.0).await.map_or(0, |answer| answer.parts.status.as_u16())
 }
 
-/// Bytes of another object, as many and from the same place.
+/// Bytes of another object, as many and from the same place if it reaches there.
 fn foreign(shared: &Shared, asked: &Asked, length: usize) -> Option<Bytes> {
     let memory = lock(&shared.memory);
     let start = asked.range_start();
-    let others = memory.bodies.iter().rev().filter(|(key, _)| *key != asked.key);
-    let mut others = others.filter(|(_, body)| body.len() > start);
+    let mut others = memory.bodies.iter().rev().filter(|(key, _)| *key != asked.key);
     others.next().map(|(_, body)| {
+        let start = if start < body.len() { start } else { 0 };
         let mut bytes = body[start..body.len().min(start + length)].to_vec();
         bytes.resize(length, 0);
         Bytes::from(bytes)
