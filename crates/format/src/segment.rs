@@ -68,6 +68,9 @@ const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 /// How many sequences a fence covers: the same epoch goes on this far behind its fence.
 pub const FENCE_WINDOW: u64 = 64;
 
+/// The most data a segment has: offsets into it have 32 bits.
+pub const DATA_BYTES_MAX: u64 = 1 << 32;
+
 /// What a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -323,6 +326,7 @@ impl SegmentHeader {
         check("position_end", "it is before position_start", self.position_start <= self.position_end)?;
         check("next_sequence", "it is not after sequence", self.sequence < self.next_sequence)?;
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
+        check("data_bytes", "no offset of 32 bits reaches that far", self.data_bytes <= DATA_BYTES_MAX)?;
         let mut free_from = 0;
         for extent in &self.extents {
             check("length", "an extent is empty", extent.length > 0)?;

@@ -209,7 +209,9 @@ fn look(
     log.read(position, &mut head)?;
     let largest = limits::RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64;
     let slot = RecordHeader::decode_slot(&head, tag, position).ok().map(u64::from);
-    let slot = slot.filter(|bytes| *bytes <= largest.max(2 * BLOCK_BYTES));
+    // A slot that reached past the ring's whole lap would lie over its own beginning.
+    let reach_max = (options.from + log.capacity_bytes - position).min(largest.max(2 * BLOCK_BYTES));
+    let slot = slot.filter(|bytes| *bytes <= reach_max);
     let header = RecordHeader::decode(&head, tag, position).ok();
     let header = header.filter(|header| slot.is_some() && options.allows(position, header.epoch));
     let mut facts = Facts {

@@ -33,6 +33,8 @@ pub use object::ObjectMap;
 use crate::limits::MAP_AREA_BYTES as AREA_BYTES;
 pub use crate::limits::MAP_GROUP_BYTES as GROUP_BYTES;
 
+/// Segments end at 4 GiB of data space, as data offsets have 32 bits.
+pub(crate) const DATA_SPACE_BYTES: u64 = sawmill_format::segment::DATA_BYTES_MAX;
 /// Bytes of a page in the dense form of an area.
 const PAGE_BYTES: u32 = 4096;
 

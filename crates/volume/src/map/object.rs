@@ -21,11 +21,9 @@ use parking_lot::RwLock;
 
 use super::area::Area;
 use super::runs::{Run, Tally};
-use super::{AREA_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans};
+use super::{AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans};
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
-/// Segments end at 4 GiB of data space, as data offsets have 32 bits.
-const DATA_SPACE_BYTES: u64 = 1 << 32;
 
 struct Group {
     areas: [RwLock<Area>; AREAS],

@@ -12,7 +12,7 @@ use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use crate::ask::{self, store_error};
-use crate::map::{MapExtent, ObjectMap};
+use crate::map::{DATA_SPACE_BYTES, MapExtent, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::shared::View;
 use crate::{Error, ErrorKind, Result, limits};
@@ -44,7 +44,8 @@ pub(crate) fn newest_below(store: &dyn ObjectStore, volume_id: VolumeId, bound: 
         let mut numbers: Vec<u64> = listed
             .iter()
             .filter_map(|object| parse_checkpoint_key(&object.key))
-            .filter(|(id, _)| *id == volume_id)
+            // The last number there can be is nobody's: none could follow it.
+            .filter(|(id, number)| *id == volume_id && *number < u64::MAX)
             .map(|(_, number)| number)
             .collect();
         numbers.sort_unstable();
@@ -132,6 +133,15 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
     }
     let view = View { map: ObjectMap::new(checkpoint.size_bytes), segments: SegmentTable::default() };
     for entry in &checkpoint.segments {
+        if entry.data_bytes > DATA_SPACE_BYTES
+            || entry.live_bytes > entry.data_bytes
+            || entry.object_bytes > 2 * DATA_SPACE_BYTES
+        {
+            let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
+            let text =
+                format!("{key}: no segment can be as it says of {}; nothing was changed", entry.sequence);
+            return Err(Error::new(ErrorKind::Corrupt, text));
+        }
         let info = SegmentInfo {
             epoch: entry.epoch,
             header_bytes: entry.header_bytes,

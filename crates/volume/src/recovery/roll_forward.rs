@@ -48,7 +48,7 @@ pub(crate) fn roll_forward(
     end: &mut LogEnd,
 ) -> Result<()> {
     'log: loop {
-        let first = end.next_sequence;
+        let first = u64::from(sequence32(end.next_sequence)?);
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
             if *sequence != end.next_sequence {
