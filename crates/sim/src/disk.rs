@@ -2,8 +2,8 @@
 //! unsynced write by itself, sector by sector, in any order.
 //!
 //! Invariants: what a completed sync covered is never lost; a process that dies loses nothing. A sync that
-//! fails loses what it should have saved, whatever reads show until the power goes (as Linux page caches
-//! did).
+//! fails loses what it should have saved: at once, or when the power goes and reads show it until then (as
+//! Linux page caches do).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,6 +46,8 @@ struct Content {
     given_up: BTreeMap<u64, Option<Page>>,
     /// Unsynced writes, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
+    /// A failed sync has taken back what reads had shown.
+    dropped: bool,
 }
 
 impl Content {
@@ -85,7 +87,11 @@ impl Content {
         self.unsynced.clear();
     }
 
-    fn fail_sync(&mut self) {
+    fn fail_sync(&mut self, at_once: bool) {
+        if at_once {
+            self.forget();
+            return;
+        }
         for (page, old) in std::mem::take(&mut self.synced) {
             self.given_up.entry(page).or_insert(old);
         }
@@ -127,6 +133,11 @@ impl Medium {
     #[must_use]
     pub fn blank(len_bytes: u64) -> Arc<Self> {
         Arc::new(Medium { content: Mutex::new(Content { len_bytes, ..Content::default() }) })
+    }
+
+    /// Whether a failed sync has taken back what reads had shown, since somebody last asked.
+    pub fn has_dropped(&self) -> bool {
+        std::mem::take(&mut self.content.lock().dropped)
     }
 
     /// How many writes a power cut would find unsynced.
@@ -273,13 +284,17 @@ impl Disk for SimDisk {
             return Err(dead());
         }
         let fails = self.fails(|faults| faults.sync_odds);
-        self.trace.note("disk sync", [u64::from(fails), 0], || {
-            format!("    disk: sync{}", if fails { ": EIO" } else { "" })
+        let at_once = fails && self.faults.lock().1.one_in(2);
+        self.trace.note("disk sync", [fails.into(), at_once.into()], || match (fails, at_once) {
+            (true, true) => "    disk: sync: EIO, and what was written is gone".into(),
+            (true, false) => "    disk: sync: EIO".into(),
+            _ => "    disk: sync".into(),
         });
         let mut content = self.medium.content.lock();
         if fails {
-            // Reads go on to see what was written, but no later sync will save it.
-            content.fail_sync();
+            // Else reads go on to see what was written, but no later sync will save it.
+            content.fail_sync(at_once);
+            content.dropped |= at_once;
             return Err(io::Error::from_raw_os_error(5));
         }
         content.sync();

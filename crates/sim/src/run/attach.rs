@@ -176,6 +176,12 @@ impl Run {
                 place.old_image = place.shelf.get(&journal_path()).map(|medium| medium.copy());
             }
         }
+        // A disk that takes back what it showed costs what memory no longer holds, as a power cut does.
+        let shelf = &self.machines[machine].shelf;
+        if shelf.get(&journal_path()).is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process
+        {
+            self.loss = Loss::Power;
+        }
         let found = self.read_all(&mut process)?;
         let count = self.oracle.opened(self.loss, process.from_store, &found)?;
         self.say("found", || format!("  attached: {count} operations are there"));

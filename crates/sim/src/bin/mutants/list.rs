@@ -47,6 +47,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            drop(error);",
     ),
     mutant(
+        "a batch that cannot be read back is forgotten",
+        "volume/src/keeper/upload.rs",
+        "                    self.put_back(records);\n                    return self.shared.fail(error);",
+        "                    return self.shared.fail(error);",
+    ),
+    mutant(
         "a failed sync is forgotten by the next process",
         "volume/src/open/attach.rs",
         "if log.sync_failed() {",
