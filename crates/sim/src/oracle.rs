@@ -256,22 +256,27 @@ impl Oracle {
 
     /// The most operations, at least `least`, whose result is `found`.
     fn longest_prefix(&self, least: usize, found: &[u8]) -> Option<usize> {
-        let mut image = self.base.clone();
-        for op in &self.operations[..least] {
-            apply(&mut image, op);
-        }
-        let mut wrong = differing(&image, found);
-        let mut legal = (wrong == 0).then_some(least);
+        let mut image = self.image_after(least);
+        let mut compared = Compared::new(&image, found);
+        let mut legal = compared.is_equal().then_some(least);
         for (number, op) in self.operations.iter().enumerate().skip(least) {
-            let range = op.address as usize..(op.address + op.length) as usize;
-            wrong -= differing(&image[range.clone()], &found[range.clone()]);
-            op.put(&mut image[range.clone()]);
-            wrong += differing(&image[range.clone()], &found[range]);
-            if wrong == 0 {
+            apply(&mut image, op);
+            compared.look_again(&image, found, op);
+            if compared.is_equal() {
                 legal = Some(number + 1);
             }
         }
         legal
+    }
+
+    /// What is there after the first `count` operations.
+    fn image_after(&self, count: usize) -> Vec<u8> {
+        if count == self.visible {
+            return self.image.clone();
+        }
+        let mut image = self.base.clone();
+        self.operations[..count].iter().for_each(|op| apply(&mut image, op));
+        image
     }
 
     /// Somebody reads the store alone: what is `found` must be a prefix with all of the first `least`.
@@ -289,10 +294,7 @@ impl Oracle {
             "after {loss:?} at least {least} of {} operations must be there, and the volume is no prefix:",
             self.operations.len()
         );
-        let mut image = self.base.clone();
-        for op in &self.operations[..least] {
-            apply(&mut image, op);
-        }
+        let image = self.image_after(least);
         let differs = image.iter().zip(found).enumerate().filter(|(_, (one, other))| one != other);
         for (at, (want, got)) in differs.take(4) {
             let origin = self.origin(at as u64, *got);
@@ -306,12 +308,37 @@ fn apply(image: &mut [u8], op: &Operation) {
     op.put(&mut image[op.address as usize..(op.address + op.length) as usize]);
 }
 
-fn differing(one: &[u8], other: &[u8]) -> usize {
-    // Mostly they are the same, and that is found out faster.
-    let count = |(one, other): (&[u8], &[u8])| {
-        if one == other { 0 } else { one.iter().zip(other).filter(|(one, other)| one != other).count() }
-    };
-    one.chunks(256).zip(other.chunks(256)).map(count).sum()
+/// Which parts of two images differ.
+struct Compared {
+    differs: Vec<bool>,
+    count: usize,
+}
+
+impl Compared {
+    const PART_BYTES: usize = 256;
+
+    fn new(one: &[u8], other: &[u8]) -> Self {
+        let parts = one.chunks(Self::PART_BYTES).zip(other.chunks(Self::PART_BYTES));
+        let differs: Vec<bool> = parts.map(|(one, other)| one != other).collect();
+        let count = differs.iter().filter(|differs| **differs).count();
+        Compared { differs, count }
+    }
+
+    fn is_equal(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The operation changed one of them.
+    fn look_again(&mut self, one: &[u8], other: &[u8], op: &Operation) {
+        let first = op.address as usize / Self::PART_BYTES;
+        let last = (op.address + op.length - 1) as usize / Self::PART_BYTES;
+        for part in first..=last {
+            let range = part * Self::PART_BYTES..one.len().min((part + 1) * Self::PART_BYTES);
+            let differs = one[range.clone()] != other[range];
+            self.count = self.count + usize::from(differs) - usize::from(self.differs[part]);
+            self.differs[part] = differs;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -153,7 +153,7 @@ impl Run {
         // The last word: all trouble is over, and everything promised is there.
         self.bury_zombie();
         self.attach(machine)?;
-        self.close_in_peace()
+        self.close_in_peace().map(drop)
     }
 
     /// One round of everything for a process: loops, every waiting call, some time.
@@ -337,9 +337,10 @@ impl Run {
 impl Machine {
     fn new(place: &Path, number: usize) -> Result<Self, String> {
         let staging = place.join(format!("machine-{number}"));
-        let _ = std::fs::remove_dir_all(&staging);
         std::fs::create_dir_all(&staging).map_err(|error| format!("{}: {error}", staging.display()))?;
-        Ok(Machine { shelf: Shelf::default(), staging, outdated: false, old_image: None })
+        let machine = Machine { shelf: Shelf::default(), staging, outdated: false, old_image: None };
+        machine.lose_memory();
+        Ok(machine)
     }
 
     /// The power went: memory is gone.

@@ -73,7 +73,8 @@ impl Settings {
             read_odds: odds(&[0, 0, 0, 0, 0, 60]),
             make_odds: odds(&[0, 0, 0, 0, 0, 2]),
         };
-        let size_bytes = odds(&[16 << 10, 64 << 10, 64 << 10, 200 << 10, 200 << 10, 640 << 10]);
+        let size_bytes =
+            odds(&[16 << 10, 64 << 10, 64 << 10, 64 << 10, 160 << 10, 160 << 10, 160 << 10, 640 << 10]);
         let segment_bytes = *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
         Settings {
             size_bytes,
@@ -93,10 +94,10 @@ impl Settings {
             segment_age_ms: *dice.pick(&[0, 5, 100]),
             segment_bytes,
             journal_bytes: journal_bytes_min(segment_bytes) * dice.pick(&[1, 1, 4]),
-            staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 4]),
+            staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 2]),
             cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
             rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
-            look_odds: *dice.pick(&[0, 0, 25]),
+            look_odds: *dice.pick(&[0, 0, 0, 40]),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Every bound of the engine, with the inequality that ties it to the others, proved at compile time.
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
-use sawmill_format::segment::FENCE_WINDOW;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -38,7 +37,9 @@ pub const BUFFER_STEP_BYTES: usize = sized(256 * KIB, 8 * KIB) as usize;
 /// Usual and largest number of segments on their way to the store.
 pub const UPLOADS_DEFAULT: u32 = 6;
 /// See [`UPLOADS_DEFAULT`].
-pub const UPLOADS_MAX: u32 = 32;
+pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
+/// How many names a fence reserves.
+pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
 // A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX); a fence at that
 // first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets a late put.
 const _: () = assert!((UPLOADS_MAX as u64) < FENCE_WINDOW);

@@ -52,6 +52,9 @@ impl Run {
             if attempt > 20 {
                 return Err("attaching does not succeed".into());
             }
+            if self.dice.one_in(self.settings.power_cut_odds) {
+                self.cut_power(machine);
+            }
             self.between_lives();
         }
         Ok(())

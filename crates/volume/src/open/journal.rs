@@ -119,6 +119,21 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     Err(Error::new(ErrorKind::Refused, text))
 }
 
+/// A journal that was closed cleanly and holds nothing: but others have attached since, and theirs may.
+fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judged> {
+    if stored.end.clean || options.accept_journal_loss {
+        let why = format!("of epoch {epoch}, closed cleanly, since when others attached");
+        return Ok(Judged::Make { old: Old::Remove, why });
+    }
+    let text = format!(
+        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere since          and was not closed cleanly there: its newest writes may be in that journal. Give it with --journal,          or pass --accept-journal-loss to go back to the last stored cut (position {})",
+        options.journal_path.display(),
+        stored.record.name,
+        stored.end.position
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
 /// A journal that cannot be used: kept, never overwritten.
 fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     let path = &options.journal_path;
@@ -202,8 +217,7 @@ fn judge_against_store(
     }
     if !ours {
         if block.clean {
-            let why = format!("of epoch {}, closed cleanly, since when others attached", block.epoch);
-            return Ok(Judged::Make { old: Old::Remove, why });
+            return overtaken(stored, options, block.epoch);
         }
         let text = format!(
             "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds \

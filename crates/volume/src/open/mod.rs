@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
-use sawmill_format::segment::{FENCE_WINDOW, SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
@@ -144,7 +144,7 @@ pub(crate) fn fence(
         position_start: end.position,
         position_end: end.position,
         wall_unix_ms: world.unix_ms(),
-        next_sequence: sequence + FENCE_WINDOW,
+        next_sequence: sequence + limits::FENCE_WINDOW,
         role: SegmentRole::Fence,
         frame_bytes: record.frame_bytes,
         data_bytes: 0,

@@ -6,9 +6,7 @@
 //! can be there.
 
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::segment::{
-    FENCE_WINDOW, SegmentHeader, SegmentIdentity, SegmentRole, header_bytes_of, segment_key,
-};
+use sawmill_format::segment::{SegmentHeader, SegmentIdentity, SegmentRole, header_bytes_of, segment_key};
 use sawmill_store::{Class, ObjectStore};
 
 use super::checkpoint::sequence32;
@@ -116,7 +114,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
 /// damage; or a writer has put it since, and the log goes on.
 fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
     let gap = end.next_sequence;
-    let beyond: Vec<u64> = (gap + 1..=gap + FENCE_WINDOW).collect();
+    let beyond: Vec<u64> = (gap + 1..=gap + limits::FENCE_WINDOW).collect();
     for header in headers(store, volume_id, &beyond) {
         let Some(header) = header? else { continue };
         let knew = header.stored_through >= gap || header.epoch > end.epoch;

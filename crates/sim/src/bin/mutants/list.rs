@@ -127,7 +127,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a fence takes one name only",
         "volume/src/open/mod.rs",
-        "next_sequence: sequence + FENCE_WINDOW,",
+        "next_sequence: sequence + limits::FENCE_WINDOW,",
         "next_sequence: sequence + 1,",
     ),
     mutant(
