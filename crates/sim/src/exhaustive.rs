@@ -156,20 +156,25 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
                     one(script, place, death, ending, fate, None).map_err(|e| format!("{}: {e}", what()))?.1;
             }
         }
-        for ending in [Ending::Death, Ending::PowerCut(0)] {
-            for again in 1.. {
-                let what = || {
-                    format!(
-                        "{}: death at I/O {death}, {ending:?}, and at I/O {again} of the attach",
-                        script.0
-                    )
-                };
-                let (died, states) = one(script, place, death, ending, CallFate::Late, Some(again))
-                    .map_err(|e| format!("{}: {e}", what()))?;
-                tried.states += states;
-                if !died {
-                    break;
-                }
+        for ending in [Ending::Death, Ending::PowerCut(0), Ending::Torn] {
+            tried.states += explore_attach(script, place, death, ending)?;
+        }
+    }
+    Ok(tried)
+}
+
+/// A life ended so; death again at every I/O of the attach that follows, and a power cut then.
+fn explore_attach(script: &Script, place: &Path, death: u64, ending: Ending) -> Result<u64, String> {
+    let mut tried = 0;
+    for again in 1.. {
+        for fate in [Fate::Lost, Fate::Torn(2)] {
+            let second = Some((again, fate));
+            let what = format!("death at I/O {death}, {ending:?}, again at {again} of the attach, {fate:?}");
+            let (died, states) = one(script, place, death, ending, CallFate::Late, second)
+                .map_err(|error| format!("{}: {what}: {error}", script.0))?;
+            tried += states;
+            if !died {
+                return Ok(tried);
             }
         }
     }
@@ -200,16 +205,16 @@ fn one(
     death: u64,
     ending: Ending,
     fate: CallFate,
-    again: Option<u64>,
+    again: Option<(u64, Fate)>,
 ) -> Result<(bool, u64), String> {
     let mut stage = Stage::new(script.1, place)?;
     stage.play(script.2, Some(death))?;
     stage.end(ending, fate);
     let mut died = false;
-    if let Some(again) = again {
+    if let Some((again, fate)) = again {
         died = stage.run.attach_dying(again)?;
         if died {
-            stage.run.cut_power_with(|_| Fate::Lost);
+            stage.run.cut_power_with(|_| fate);
         }
     }
     stage.run.finish()?;

@@ -58,11 +58,10 @@ impl LogImage {
         {
             let at = position + split as u64;
             // Beyond the ring's reach nothing was ever staged.
-            if at + in_memory.len() as u64 > *from + staging.capacity_bytes() {
-                in_memory.fill(0);
-            } else {
-                staging.copy_out(at, in_memory);
-            }
+            let reach = (*from + staging.capacity_bytes()).saturating_sub(at);
+            let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);
+            staging.copy_out(at, staged);
+            beyond.fill(0);
         }
         Ok(())
     }
@@ -133,6 +132,9 @@ pub(crate) struct ScanOptions {
     pub(crate) bound_position: u64,
     /// The superblock's mark.
     pub(crate) mark: u64,
+    /// An attach has judged this log before, wrote its mark into the superblock, and then may have written
+    /// over what lies behind the log's end: marks in records do not count any more.
+    pub(crate) judged: bool,
     /// Take damage for the end (the user accepts the loss).
     pub(crate) accept_loss: bool,
 }
@@ -164,7 +166,9 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
         match verdict {
             Verdict::Keep => {
                 let Some(found) = found else { break };
-                mark = mark.max(found.header.logged);
+                if !options.judged {
+                    mark = mark.max(found.header.logged);
+                }
                 scan.end += slot_bytes;
                 scan.found.push(found);
             }
@@ -172,7 +176,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 scan.voids.push((position, slot_bytes));
                 scan.end += slot_bytes;
             }
-            Verdict::Stop if !looked_ahead => {
+            Verdict::Stop if !looked_ahead && !options.judged => {
                 // A later record may say that this position was flushed: then it is no tail.
                 looked_ahead = true;
                 mark = mark.max(mark_ahead(log, options, position)?);
@@ -264,4 +268,55 @@ fn mark_ahead(log: &mut LogImage, options: &ScanOptions, position: u64) -> Resul
         at += BLOCK_BYTES;
     }
     Ok(mark)
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_sys::StagingFile;
+
+    use super::*;
+
+    struct NoDisk;
+
+    impl Disk for NoDisk {
+        fn len_bytes(&self) -> u64 {
+            0
+        }
+
+        fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+
+        fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+            self.read_at(offset, into)
+        }
+
+        fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+
+        fn sync(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A chunk in whole blocks may reach past what a full ring held; what it did hold must not become zeroes.
+    #[test]
+    fn memory_is_read_to_its_last_byte_and_is_zero_beyond() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("staging");
+        let (ring, _consumer) = StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header");
+        let (slot, ()) = ring.reserve(8192, |_, bytes| bytes.fill(7)).unwrap();
+        drop(slot.publish());
+        drop(ring);
+        let staging = StagingFile::open(&path).unwrap();
+        let mut log = LogImage::new(Arc::new(NoDisk), 1 << 20, staging);
+        let mut bytes = vec![1; 12288];
+        log.read(4096, &mut bytes[..8192]).unwrap();
+        assert!(bytes[..8192].iter().all(|byte| *byte == 7), "all of the ring");
+        log.read(8192, &mut bytes[..8192]).unwrap();
+        assert!(
+            bytes[..4096].iter().all(|byte| *byte == 7) && bytes[4096..8192].iter().all(|byte| *byte == 0)
+        );
+    }
 }

@@ -165,6 +165,10 @@ fn intend(
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
+                if let Some(scan) = &scan {
+                    // What follows writes over the torn record that this mark may lie in: see `judged`.
+                    block.logged = scan.mark.min(scan.end);
+                }
             })?;
             Ok((disk, superblock, log, scan))
         }

@@ -245,6 +245,7 @@ fn judge_against_store(
         epoch: block.bound_epoch,
         bound_position: block.bound_position,
         mark: block.logged,
+        judged: block.intent_epoch != 0,
         accept_loss: options.accept_journal_loss,
     };
     let scan = scan(&mut log, &wanted)?;
