@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use sawmill_format::crc::payload_check;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
 use sawmill_sys::Published;
-use sawmill_sys::sync::AtomicBool;
+use sawmill_sys::sync::{AtomicBool, may_switch};
 
 /// The unit of verification, in bytes of the volume's address space.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -71,6 +71,7 @@ impl Record {
     }
 
     pub(crate) fn fill(&self, slot: Option<Published>, checks: Checks) {
+        may_switch();
         let set = self.filled.set(Filled { slot, checks });
         debug_assert!(set.is_ok(), "a record is filled once");
     }
