@@ -119,14 +119,7 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
         return Err(corrupt("it is truncated".into()));
     }
     let mut log = LogImage::new(disk, superblock.capacity_bytes, None);
-    let options = ScanOptions {
-        tag: superblock.journal_tag,
-        from: superblock.trim,
-        epoch: superblock.bound_epoch,
-        bound_position: superblock.bound_position,
-        mark: superblock.logged,
-        accept_loss: true,
-    };
+    let options = ScanOptions::of(&superblock, superblock.trim, true);
     let found = scan(&mut log, &options)?;
     let count = |operations: &[RecordOperation]| {
         found.found.iter().filter(|record| operations.contains(&record.header.operation)).count() as u64

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation};
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
 use sawmill_sys::{BLOCK_BYTES, StagingFile};
 
 use super::{disk_failed, disk_parts};
@@ -140,6 +140,19 @@ pub(crate) struct ScanOptions {
 }
 
 impl ScanOptions {
+    /// Of the log that `block` is the superblock of, from position `from` on.
+    pub(crate) fn of(block: &Superblock, from: u64, accept_loss: bool) -> Self {
+        ScanOptions {
+            tag: block.journal_tag,
+            from,
+            epoch: block.bound_epoch,
+            bound_position: block.bound_position,
+            mark: block.logged,
+            judged: block.intent_epoch != 0,
+            accept_loss,
+        }
+    }
+
     fn allows(&self, position: u64, epoch: u64) -> bool {
         if position >= self.bound_position { epoch == self.epoch } else { epoch <= self.epoch }
     }

@@ -239,15 +239,7 @@ fn judge_against_store(
     }
     let staging = open_staging(stored, options, block)?;
     let mut log = LogImage::new(disk.clone(), block.capacity_bytes, staging);
-    let wanted = ScanOptions {
-        tag: block.journal_tag,
-        from: end.position,
-        epoch: block.bound_epoch,
-        bound_position: block.bound_position,
-        mark: block.logged,
-        judged: block.intent_epoch != 0,
-        accept_loss: options.accept_journal_loss,
-    };
+    let wanted = ScanOptions::of(block, end.position, options.accept_journal_loss);
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }
