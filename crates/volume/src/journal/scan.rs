@@ -320,7 +320,7 @@ mod tests {
         let path = folder.path().join("staging");
         let (ring, _consumer) = StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header");
         let (slot, ()) = ring.reserve(8192, |_, bytes| bytes.fill(7)).unwrap();
-        drop(slot.publish());
+        let _ = slot.publish();
         drop(ring);
         let staging = StagingFile::open(&path).unwrap();
         let mut log = LogImage::new(Arc::new(NoDisk), 1 << 20, staging);
