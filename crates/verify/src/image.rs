@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+
+use sawmill_device::{BlockDeviceExt, MemoryDevice};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -29,8 +31,10 @@ impl Image {
     }
 
     /// What a file or a block device holds.
-    pub fn read_file(path: &Path, size_bytes: u64) -> io::Result<Self> {
-        let file = File::open(path)?;
+    pub fn read_file(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        // A block device has no length but an end.
+        let size_bytes = file.seek(SeekFrom::End(0))?;
         let mut image = Image::new(size_bytes);
         let mut bytes = vec![0; 1 << 20];
         let mut at = 0;
@@ -109,6 +113,13 @@ impl Image {
         self.pages().try_for_each(|(address, bytes)| file.write_all_at(bytes, address))
     }
 
+    /// A device in memory with this content.
+    pub fn to_device(&self) -> crate::Result<MemoryDevice> {
+        let device = MemoryDevice::new(self.size_bytes);
+        self.pages().try_for_each(|(address, bytes)| device.write_at(address, bytes))?;
+        Ok(device)
+    }
+
     /// The pages that are not zero, with their addresses; the last is cut at the end of the device.
     pub fn pages(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.pages.iter().map(|(page, bytes)| {
@@ -146,7 +157,7 @@ mod tests {
         let path = folder.path().join("image");
         image.write_file(&path).unwrap();
         assert!(std::fs::read(&path).unwrap() == flat);
-        assert!(Image::read_file(&path, flat.len() as u64).unwrap().read(0, flat.len()) == flat);
+        assert!(Image::read_file(&path).unwrap().read(0, flat.len()) == flat);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bridge;
+pub mod campaign;
 pub mod cut;
 pub mod dice;
 mod error;

@@ -16,6 +16,8 @@ pub struct Finding {
     pub cut: Cut,
     /// How the device came back.
     pub way: Way,
+    /// Of a stale disk: the entry before which it was kept, whole.
+    pub stale_of: Option<usize>,
     /// What is wrong then.
     pub what: String,
 }

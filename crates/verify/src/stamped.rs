@@ -6,17 +6,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sawmill_device::MemoryDevice;
-
-use crate::cut::{Cut, Replay};
+use crate::campaign::Campaign;
+use crate::cut::Cut;
 use crate::dice::Dice;
 use crate::image::Image;
 use crate::load::{Load, Mix};
 use crate::nbd::{Client, Command, Failure};
-use crate::plan::{Budget, plan};
+use crate::plan::Budget;
 use crate::recorder::Recorder;
 use crate::recording::{LogWriter, Recording};
-use crate::report::{Finding, Report};
+use crate::report::Report;
 use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
 use crate::subject::{Remains, Revived, Subject, Way};
 use crate::{Error, Result};
@@ -58,14 +57,16 @@ pub struct Recorded {
     /// Moments at which the device had promised that everything accepted survives the loss of its disk:
     /// what completed before the first is safe once the second has passed.
     pub settled: Vec<(u64, u64)>,
-    /// The size of the disk.
-    pub disk_bytes: u64,
-    /// The entry with which the workload begins; what is before made the device.
+    /// What the disk held before.
+    pub before: Image,
+    /// The first entry before which power may fail.
     pub first: usize,
 }
 
 /// The file beside the log that says what the workload did.
 const WORKLOAD: &str = "workload";
+/// The file beside the log with what the disk held before.
+const BEFORE: &str = "before";
 
 /// Runs the workload on `subject` over a disk of `disk_bytes`, and leaves the recording in `folder`.
 pub fn record(
@@ -78,7 +79,8 @@ pub fn record(
     let mut load = Load::new(workload.area_bytes, Dice::new(dice.word()), phases(workload)[0].1);
     let clock = load.log.clock.clone();
     let writer = LogWriter::create(&folder.join("log"))?;
-    let disk = Arc::new(Recorder::new(MemoryDevice::new(disk_bytes), writer, clock.clone()));
+    let before = subject.prepare(disk_bytes, folder)?;
+    let disk = Arc::new(Recorder::new(before.to_device()?, writer, clock.clone()));
     let mut running = subject.start(Arc::clone(&disk), folder)?;
     let clients = [running.client()?];
     let size_bytes = clients[0].export().size_bytes;
@@ -86,7 +88,6 @@ pub fn record(
         let text = format!("the device has {size_bytes} bytes; the workload needs {}", workload.area_bytes);
         return Err(Error::Usage(text));
     }
-    let first = disk.entry_count();
     let mut settled = Vec::new();
     for (share, mix) in phases(workload) {
         load.mix = mix;
@@ -107,7 +108,7 @@ pub fn record(
     drop(clients);
     running.stop()?;
     let recording = disk.finish()?;
-    let recorded = Recorded { recording, log: load.log.clone(), settled, disk_bytes, first };
+    let recorded = Recorded { recording, log: load.log.clone(), settled, before, first: 0 };
     recorded.save(folder)?;
     Ok(recorded)
 }
@@ -121,8 +122,10 @@ fn phases(workload: &Workload) -> [(u64, Mix); 3] {
 
 impl Recorded {
     fn save(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(BEFORE);
+        self.before.write_file(&path).map_err(|error| Error::io("cannot write", &path, &error))?;
         let mut text = self.log.to_text();
-        text.push_str(&format!("disk {}\nfirst {}\n", self.disk_bytes, self.first));
+        text.push_str(&format!("first {}\n", self.first));
         for (before, after) in &self.settled {
             text.push_str(&format!("settled {before} {after}\n"));
         }
@@ -135,12 +138,11 @@ impl Recorded {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
         let wrong = || Error::Log(format!("{} is not what the stamped workload leaves", path.display()));
-        let (mut stamps, mut settled, mut disk_bytes, mut first) = (String::new(), Vec::new(), 0, 0);
+        let (mut stamps, mut settled, mut first) = (String::new(), Vec::new(), 0);
         for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |word: &str| word.parse::<u64>().map_err(|_| wrong());
             match words[..] {
-                ["disk", bytes] => disk_bytes = number(bytes)?,
                 ["first", entry] => first = number(entry)? as usize,
                 ["settled", before, after] => settled.push((number(before)?, number(after)?)),
                 _ => stamps.extend([line, "\n"]),
@@ -148,7 +150,9 @@ impl Recorded {
         }
         let log = Log::from_text(&stamps).ok_or_else(wrong)?;
         let recording = Recording::open(&folder.join("log"))?;
-        Ok(Recorded { recording, log, settled, disk_bytes, first })
+        let path = folder.join(BEFORE);
+        let before = Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+        Ok(Recorded { recording, log, settled, before, first })
     }
 
     /// The moment at which a cut strikes.
@@ -164,31 +168,19 @@ impl Recorded {
         rule: Rule,
         budget: &Budget,
         folder: &Path,
-        mut progress: impl FnMut(usize, usize),
+        progress: impl FnMut(usize, usize),
     ) -> Result<Report> {
-        let plan = plan(&self.recording, self.first, budget);
-        let mut report = Report::new(&self.recording, &plan);
-        let mut replay = Replay::new(&self.recording, Image::new(self.disk_bytes));
-        let mut older: Option<Image> = None;
-        let mut dice = Dice::new(budget.seed ^ 0x57a1e);
-        for (number, cut) in plan.cuts.iter().enumerate() {
-            progress(number, plan.cuts.len());
-            let disk = replay.image(cut)?;
-            let ways = subject.ways();
-            let way = ways[number % ways.len()];
-            let stale = older.get_or_insert_with(|| disk.clone());
-            let shown = if way == Way::DiskStale { &*stale } else { &disk };
-            let remains = Remains { cut, disk: shown, way };
-            report.images += 1;
-            report.count(way);
-            if let Err(Violation(what)) = self.check_one(subject, rule, &remains, folder)? {
-                report.findings.push(Finding { cut: cut.clone(), way, what });
-            }
-            if dice.once_in(8) {
-                older = Some(disk);
-            }
-        }
-        Ok(report)
+        let campaign = Campaign {
+            recording: &self.recording,
+            before: self.before.clone(),
+            first: self.first,
+            ways: subject.ways(),
+            budget: *budget,
+        };
+        campaign.run(progress, |remains| {
+            let judged = self.check_one(subject, rule, remains, folder)?;
+            Ok(judged.map(drop).map_err(|violation| violation.0))
+        })
     }
 
     /// Checks one cut: what does the device serve after it?

@@ -67,6 +67,18 @@ impl Server {
         let first = process.wait_for("the device is to serve", ask)?;
         Ok(Server { process, uri, first: Some(first) })
     }
+
+    /// The same for a server that comes back after a crash; it may also end with the code `refused`.
+    pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
+        let ask = || Client::connect(&uri, Dialect::Structured).ok();
+        match process.wait_for("the device is to serve again", ask) {
+            Ok(first) => Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) }))),
+            Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
+                Ok(Revived::Refused(process.said()))
+            }
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Running for Server {

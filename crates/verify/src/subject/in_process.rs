@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sawmill_device::{BlockDevice, BlockDeviceExt, MemoryDevice};
+use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use super::{RecordedDisk, Remains, Revived, Running, Subject};
-use crate::image::Image;
 use crate::nbd::{Client, Dialect};
 use crate::{Error, Result};
 
@@ -62,15 +61,6 @@ impl Running for Serving {
     }
 }
 
-/// A disk in memory with this content.
-fn disk_of(image: &Image) -> Result<MemoryDevice> {
-    let disk = MemoryDevice::new(image.size_bytes());
-    for (address, bytes) in image.pages() {
-        disk.write_at(address, bytes)?;
-    }
-    Ok(disk)
-}
-
 impl Subject for InProcess {
     fn describe(&self) -> String {
         self.name.clone()
@@ -81,7 +71,7 @@ impl Subject for InProcess {
     }
 
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
-        let device = (self.make)(Arc::new(disk_of(remains.disk)?));
+        let device = (self.make)(Arc::new(remains.disk.to_device()?));
         Ok(Revived::Serving(Box::new(serve(device, folder)?)))
     }
 }

@@ -5,6 +5,7 @@
 
 mod command_line;
 mod in_process;
+mod sawmill;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::recorder::Recorder;
 
 pub use command_line::CommandLine;
 pub use in_process::{InProcess, Make};
+pub use sawmill::Sawmill;
 
 /// The disk that a device under test works on while it is recorded.
 pub type RecordedDisk = Arc<Recorder<MemoryDevice>>;
@@ -96,7 +98,11 @@ pub enum Revived {
 pub trait Subject {
     /// What it is, for reports and for the command that repeats a finding.
     fn describe(&self) -> String;
-    /// Starts it for the first time, on a recording disk of zeroes.
+    /// What its disk holds before it is recorded: zeroes, where it does not care.
+    fn prepare(&self, disk_bytes: u64, _folder: &Path) -> Result<Image> {
+        Ok(Image::new(disk_bytes))
+    }
+    /// Starts it on a recording disk.
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>>;
     /// Starts it on what a crash left.
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived>;
