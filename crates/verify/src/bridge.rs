@@ -22,7 +22,8 @@ pub fn can_fuse() -> Result<()> {
 /// Whether file systems can be mounted here.
 pub fn can_mount() -> Result<()> {
     if !geteuid().is_root() {
-        return Err(Error::Missing("mounting needs root; run this as root (sudo)".into()));
+        let what = "mounting needs root; run this as root (sudo)".to_owned();
+        return Err(Error::Io { what, source: std::io::ErrorKind::PermissionDenied.into() });
     }
     ["losetup", "mount", "umount"].into_iter().try_for_each(|name| program::find(name).map(drop))?;
     openable(Path::new("/dev/loop-control"), "load the loop module, or in a container add the device")

@@ -3,7 +3,7 @@
 //! Not here: how a device or a file system is looked at; whoever runs the campaign brings that along.
 
 use crate::Result;
-use crate::cut::{Cut, Kept, Replay};
+use crate::cut::{Cut, Replay};
 use crate::dice::Dice;
 use crate::image::Image;
 use crate::plan::{Budget, plan};
@@ -52,8 +52,7 @@ impl Campaign<'_> {
             }
             // A stale disk is one of a cut some way back.
             if dice.once_in(8) {
-                let whole = Cut { entry: cut.entry, kept: Kept::All };
-                older = Some((cut.entry, replay.image(&whole)?));
+                older = Some((cut.entry, replay.image(&Cut::whole(cut.entry))?));
             }
         }
         Ok(report)

@@ -54,6 +54,14 @@ pub struct Cut {
     pub kept: Kept,
 }
 
+impl Cut {
+    /// The cut before `entry` with all there is.
+    #[must_use]
+    pub fn whole(entry: usize) -> Self {
+        Cut { entry, kept: Kept::All }
+    }
+}
+
 fn list(entries: &[usize]) -> String {
     entries.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use sawmill_verify::faulty::{Fault, Faulty};
+use sawmill_verify::look::{Judge, Look, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::report::Report;
-use sawmill_verify::stamped::{Recorded, Rule, Workload, record};
-use sawmill_verify::subject::InProcess;
+use sawmill_verify::run::{self, Work};
+use sawmill_verify::session::Recorded;
+use sawmill_verify::subject::{InProcess, Subject, Way};
 
 const DISK_BYTES: u64 = 8 << 20;
 
@@ -17,11 +19,14 @@ fn device(fault: Fault) -> InProcess {
 fn check(fault: Fault, rule: Rule, images_max: usize) -> Report {
     let folder = tempfile::tempdir().unwrap();
     let subject = device(fault);
-    let workload = Workload { trim: true, ..Workload::default() };
-    record(&subject, DISK_BYTES, &workload, folder.path()).unwrap();
+    let work = Work::Stamps { area_bytes: 1 << 20, requests: 600, trim: true };
+    run::below(&subject, DISK_BYTES, &work, 1, folder.path()).unwrap();
     let recorded = Recorded::open(folder.path()).unwrap();
     let budget = Budget { images_max, tear_bytes: Some(512), seed: 1 };
-    let report = recorded.check(&subject, rule, &budget, folder.path(), |_, _| ()).unwrap();
+    let (subject, judge) = (Some(&subject as &dyn Subject), &Judge::Workload);
+    let look = Look { recorded: &recorded, subject, rule, judge, folder: folder.path() };
+    let campaign = recorded.campaign(&[Way::DiskKept], budget);
+    let report = campaign.run(|_, _| (), |remains| look.look(remains)).unwrap();
     println!(
         "{fault}: {} entries, {} legal cuts, {} points, {} images, {} findings; the first: {:?}",
         report.entries,

@@ -110,4 +110,9 @@ pub trait Subject {
     fn ways(&self) -> &[Way] {
         &[Way::DiskKept]
     }
+
+    /// Whether what is flushed survives the loss of its disk too.
+    fn flushes_survive_its_disk(&self) -> bool {
+        false
+    }
 }

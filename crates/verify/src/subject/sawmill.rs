@@ -280,4 +280,8 @@ impl Subject for Sawmill {
         // Most cuts are of the disk as it is left; the others are judged by fewer facts.
         &[Way::DiskKept, Way::DiskLost, Way::DiskKept, Way::DiskStale, Way::DiskKept, Way::Elsewhere]
     }
+
+    fn flushes_survive_its_disk(&self) -> bool {
+        self.flush == "stored"
+    }
 }
