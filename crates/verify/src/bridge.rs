@@ -82,11 +82,14 @@ impl Drop for FusedFile {
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// Makes one over `file`, around the page cache.
+    /// Makes one over `file`, around the page cache where the file can do that.
     pub fn new(file: &Path) -> Result<Self> {
         can_mount()?;
-        let mut command = program::command("losetup")?;
-        let device = program::run(command.args(["--find", "--show", "--direct-io=on"]).arg(file))?;
+        let losetup = |more: &[&str]| {
+            let mut command = program::command("losetup")?;
+            program::run(command.args(["--find", "--show"]).args(more).arg(file))
+        };
+        let device = losetup(&["--direct-io=on"]).or_else(|_| losetup(&[]))?;
         Ok(LoopDevice(PathBuf::from(device.trim())))
     }
 

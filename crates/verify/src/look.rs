@@ -53,6 +53,17 @@ pub struct Look<'a> {
 type Verdict = Result<(), String>;
 
 impl Look<'_> {
+    /// The ways in which the device can come back and be judged.
+    #[must_use]
+    pub fn ways(&self) -> Vec<Way> {
+        let mut ways = self.subject.map_or(&[Way::DiskKept][..], Subject::ways).to_vec();
+        if !matches!(self.recorded.knowledge, Knowledge::Stamps { .. }) {
+            // A file system must be written to replay its journal.
+            ways.retain(|way| *way != Way::Elsewhere);
+        }
+        ways
+    }
+
     /// Looks at one cut by itself, as a report names it.
     pub fn at(&self, cut: &Cut, way: Way, stale_of: Option<usize>) -> Result<Verdict> {
         let recorded = self.recorded;
@@ -89,7 +100,8 @@ impl Look<'_> {
             return Ok(judged.map_err(|violation| violation.0));
         }
         drop(client);
-        self.judge_export(&*running, moment)
+        let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
+        self.judge_export(&*running, if whole { moment } else { 0 })
     }
 
     fn judge_export(&self, running: &dyn Running, moment: u64) -> Result<Verdict> {
@@ -101,6 +113,7 @@ impl Look<'_> {
         self.judge_file(file.path(), moment)
     }
 
+    /// `moment`: what was promised before it must be there; 0: some earlier state will do.
     fn judge_file(&self, path: &Path, moment: u64) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {

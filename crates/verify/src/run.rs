@@ -75,7 +75,11 @@ pub fn below(
         Work::Files { .. } | Work::Command(_) => {
             // The connection that showed that it serves; some serve no more than one at a time.
             drop(running.client()?);
-            on_block_device(running.uri(), work, seed, &clock, folder, || disk.entry_count())?
+            let uri = running.uri().to_owned();
+            on_block_device(&uri, work, seed, &clock, folder, || {
+                running.settle()?;
+                Ok(disk.entry_count())
+            })?
         }
     };
     running.stop()?;
@@ -112,7 +116,7 @@ pub fn above(
         }
         (first, knowledge)
     } else {
-        on_block_device(&uri, work, seed, &clock, folder, || disk.entry_count())?
+        on_block_device(&uri, work, seed, &clock, folder, || Ok(disk.entry_count()))?
     };
     server.stop();
     let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
@@ -147,14 +151,15 @@ fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
     Ok(image)
 }
 
-/// The export `uri` as a block device, and the work on it; says the first entry that is not of making it.
+/// The export `uri` as a block device, and the work on it; says the first entry that is not of making it:
+/// that is what `made` answers, once a file system is.
 fn on_block_device(
     uri: &str,
     work: &Work,
     seed: u64,
     clock: &Clock,
     folder: &Path,
-    entry_count: impl Fn() -> usize,
+    mut made: impl FnMut() -> Result<usize>,
 ) -> Result<(usize, Knowledge)> {
     can_mount()?;
     let file = FusedFile::new(uri, &folder.join("export"))?;
@@ -165,7 +170,7 @@ fn on_block_device(
             kind.make(device.path())?;
             let mounted = kind.mount(&device, folder)?;
             program::run(program::command("sync")?.arg("-f").arg(mounted.root()))?;
-            let first = entry_count();
+            let first = made()?;
             let mut files = Files::new(*kind);
             files.fill(mounted.root(), *steps, &mut Dice::new(seed), clock)?;
             mounted.unmount()?;

@@ -94,10 +94,21 @@ impl Recorded {
     }
 
     /// A log that somebody else made, of a device that held zeroes before.
-    pub fn foreign(log: &Path, disk_bytes: u64, first: usize) -> Result<Self> {
+    pub fn foreign(log: &Path, disk_bytes: u64) -> Result<Self> {
         let recording = Recording::open(log)?;
         let before = Image::new(disk_bytes.max(recording.end_bytes()));
-        Ok(Recorded { recording, before, first, knowledge: Knowledge::Nothing })
+        Ok(Recorded { recording, before, first: 0, knowledge: Knowledge::Nothing })
+    }
+
+    /// Has power fail only before entry `first` or later.
+    pub fn begin_at(&mut self, first: usize) -> Result<()> {
+        let entries = self.recording.entries.len();
+        if first > entries {
+            let text = format!("the recording has {entries} entries: power cannot first fail before {first}");
+            return Err(Error::Usage(text));
+        }
+        self.first = first;
+        Ok(())
     }
 
     /// The moment at which a cut strikes.

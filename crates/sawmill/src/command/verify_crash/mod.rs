@@ -140,9 +140,10 @@ struct WorkArguments {
     #[arg(long)]
     trim: bool,
 
-    /// With --write-log: the first entry before which power may fail, when the device was still being made before.
-    #[arg(long, value_name = "ENTRY", default_value_t = 0)]
-    first: usize,
+    /// The first entry before which power may fail. Until then the device was still being made. Without it
+    /// the first, of file systems the first after mkfs.
+    #[arg(long, value_name = "ENTRY")]
+    first: Option<usize>,
 }
 
 /// What a flush means on a volume of the check, as words of the command line.
@@ -173,7 +174,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let place = Place::new(arguments)?;
     let subject = arguments.subject()?;
     let judge = arguments.judge()?;
-    let (recorded, wrong) = obtain(arguments, subject.as_deref(), place.path())?;
+    let (mut recorded, wrong) = obtain(arguments, subject.as_deref(), place.path())?;
+    if let Some(first) = arguments.work.first {
+        recorded.begin_at(first)?;
+    }
     let rule = match arguments.subject.rule {
         Some(Promise::Sector) => Rule::Sector,
         Some(Promise::Prefix) => Rule::Prefix,
@@ -185,10 +189,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if let Some(cut) = &arguments.cut {
         return look_again(context, &look, cut, arguments);
     }
-    let all = [Way::DiskKept];
-    let ways = subject.as_deref().map_or(&all[..], Subject::ways);
+    let ways = look.ways();
     let mut progress = Progress::new("images checked");
-    let campaign = recorded.campaign(ways, arguments.budget());
+    let campaign = recorded.campaign(&ways, arguments.budget());
     let report =
         campaign.run(|done, total| progress.show(done as u64, total as u64), |remains| look.look(remains))?;
     drop(progress);
@@ -214,7 +217,7 @@ fn obtain(
         let recorded = if log.is_dir() {
             Recorded::open(log)?
         } else {
-            Recorded::foreign(log, arguments.subject.disk_size.unwrap_or(0), arguments.work.first)?
+            Recorded::foreign(log, arguments.subject.disk_size.unwrap_or(0))?
         };
         return Ok((recorded, None));
     }
@@ -265,8 +268,14 @@ impl Place {
         let given =
             arguments.keep.as_ref().or(arguments.subject.write_log.as_ref().filter(|log| log.is_dir()));
         let Some(folder) = given else {
-            let temporary = tempfile::Builder::new().prefix("sawmill-verify-").tempdir();
-            let temporary = temporary.map_err(|error| Failure::io("cannot make a folder", &error))?;
+            let mut builder = tempfile::Builder::new();
+            builder.prefix("sawmill-verify-");
+            // In memory syncs cost nothing, and a check is full of them.
+            let in_memory = std::env::var_os("TMPDIR").is_none().then(|| builder.tempdir_in("/dev/shm").ok());
+            let temporary = match in_memory.flatten() {
+                Some(temporary) => temporary,
+                None => builder.tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?,
+            };
             return Ok(Place { folder: temporary.path().to_owned(), temporary: Some(temporary) });
         };
         let what = || format!("cannot use the folder {}", folder.display());
