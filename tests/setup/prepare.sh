@@ -18,7 +18,8 @@ demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
     fusermount3:fuse3 mkfs.ext4:e2fsprogs losetup:mount) ;;
 test | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdinfo:libnbd-bin
     nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
-    mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils) ;;
+    mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils
+    qemu-storage-daemon:qemu-system-common) ;;
 *)
     echo "usage: $0 demo|test|bench" >&2
     exit 2

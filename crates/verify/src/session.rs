@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::campaign::Campaign;
-use crate::cut::Cut;
+use crate::cut::{Cut, Replay};
 use crate::files::Files;
 use crate::image::Image;
 use crate::plan::Budget;
@@ -115,6 +115,12 @@ impl Recorded {
     #[must_use]
     pub fn moment(&self, cut: &Cut) -> u64 {
         self.recording.entries.get(cut.entry).map_or(u64::MAX, |next| next.moment)
+    }
+
+    /// A replay of this recording.
+    #[must_use]
+    pub fn replay(&self) -> Replay<'_> {
+        Replay::new(&self.recording, self.before.clone())
     }
 
     /// A campaign over this recording.
