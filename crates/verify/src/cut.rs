@@ -1,8 +1,8 @@
 //! A cut: what a device may hold when power fails between two entries of its recording.
 //!
-//! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush among them is
-//! there, and so is each later entry with FUA. Each of the rest, the *loose* entries, may be there, or not,
-//! or be torn; entry *n* itself may be under way. What is there lies in the order of the log.
+//! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush among them
+//! is there, and so is each later entry with FUA. Each of the rest, the *loose* entries, may be there, or
+//! not, or be torn; entry *n* itself may be under way. What is there lies in the order of the log.
 //!
 //! Invariant: the text of a cut (`120:without=117,118`) and the recording give the same image anywhere.
 //!

@@ -79,8 +79,8 @@ impl Load {
     }
 
     /// Drives the load until `completions` more requests are answered, then calls `cut` with requests still
-    /// in flight, and waits until each of them has its answer or its connection is gone. Where no answer comes
-    /// for [`PATIENCE`], all that are in flight count as unanswered.
+    /// in flight, and waits until each of them has its answer or its connection is gone. Where no answer
+    /// comes for [`PATIENCE`], all that are in flight count as unanswered.
     pub fn drive(&mut self, clients: &[Client], completions: u64, cut: impl FnOnce()) -> Tally {
         let mut tally = Tally::default();
         while tally.completed + tally.refused < completions && tally.unanswered == 0 {

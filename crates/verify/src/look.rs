@@ -1,5 +1,5 @@
-//! A look at what a crash left: the device is started on it, and what it serves is judged by stamps, by a file
-//! system, or by a script of the user's.
+//! A look at what a crash left: the device is started on it, and what it serves is judged by stamps, by a
+//! file system, or by a script of the user's.
 //!
 //! Invariant: what cannot be looked at (a program is missing, no root) is an error; everything else that is
 //! not as it should be is a finding.
@@ -139,8 +139,8 @@ impl Look<'_> {
                 Ok(stamp::check_sectors(&log, area).map(drop).map_err(|violation| violation.0))
             }
             (Judge::Workload, Knowledge::Nothing) => {
-                let text = "nothing is known of what this recording should leave; say who judges with --check \
-                            ext4|xfs|btrfs, or --check 'COMMAND {image}'";
+                let text = "nothing is known of what this recording should leave; say who judges with \
+                            --check ext4|xfs|btrfs, or --check 'COMMAND {image}'";
                 Err(Error::Usage(text.into()))
             }
         }

@@ -68,7 +68,9 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         others.extend(tears(recording, entry, &loose, budget, &mut dice));
     }
     let legal = telling.len() + others.len();
-    thin(&mut telling, budget.images_max, &mut dice);
+    // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half each.
+    let beside = (budget.images_max / 2).max(budget.images_max.saturating_sub(others.len()));
+    thin(&mut telling, beside, &mut dice);
     thin(&mut others, budget.images_max - telling.len(), &mut dice);
     let mut cuts = telling;
     cuts.extend(others);

@@ -1,7 +1,7 @@
 //! A recording: the entries of a write log in order, and where their data lie.
 //!
-//! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`], and up to its
-//! `entry_count` before. Data of zeroes are a hole in the log's file.
+//! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`], and up to
+//! its `entry_count` before. Data of zeroes are a hole in the log's file.
 //!
 //! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format (`crates/format`).
 

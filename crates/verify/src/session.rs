@@ -22,7 +22,8 @@ pub enum Knowledge {
     Stamps {
         /// Its requests.
         log: Log,
-        /// Two moments each: what completed before the first survives the loss of the disk from the second on.
+        /// Two moments each: from the second on, what completed before the first survives the loss of the
+        /// disk.
         settled: Vec<(u64, u64)>,
     },
     /// The files of a file system.

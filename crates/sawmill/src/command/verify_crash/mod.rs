@@ -27,13 +27,13 @@ use crate::units::parse_size;
 
 /// Find out what a block device holds after power failed at any moment.
 ///
-/// Records every write, flush, FUA and discard while a workload runs, cuts the recording at every legal point
-/// (or as many as --images allows), makes the image of what a disk may hold then, and has it judged: by the
-/// workload's own stamps, by a file system (mount, then fsck), or by a script. Exit code 0: nothing was found;
-/// 1: findings, each with the command that shows it again.
+/// Records every write, flush, FUA and discard while a workload runs, cuts the recording at every legal
+/// point (or as many as --images allows), makes the image of what a disk may hold then, and has it judged:
+/// by the workload's own stamps, by a file system (mount, then fsck), or by a script. Exit code 0: nothing
+/// was found; 1: findings, each with the command that shows it again.
 ///
-/// One of --device, --sawmill, --target, --write-log, --self-test says what is checked. Everything runs on this
-/// machine; --device and --sawmill need nbdfuse, file systems need root.
+/// One of --device, --sawmill, --target, --write-log, --self-test says what is checked. Everything runs on
+/// this machine; --device and --sawmill need nbdfuse, file systems need root.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -88,8 +88,8 @@ struct SubjectArguments {
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: FlushMeans,
 
-    /// A file, a block device or an NBD URI: what is written to it is recorded, and the images are made of the
-    /// recording. This judges the workload and its file system. The target is overwritten.
+    /// A file, a block device or an NBD URI: what is written to it is recorded, and the images are made of
+    /// the recording. This judges the workload and its file system. The target is overwritten.
     #[arg(long, value_name = "PATH|URI", conflicts_with = "self_test")]
     target: Option<String>,
 
@@ -227,7 +227,8 @@ fn obtain(
     }
     let Some(target) = &arguments.subject.target else {
         return Err(Failure::usage(
-            "nothing is named that could be checked; give --device, --sawmill, --target, --write-log or --self-test",
+            "nothing is named that could be checked; give --device, --sawmill, --target, --write-log or \
+             --self-test",
         ));
     };
     if !arguments.subject.overwrite {
