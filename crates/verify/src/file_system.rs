@@ -7,6 +7,7 @@ use std::str::FromStr;
 use crate::bridge::{LoopDevice, Mounted};
 use crate::files::Files;
 use crate::program;
+use crate::stamp::Moment;
 use crate::{Error, Result};
 
 /// A file system that we know how to make and check.
@@ -65,7 +66,7 @@ impl FileSystem {
     pub fn inspect(
         self,
         of: &Path,
-        files: Option<(&Files, u64)>,
+        files: Option<(&Files, Moment)>,
         folder: &Path,
     ) -> Result<Result<(), String>> {
         let device = LoopDevice::new(of)?;

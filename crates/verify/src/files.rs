@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::dice::Dice;
 use crate::file_system::FileSystem;
-use crate::stamp::Clock;
+use crate::stamp::{Clock, Moment};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 48 << 10;
@@ -82,9 +82,10 @@ impl Files {
     }
 
     /// Whether the files below `root` are what a crash at `moment` may leave; else what is wrong.
-    pub fn verify(&self, root: &Path, moment: u64) -> Result<(), String> {
+    pub fn verify(&self, root: &Path, moment: Moment) -> Result<(), String> {
         for record in &self.records {
-            let wanted = record.durable < moment && record.removed.is_none_or(|removed| removed >= moment);
+            let going = record.removed.is_some_and(|removed| removed < moment.visible);
+            let wanted = record.durable < moment.promised && !going;
             if wanted && read(root, &record.name)? != Some(content(record)) {
                 let synced = "was synced before power failed and is not there as it was";
                 return Err(format!("{} ({} bytes) {synced}", record.name, record.length));
@@ -162,12 +163,11 @@ fn read(root: &Path, name: &str) -> Result<Option<Vec<u8>>, String> {
 mod tests {
     use super::*;
 
-    fn filled() -> (tempfile::TempDir, Files, u64) {
+    fn filled() -> (tempfile::TempDir, Files, Moment) {
         let folder = tempfile::tempdir().unwrap();
         let (mut files, clock) = (Files::new(FileSystem::Ext4), Clock::default());
         files.fill(folder.path(), 20, &mut Dice::new(3), &clock).unwrap();
-        let end = clock.tick();
-        (folder, files, end)
+        (folder, files, Moment::END)
     }
 
     #[test]
@@ -187,6 +187,9 @@ mod tests {
         assert!(files.verify(folder.path(), end).is_err());
         fs::remove_file(&path).unwrap();
         assert!(files.verify(folder.path(), end).is_err());
-        assert!(files.verify(folder.path(), 0).is_ok(), "before anything was synced nothing was promised");
+        assert!(
+            files.verify(folder.path(), Moment::default()).is_ok(),
+            "before anything was synced nothing was promised"
+        );
     }
 }

@@ -12,7 +12,7 @@ use crate::file_system::FileSystem;
 use crate::nbd::{Client, Command, Failure};
 use crate::program;
 use crate::session::{Knowledge, Recorded};
-use crate::stamp::{self, Log, SECTOR_BYTES, Violation};
+use crate::stamp::{self, Log, Moment, SECTOR_BYTES, Violation};
 use crate::subject::{Remains, Revived, Running, Subject, Way};
 use crate::{Error, Result};
 
@@ -101,10 +101,10 @@ impl Look<'_> {
         }
         drop(client);
         let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
-        self.judge_export(&*running, if whole { moment } else { 0 })
+        self.judge_export(&*running, if whole { moment } else { Moment::default() })
     }
 
-    fn judge_export(&self, running: &dyn Running, moment: u64) -> Result<Verdict> {
+    fn judge_export(&self, running: &dyn Running, moment: Moment) -> Result<Verdict> {
         let path: PathBuf = self.folder.join("shown");
         let file = match FusedFile::new(running.uri(), &path) {
             Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be used: {why}"))),
@@ -113,8 +113,8 @@ impl Look<'_> {
         self.judge_file(file.path(), moment)
     }
 
-    /// `moment`: what was promised before it must be there; 0: some earlier state will do.
-    fn judge_file(&self, path: &Path, moment: u64) -> Result<Verdict> {
+    /// `moment`: what was promised before it must be there; the default: some earlier state will do.
+    fn judge_file(&self, path: &Path, moment: Moment) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {
                 let line = line.replace("{image}", &path.display().to_string());
@@ -162,7 +162,7 @@ impl Look<'_> {
                 stamp::check_flushed_kept(&log, image)
             }
             _ => {
-                let settled = settled.iter().filter(|(_, after)| *after < moment);
+                let settled = settled.iter().filter(|(_, after)| *after < moment.promised);
                 let safe = settled.map(|(before, _)| *before).max().unwrap_or(0);
                 stamp::check_kept_before(&log, safe, image)
             }

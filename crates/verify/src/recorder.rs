@@ -17,7 +17,7 @@ use sawmill_format::write_log::{Entry, Flags};
 
 use crate::Result;
 use crate::recording::{LogWriter, Recording, SECTOR_BYTES};
-use crate::stamp::Clock;
+use crate::stamp::{Clock, Moment};
 
 /// Called under the log's lock with the number of the entry that is about to be added.
 pub type Observer = Box<dyn FnMut(usize) + Send>;
@@ -125,10 +125,12 @@ impl State {
         if let Some(why) = &self.broken {
             return Err(DeviceError::new(ErrorKind::Closed, why.clone()));
         }
+        let promised = self.clock.tick();
         if let Some(observer) = &mut self.observer {
             observer(self.log.len());
         }
-        let moment = self.clock.tick();
+        // What was asked for while the observer looked may be in what it saw.
+        let moment = Moment { promised, visible: self.clock.tick() };
         self.log.add(entry, data, moment).map_err(|error| {
             let why = error.to_string();
             self.broken = Some(why.clone());

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
 
 use crate::image::Image;
+use crate::stamp::Moment;
 use crate::{Error, Result};
 
 /// Entries of one log, at most: what keeps a log that is no log from filling the memory.
@@ -28,8 +29,8 @@ pub struct Recorded {
     pub entry: Entry,
     /// Where its data begin in the file.
     pub data_at: u64,
-    /// When it was recorded, on the clock of the workload; 0 where nobody noted it.
-    pub moment: u64,
+    /// When it was recorded; zeroes where nobody noted it.
+    pub moment: Moment,
 }
 
 /// A write log that is read.
@@ -62,7 +63,7 @@ impl Recording {
         for number in 0..superblock.entry_count {
             file.read_exact_at(&mut sector, at).map_err(unreadable)?;
             let entry = Entry::decode(&sector).map_err(wrong)?;
-            let moment = moments.get(number as usize).copied().unwrap_or(0);
+            let moment = moments.get(number as usize).copied().unwrap_or_default();
             entries.push(Recorded { entry, data_at: at + sector_bytes, moment });
             let sectors = entry.data_sectors().checked_add(1);
             let next = sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));
@@ -116,9 +117,13 @@ impl Recording {
 }
 
 /// The moments of a log's entries, where they were noted.
-fn read_moments(log: &Path) -> Vec<u64> {
+fn read_moments(log: &Path) -> Vec<Moment> {
     let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
-    text.lines().map_while(|line| line.parse().ok()).collect()
+    let moment = |line: &str| {
+        let (promised, visible) = line.split_once(' ')?;
+        Some(Moment { promised: promised.parse().ok()?, visible: visible.parse().ok()? })
+    };
+    text.lines().map_while(moment).collect()
 }
 
 /// A write log that is made.
@@ -127,7 +132,7 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     end: u64,
-    moments: Vec<u64>,
+    moments: Vec<Moment>,
 }
 
 impl LogWriter {
@@ -154,7 +159,7 @@ impl LogWriter {
     }
 
     /// Adds an entry. `data` is as long as the entry says, or empty where they are zeroes.
-    pub fn add(&mut self, entry: Entry, data: &[u8], moment: u64) -> Result<()> {
+    pub fn add(&mut self, entry: Entry, data: &[u8], moment: Moment) -> Result<()> {
         debug_assert!(data.is_empty() || data.len() as u64 == entry.sector_count * SECTOR_BYTES);
         let end = self.end + SECTOR_BYTES * (1 + entry.data_sectors());
         let blank = data.iter().all(|&byte| byte == 0);
@@ -173,7 +178,8 @@ impl LogWriter {
     /// Completes the log and opens it for reading.
     pub fn finish(&mut self) -> Result<Recording> {
         self.write_superblock().map_err(|error| self.failed(&error))?;
-        let moments: String = self.moments.iter().map(|moment| format!("{moment}\n")).collect();
+        let line = |moment: &Moment| format!("{} {}\n", moment.promised, moment.visible);
+        let moments: String = self.moments.iter().map(line).collect();
         std::fs::write(self.path.with_file_name("moments"), moments).map_err(|error| self.failed(&error))?;
         Recording::open(&self.path)
     }

@@ -11,7 +11,7 @@ use crate::files::Files;
 use crate::image::Image;
 use crate::plan::Budget;
 use crate::recording::Recording;
-use crate::stamp::Log;
+use crate::stamp::{Log, Moment};
 use crate::subject::Way;
 use crate::{Error, Result};
 
@@ -114,8 +114,8 @@ impl Recorded {
 
     /// The moment at which a cut strikes.
     #[must_use]
-    pub fn moment(&self, cut: &Cut) -> u64 {
-        self.recording.entries.get(cut.entry).map_or(u64::MAX, |next| next.moment)
+    pub fn moment(&self, cut: &Cut) -> Moment {
+        self.recording.entries.get(cut.entry).map_or(Moment::END, |next| next.moment)
     }
 
     /// A replay of this recording.

@@ -6,6 +6,7 @@ use sawmill_format::write_log::{Entry, Flags};
 use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
 use sawmill_verify::recording::{LogWriter, Recording};
+use sawmill_verify::stamp::Moment;
 
 const DISK_BYTES: u64 = 8192;
 
@@ -18,14 +19,18 @@ fn entry(sector: u64, sector_count: u64, flags: Flags) -> Entry {
     Entry { sector, sector_count, flags, data_bytes: if data { sector_count * 512 } else { 0 } }
 }
 
+fn at(moment: u64) -> Moment {
+    Moment { promised: moment, visible: moment }
+}
+
 /// A write, a flush, a write with FUA, a discard, and zeroes.
 fn write(path: &Path) -> Recording {
     let mut log = LogWriter::create(path).unwrap();
-    log.add(entry(1, 2, Flags::default()), &[0xa1; 1024], 1).unwrap();
-    log.add(entry(0, 0, Flags::FLUSH), &[], 2).unwrap();
-    log.add(entry(4, 1, Flags::FUA), &[0xb2; 512], 3).unwrap();
-    log.add(entry(2, 1, Flags::DISCARD), &[], 4).unwrap();
-    log.add(entry(4, 2, Flags::default()), &[], 5).unwrap();
+    log.add(entry(1, 2, Flags::default()), &[0xa1; 1024], at(1)).unwrap();
+    log.add(entry(0, 0, Flags::FLUSH), &[], at(2)).unwrap();
+    log.add(entry(4, 1, Flags::FUA), &[0xb2; 512], at(3)).unwrap();
+    log.add(entry(2, 1, Flags::DISCARD), &[], at(4)).unwrap();
+    log.add(entry(4, 2, Flags::default()), &[], at(5)).unwrap();
     log.finish().unwrap()
 }
 

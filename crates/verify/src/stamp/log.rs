@@ -9,6 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SECTOR_BYTES, Sector, Stamp};
 
+/// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so there are two
+/// sides to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// What was answered before this had been promised.
+    pub promised: u64,
+    /// What was asked for before this may be there.
+    pub visible: u64,
+}
+
+impl Moment {
+    /// After everything.
+    pub const END: Moment = Moment { promised: u64::MAX, visible: u64::MAX };
+}
+
 /// A clock without time: each look at it is later than all before.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
@@ -142,16 +157,16 @@ impl Log {
 
     /// What could be known of this log at `moment`: what was submitted before, completed where it was then.
     #[must_use]
-    pub fn as_of(&self, moment: u64) -> Self {
-        let done = |completed: Option<u64>| completed.filter(|&done| done < moment);
+    pub fn as_of(&self, moment: Moment) -> Self {
+        let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
         let mut log = Log { clock: Clock::default(), by_id: HashMap::new(), ..self.clone() };
         log.writes.clear();
-        for write in self.writes.iter().filter(|write| write.submitted < moment) {
+        for write in self.writes.iter().filter(|write| write.submitted < moment.visible) {
             log.add(Write { completed: done(write.completed), ..*write });
         }
         log.flushes.retain_mut(|flush| {
             flush.completed = done(flush.completed);
-            flush.submitted < moment
+            flush.submitted < moment.visible
         });
         log
     }

@@ -17,4 +17,4 @@ pub use judge::{
     Verdict, Violation, check_cut, check_flushed_kept, check_kept_before, check_nothing_accepted_lost,
     check_sectors,
 };
-pub use log::{Clock, Flush, Kind, Log, Write};
+pub use log::{Clock, Flush, Kind, Log, Moment, Write};
