@@ -4,28 +4,27 @@
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
-//! running `sawmill serve`), `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and
-//! the judge of crash images), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be
-//! cut at any moment), `bridge` (a file system on a volume), `torture` (kills, faults and journal losses
-//! without end), `dice` (seeded chance).
+//! running `sawmill serve`), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
+//! at any moment), `bridge` (a file system on a volume), `torture` (kills, faults and journal losses without
+//! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks that say
+//! who wrote them, and the judge of crash images), `dice` (seeded chance).
 //!
-//! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product:
-//! what these tests know, a user of the binary knows.
+//! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product
+//! but the crash checker, which knows no other device than those a user knows: by their doors.
 #![forbid(unsafe_code)]
 
 pub mod bad_disk;
 pub mod bridge;
-pub mod dice;
 pub mod dishonest;
 pub mod load;
 pub mod machine;
-pub mod nbd;
 pub mod place;
 pub mod proxy;
 pub mod server;
-pub mod stamp;
 pub mod store;
 pub mod torture;
+
+pub use sawmill_verify::{dice, nbd, stamp};
 
 /// Makes one test per store of each named function, which takes a [`store::StoreUnderTest`].
 ///

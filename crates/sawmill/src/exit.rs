@@ -54,11 +54,15 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     (
         Exit::Negative,
         "the answer is no",
-        "`check` found damage, `wait` ran out of time, a check of `doctor` failed, `serve` was stopped \
-         before everything was stored; the output says which",
+        "`check` found damage, `verify-crash` a state that must not be, `wait` ran out of time, a check of \
+         `doctor` failed, `serve` was stopped before everything was stored; the output says which",
     ),
     (Exit::Usage, "the command line, or a value in it, is wrong", "mend it; the text names the option"),
-    (Exit::NotFound, "no such volume, segment, checkpoint or bucket", "look at `sawmill list`"),
+    (
+        Exit::NotFound,
+        "no such volume, segment, checkpoint or bucket; or a program that is needed is not installed",
+        "look at `sawmill list`; install the program that the text names",
+    ),
     (Exit::Exists, "a volume of that name exists already", "choose another name, or delete the old one"),
     (
         Exit::Refused,
@@ -176,6 +180,19 @@ impl From<StoreError> for Failure {
             StoreErrorKind::Denied => Exit::Denied,
             StoreErrorKind::Unavailable | StoreErrorKind::Broken => Exit::Unavailable,
             StoreErrorKind::Invalid => Exit::Usage,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
+impl From<sawmill_verify::Error> for Failure {
+    fn from(error: sawmill_verify::Error) -> Self {
+        use sawmill_verify::Error;
+        let exit = match &error {
+            Error::Io { what, source } => return Failure::io(what, source),
+            Error::Missing(_) => Exit::NotFound,
+            Error::Log(_) | Error::Usage(_) => Exit::Usage,
+            Error::Subject(_) => Exit::Unavailable,
         };
         Failure::new(exit, error.to_string())
     }

@@ -11,6 +11,7 @@ mod info;
 mod inspect;
 mod list;
 mod serve;
+mod verify_crash;
 mod wait;
 
 use std::io::{self, Write};
@@ -66,6 +67,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
+    VerifyCrash(verify_crash::Arguments),
 }
 
 /// Parses the command line, carries it out, and says how the process shall end.
@@ -96,6 +98,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
+        Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }
 

@@ -9,6 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SECTOR_BYTES, Sector, Stamp};
 
+/// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so there are two
+/// sides to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// What was answered before this had been promised.
+    pub promised: u64,
+    /// What was asked for before this may be there.
+    pub visible: u64,
+}
+
+impl Moment {
+    /// After everything.
+    pub const END: Moment = Moment { promised: u64::MAX, visible: u64::MAX };
+}
+
 /// A clock without time: each look at it is later than all before.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
@@ -138,5 +153,71 @@ impl Log {
                 Sector::Empty | Sector::Damaged => None,
             };
         }
+    }
+
+    /// What could be known of this log at `moment`: what was submitted before, completed where it was then.
+    #[must_use]
+    pub fn as_of(&self, moment: Moment) -> Self {
+        let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
+        let mut log = Log { clock: Clock::default(), by_id: HashMap::new(), ..self.clone() };
+        log.writes.clear();
+        for write in self.writes.iter().filter(|write| write.submitted < moment.visible) {
+            log.add(Write { completed: done(write.completed), ..*write });
+        }
+        log.flushes.retain_mut(|flush| {
+            flush.completed = done(flush.completed);
+            flush.submitted < moment.visible
+        });
+        log
+    }
+
+    /// The log as lines of text, for [`Log::from_text`]. The base must be empty: it is not written.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let moment = |completed: Option<u64>| completed.map_or("-".to_owned(), |done| done.to_string());
+        let mut text = format!("stamps {} {}\n", self.run, self.base.len());
+        for write in &self.writes {
+            let kind = if write.kind == Kind::Zero { "zero" } else { "data" };
+            let Write { id, sector, count, fua, submitted, .. } = *write;
+            let fua = u8::from(fua);
+            let completed = moment(write.completed);
+            text.push_str(&format!("{kind} {id} {sector} {count} {fua} {submitted} {completed}\n"));
+        }
+        for flush in &self.flushes {
+            text.push_str(&format!("flush {} {}\n", flush.submitted, moment(flush.completed)));
+        }
+        text
+    }
+
+    /// Reads what [`Log::to_text`] wrote; none when it is something else.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let head = lines.next()?.strip_prefix("stamps ")?;
+        let (run, sectors) = head.split_once(' ')?;
+        let mut log = Log::new(run.parse().ok()?, sectors.parse().ok()?);
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            let moment = |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
+            match words[..] {
+                ["flush", submitted, completed] => {
+                    let (submitted, completed) = (submitted.parse().ok()?, moment(completed)?);
+                    log.flushes.push(Flush { submitted, completed });
+                }
+                [kind @ ("data" | "zero"), id, sector, count, fua, submitted, completed] => {
+                    log.add(Write {
+                        id: id.parse().ok()?,
+                        kind: if kind == "zero" { Kind::Zero } else { Kind::Data },
+                        sector: sector.parse().ok()?,
+                        count: count.parse().ok()?,
+                        fua: fua == "1",
+                        submitted: submitted.parse().ok()?,
+                        completed: moment(completed)?,
+                    });
+                }
+                _ => return None,
+            }
+        }
+        Some(log)
     }
 }

@@ -2,8 +2,8 @@
 
 use std::process::{Child, Stdio};
 
-use super::{Client, Command, Dialect, Extent, Failure, flag, list};
-use crate::machine;
+use sawmill_tests::machine;
+use sawmill_tests::nbd::{Client, Command, Dialect, Extent, Failure, flag, list};
 
 /// An nbdkit in the foreground, ended when dropped.
 struct Kit {

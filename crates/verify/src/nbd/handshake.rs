@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::wire::{
     Address, HELLO, OPTION, OPTION_REPLY, read_bytes, read_u16, read_u32, read_u64, violation,
 };
-use crate::machine::PATIENCE;
+use crate::PATIENCE;
 
 const OPT_ABORT: u32 = 2;
 const OPT_LIST: u32 = 3;

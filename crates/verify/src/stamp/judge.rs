@@ -45,8 +45,7 @@ pub fn check_nothing_accepted_lost(log: &Log, image: &[u8]) -> Result<Verdict, V
 /// Demands that every write completed before the last completed flush was submitted is there, and every
 /// completed one with FUA, and that the image is a cut.
 pub fn check_flushed_kept(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
-    let flushes = log.flushes.iter().filter(|flush| flush.completed.is_some());
-    let flushed = flushes.map(|flush| flush.submitted).max().unwrap_or(0);
+    let flushed = last_flush(log);
     let demanded = |write: &Write| write.completed.is_some_and(|done| write.fua || done < flushed);
     Judge::new(log, image, demanded)?.judge()
 }
@@ -54,6 +53,32 @@ pub fn check_flushed_kept(log: &Log, image: &[u8]) -> Result<Verdict, Violation>
 /// Demands that the image is a cut, wherever it falls.
 pub fn check_cut(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     Judge::new(log, image, |_| false)?.judge()
+}
+
+/// Demands that every write completed before `moment` is there, and that the image is a cut.
+pub fn check_kept_before(log: &Log, moment: u64, image: &[u8]) -> Result<Verdict, Violation> {
+    Judge::new(log, image, |write| write.completed.is_some_and(|done| done < moment))?.judge()
+}
+
+/// The promise of a plain disk with a cache: each sector by itself holds a write that no later write that
+/// had to survive covers, whole. Writes may be in part and in any order between two flushes.
+pub fn check_sectors(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
+    let flushed = last_flush(log);
+    let demanded = |write: &Write| write.completed.is_some_and(|done| write.fua || done < flushed);
+    let judge = Judge::new(log, image, demanded)?;
+    let covers = judge.covers(&judge.demanded);
+    let mut judge = judge;
+    judge.settle_zeroes(&covers)?;
+    judge.check_sectors(&covers)?;
+    let kept = (0..log.writes.len()).filter(|&n| judge.observed[n] || judge.demanded[n]).count();
+    let demanded = judge.demanded.iter().filter(|&&demanded| demanded).count();
+    let completed = log.writes.iter().filter(|write| write.completed.is_some()).count();
+    Ok(Verdict { kept, lost: completed.saturating_sub(kept), demanded })
+}
+
+fn last_flush(log: &Log) -> u64 {
+    let flushes = log.flushes.iter().filter(|flush| flush.completed.is_some());
+    flushes.map(|flush| flush.submitted).max().unwrap_or(0)
 }
 
 /// What a sector shows, in terms of the log.

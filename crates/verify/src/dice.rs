@@ -13,7 +13,7 @@ impl Dice {
         Dice { state: seed }
     }
 
-    /// The seed from `SAWMILL_SEED`, else from the clock; printed with the name of its user.
+    /// For tests: the seed from `SAWMILL_SEED`, else from the clock; printed with the name of its user.
     #[must_use]
     pub fn seeded(user: &str) -> Self {
         let given = std::env::var("SAWMILL_SEED").ok().and_then(|text| text.parse().ok());

@@ -13,5 +13,8 @@ mod log;
 mod tests;
 
 pub use block::{SECTOR_BYTES, Sector, Stamp};
-pub use judge::{Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost};
-pub use log::{Clock, Flush, Kind, Log, Write};
+pub use judge::{
+    Verdict, Violation, check_cut, check_flushed_kept, check_kept_before, check_nothing_accepted_lost,
+    check_sectors,
+};
+pub use log::{Clock, Flush, Kind, Log, Moment, Write};

@@ -1,4 +1,4 @@
-//! A small NBD client for tests: it pipelines, tells when each answer came, and hides nothing.
+//! A small NBD client: it pipelines, tells when each answer came, and hides nothing.
 //!
 //! Written against the protocol document alone, so that it is a second reading of it beside the server's.
 //! Rooms: `wire` (the bytes), `handshake`, `client` (requests in flight and their answers).
@@ -6,9 +6,6 @@
 mod client;
 mod handshake;
 mod wire;
-
-#[cfg(test)]
-mod tests;
 
 pub use client::{Client, Command, Extent, Failure, Pending, Reply};
 pub use handshake::{Dialect, Export, list};

@@ -1,0 +1,60 @@
+//! One campaign: cut after cut is made into an image, looked at, and noted.
+//!
+//! Not here: how a device or a file system is looked at; whoever runs the campaign brings that along.
+
+use crate::Result;
+use crate::cut::{Cut, Replay};
+use crate::dice::Dice;
+use crate::image::Image;
+use crate::plan::{Budget, plan};
+use crate::recording::Recording;
+use crate::report::{Finding, Report};
+use crate::subject::{Remains, Way};
+
+/// What is cut, and how.
+pub struct Campaign<'a> {
+    /// The recording.
+    pub recording: &'a Recording,
+    /// What the device held before it.
+    pub before: Image,
+    /// The first entry before which power may fail.
+    pub first: usize,
+    /// The ways in which the device comes back, in turn.
+    pub ways: &'a [Way],
+    /// How much to look at.
+    pub budget: Budget,
+}
+
+impl Campaign<'_> {
+    /// Has `look` judge what is left after each cut of the plan; an `Err` of its own is a finding.
+    pub fn run(
+        self,
+        mut progress: impl FnMut(usize, usize),
+        mut look: impl FnMut(&Remains<'_>) -> Result<Result<(), String>>,
+    ) -> Result<Report> {
+        let plan = plan(self.recording, self.first, &self.budget);
+        let mut report = Report::new(self.recording, &plan);
+        let before = self.before;
+        let mut replay = Replay::new(self.recording, before.clone());
+        let mut older: Option<(usize, Image)> = None;
+        let mut dice = Dice::new(self.budget.seed ^ 0x57a1e);
+        for (number, cut) in plan.cuts.iter().enumerate() {
+            progress(number, plan.cuts.len());
+            let disk = replay.image(cut)?;
+            let way = self.ways[number % self.ways.len()];
+            let (of, stale) = older.get_or_insert_with(|| (0, before.clone()));
+            let stale_of = (way == Way::DiskStale).then_some(*of);
+            let shown = if stale_of.is_some() { &*stale } else { &disk };
+            report.images += 1;
+            report.count(way);
+            if let Err(what) = look(&Remains { cut, disk: shown, way })? {
+                report.findings.push(Finding { cut: cut.clone(), way, stale_of, what });
+            }
+            // A stale disk is one of a cut some way back.
+            if dice.once_in(8) {
+                older = Some((cut.entry, replay.image(&Cut::whole(cut.entry))?));
+            }
+        }
+        Ok(report)
+    }
+}

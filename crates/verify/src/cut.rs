@@ -1,0 +1,235 @@
+//! A cut: what a device may hold when power fails between two entries of its recording.
+//!
+//! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush among them
+//! is there, and so is each later entry with FUA. Each of the rest, the *loose* entries, may be there, or
+//! not, or be torn; entry *n* itself may be under way. What is there lies in the order of the log.
+//!
+//! Invariant: the text of a cut (`120:without=117,118`) and the recording give the same image anywhere.
+//!
+//! Not here: which cuts are worth a look (`plan`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use sawmill_format::write_log::Flags;
+
+use crate::Result;
+use crate::dice::Dice;
+use crate::image::Image;
+use crate::recording::{Recorded, Recording};
+
+/// Which of the loose entries are there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Kept {
+    /// All.
+    All,
+    /// None.
+    None,
+    /// All but these.
+    Without(Vec<usize>),
+    /// These alone.
+    Only(Vec<usize>),
+    /// All, but of this one only the first bytes.
+    Torn {
+        /// The entry.
+        entry: usize,
+        /// How many of its bytes are there.
+        bytes: u64,
+    },
+    /// All, and the first bytes of the entry that was under way.
+    UnderWay {
+        /// How many of its bytes are there.
+        bytes: u64,
+    },
+    /// Each by a throw of seeded dice: there, not there, or torn at a multiple of 512 bytes.
+    Seed(u64),
+}
+
+/// A moment between two entries, and what is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// How many entries have happened.
+    pub entry: usize,
+    /// Which of the loose ones are there.
+    pub kept: Kept,
+}
+
+impl Cut {
+    /// The cut before `entry` with all there is.
+    #[must_use]
+    pub fn whole(entry: usize) -> Self {
+        Cut { entry, kept: Kept::All }
+    }
+}
+
+fn list(entries: &[usize]) -> String {
+    entries.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.entry)?;
+        match &self.kept {
+            Kept::All => f.write_str("all"),
+            Kept::None => f.write_str("none"),
+            Kept::Without(entries) => write!(f, "without={}", list(entries)),
+            Kept::Only(entries) => write!(f, "only={}", list(entries)),
+            Kept::Torn { entry, bytes } => write!(f, "torn={entry}@{bytes}"),
+            Kept::UnderWay { bytes } => write!(f, "under-way@{bytes}"),
+            Kept::Seed(seed) => write!(f, "seed={seed}"),
+        }
+    }
+}
+
+impl FromStr for Cut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "'{text}' is no cut; write ENTRY:all, :none, :without=N,N, :only=N,N, :torn=N@BYTES, \
+                 :under-way@BYTES or :seed=N"
+            )
+        };
+        let (entry, kept) = text.split_once(':').unwrap_or((text, "all"));
+        let entry = entry.parse().map_err(|_| wrong())?;
+        let numbers = |list: &str| -> Result<Vec<usize>, String> {
+            list.split(',').map(|number| number.parse().map_err(|_| wrong())).collect()
+        };
+        let (word, value) = kept.split_once(['=', '@']).unwrap_or((kept, ""));
+        let kept = match word {
+            "all" => Kept::All,
+            "none" => Kept::None,
+            "without" => Kept::Without(numbers(value)?),
+            "only" => Kept::Only(numbers(value)?),
+            "torn" => {
+                let (torn, bytes) = value.split_once('@').ok_or_else(wrong)?;
+                let (entry, bytes) =
+                    (torn.parse().map_err(|_| wrong())?, bytes.parse().map_err(|_| wrong())?);
+                Kept::Torn { entry, bytes }
+            }
+            "under-way" => Kept::UnderWay { bytes: value.parse().map_err(|_| wrong())? },
+            "seed" => Kept::Seed(value.parse().map_err(|_| wrong())?),
+            _ => return Err(wrong()),
+        };
+        Ok(Cut { entry, kept })
+    }
+}
+
+/// Where the part begins that the last flush before `entry` does not cover.
+///
+/// A flush that carries data of its own covers what is before it, not these.
+#[must_use]
+pub fn flushed_before(entries: &[Recorded], entry: usize) -> usize {
+    let flush = |recorded: &Recorded| recorded.entry.flags.has(Flags::FLUSH);
+    entries[..entry.min(entries.len())].iter().rposition(flush).unwrap_or(0)
+}
+
+/// Whether an entry changes the device at all.
+fn changes(recorded: &Recorded) -> bool {
+    recorded.entry.sector_count > 0 && !recorded.entry.flags.has(Flags::MARK)
+}
+
+/// The entries that may be missing at a cut.
+#[must_use]
+pub fn loose(entries: &[Recorded], entry: usize) -> Vec<usize> {
+    let from = flushed_before(entries, entry);
+    let range = from..entry.min(entries.len());
+    range.filter(|&n| changes(&entries[n]) && !entries[n].entry.flags.has(Flags::FUA)).collect()
+}
+
+/// Makes images of cuts. Cheapest when they come in the order of their entries.
+pub struct Replay<'a> {
+    recording: &'a Recording,
+    before: Image,
+    /// Entries before this one are in `synced`.
+    at: usize,
+    synced: Image,
+}
+
+impl<'a> Replay<'a> {
+    /// Replays `recording` over what the device held `before`.
+    #[must_use]
+    pub fn new(recording: &'a Recording, before: Image) -> Self {
+        Replay { recording, synced: before.clone(), before, at: 0 }
+    }
+
+    /// The image of a cut.
+    pub fn image(&mut self, cut: &Cut) -> Result<Image> {
+        let entries = &self.recording.entries;
+        let entry = cut.entry.min(entries.len());
+        let from = flushed_before(entries, entry);
+        if from < self.at {
+            (self.synced, self.at) = (self.before.clone(), 0);
+        }
+        for number in self.at..from {
+            self.recording.apply(number, u64::MAX, &mut self.synced)?;
+        }
+        self.at = from;
+        let mut image = self.synced.clone();
+        let mut dice = Dice::new(if let Kept::Seed(seed) = cut.kept { seed } else { 0 });
+        for (number, recorded) in entries.iter().enumerate().take(entry).skip(from) {
+            if !changes(recorded) {
+                continue;
+            }
+            let length = recorded.entry.sector_count * self.recording.sector_bytes();
+            let firm = recorded.entry.flags.has(Flags::FUA);
+            let bytes = if firm { length } else { kept_bytes(&cut.kept, number, length, &mut dice) };
+            if bytes > 0 {
+                self.recording.apply(number, bytes, &mut image)?;
+            }
+        }
+        if let (Kept::UnderWay { bytes }, true) = (&cut.kept, entry < entries.len()) {
+            self.recording.apply(entry, *bytes, &mut image)?;
+        }
+        Ok(image)
+    }
+}
+
+/// How much of a loose entry is there.
+fn kept_bytes(kept: &Kept, number: usize, length: u64, dice: &mut Dice) -> u64 {
+    let whole = |there: bool| if there { length } else { 0 };
+    match kept {
+        Kept::All | Kept::UnderWay { .. } => length,
+        Kept::None => 0,
+        Kept::Without(entries) => whole(!entries.contains(&number)),
+        Kept::Only(entries) => whole(entries.contains(&number)),
+        Kept::Torn { entry, bytes } => {
+            if *entry == number {
+                *bytes
+            } else {
+                length
+            }
+        }
+        Kept::Seed(_) => match dice.below(5) {
+            0 | 1 => length,
+            2 | 3 => 0,
+            _ => 512 * dice.below(length / 512 + 1),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_cut_reads_back_as_the_same_cut() {
+        let kinds = [
+            Kept::All,
+            Kept::None,
+            Kept::Without(vec![7, 8]),
+            Kept::Only(vec![9]),
+            Kept::Torn { entry: 4, bytes: 512 },
+            Kept::UnderWay { bytes: 1024 },
+            Kept::Seed(77),
+        ];
+        for kept in kinds {
+            let cut = Cut { entry: 10, kept };
+            assert_eq!(cut.to_string().parse(), Ok(cut));
+        }
+        for wrong in ["", "x:all", "3:some", "3:torn=1", "3:without=", "3:seed=x"] {
+            assert!(wrong.parse::<Cut>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Why a check could not be carried out. What a check finds is no error.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why a check could not be carried out: what happened, to what, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, on what.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A program, a right or a kernel's ability is missing.
+    #[error("{0}")]
+    Missing(String),
+    /// A write log is not what it should be.
+    #[error("{0}")]
+    Log(String),
+    /// The device under test, or a program, did not do its part while the recording was made.
+    #[error("{0}")]
+    Subject(String),
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl Error {
+    /// An error of the system about a file.
+    pub(crate) fn io(what: impl fmt::Display, path: &Path, error: &io::Error) -> Self {
+        let source = io::Error::new(error.kind(), error.to_string());
+        Error::Io { what: format!("{what} {}", path.display()), source }
+    }
+}
+
+impl From<sawmill_device::Error> for Error {
+    fn from(error: sawmill_device::Error) -> Self {
+        Error::Subject(error.to_string())
+    }
+}

@@ -1,0 +1,114 @@
+//! File systems as judges: made on a device, mounted after a crash (which replays their journal), checked.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::bridge::{LoopDevice, Mounted};
+use crate::files::Files;
+use crate::program;
+use crate::stamp::Moment;
+use crate::{Error, Result};
+
+/// A file system that we know how to make and check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystem {
+    /// ext4.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// btrfs.
+    Btrfs,
+}
+
+impl FileSystem {
+    /// Its name on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Xfs => "xfs",
+            FileSystem::Btrfs => "btrfs",
+        }
+    }
+
+    const fn make_words(self) -> &'static [&'static str] {
+        match self {
+            FileSystem::Ext4 => &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+            FileSystem::Xfs => &["mkfs.xfs", "-q", "-f"],
+            FileSystem::Btrfs => &["mkfs.btrfs", "-q", "-f"],
+        }
+    }
+
+    const fn check_words(self) -> &'static [&'static str] {
+        match self {
+            FileSystem::Ext4 => &["e2fsck", "-fn"],
+            FileSystem::Xfs => &["xfs_repair", "-n"],
+            FileSystem::Btrfs => &["btrfs", "check", "--readonly"],
+        }
+    }
+
+    /// Whether its programs are here.
+    pub fn is_here(self) -> Result<()> {
+        [self.make_words()[0], self.check_words()[0]]
+            .iter()
+            .try_for_each(|name| program::find(name).map(drop))
+    }
+
+    /// Makes one on a block device.
+    pub fn make(self, device: &Path) -> Result<()> {
+        let words = self.make_words();
+        program::run(program::command(words[0])?.args(&words[1..]).arg(device)).map(drop)
+    }
+
+    /// Mounts what is on the file or device `of`, verifies `files` as of `moment`, unmounts, and has it
+    /// checked. The inner error says what is wrong with it.
+    pub fn inspect(
+        self,
+        of: &Path,
+        files: Option<(&Files, Moment)>,
+        folder: &Path,
+    ) -> Result<Result<(), String>> {
+        let device = LoopDevice::new(of)?;
+        let mounted = match self.mount(&device, folder) {
+            Ok(mounted) => mounted,
+            Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be mounted: {why}"))),
+            Err(error) => return Err(error),
+        };
+        let verified = files.map_or(Ok(()), |(files, moment)| files.verify(mounted.root(), moment));
+        mounted.unmount()?;
+        if let Err(what) = verified {
+            return Ok(Err(what));
+        }
+        let words = self.check_words();
+        let checked = program::finish(program::command(words[0])?.args(&words[1..]).arg(device.path()))?;
+        if checked.status.success() {
+            return Ok(Ok(()));
+        }
+        let (status, said) = (checked.status, program::last_lines(&checked.said));
+        Ok(Err(format!("after its journal was replayed {} says ({status}): {said}", words[0])))
+    }
+
+    /// Mounts it below `folder`.
+    pub fn mount(self, device: &LoopDevice, folder: &Path) -> Result<Mounted> {
+        // Two images of one file system may be seen by the kernel at once.
+        let options = if self == FileSystem::Xfs { "nouuid" } else { "" };
+        Mounted::new(device.path(), &folder.join("mnt"), options)
+    }
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FileSystem {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
+        let found = known.into_iter().find(|kind| kind.name() == text);
+        found.ok_or_else(|| format!("'{text}' is no file system we know; there are ext4, xfs and btrfs"))
+    }
+}

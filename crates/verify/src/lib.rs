@@ -1,0 +1,48 @@
+//! The crash checker: records what a block device is made to do, cuts the recording wherever power could
+//! fail, and judges what is left.
+//!
+//! Rooms. The recording: `recorder` (the recording device), `recording` (the write log), `image` (a device's
+//! content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The devices: `subject`
+//! (those under test), `target` (somebody's disk), `faulty` (planted faults, by which the checker itself is
+//! checked). The work and its judges: `stamp` (blocks that say who wrote them, and the judge), `load` (a
+//! stamped load), `files` (files that prove themselves), `file_system` (made, mounted, checked). A check as a
+//! whole: `run` (the work, recorded), `session` (what it leaves), `campaign` (cut after cut), `look` (one of
+//! them), `report`. Tools: `nbd` (a client that pipelines), `bridge` (an export as file, block device,
+//! mount), `program` (other people's programs), `dice` (seeded chance).
+//!
+//! Invariant: this crate knows devices by their doors alone; nothing here names the engine or a store.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+pub mod bridge;
+pub mod campaign;
+pub mod cut;
+pub mod dice;
+mod error;
+pub mod faulty;
+pub mod file_system;
+pub mod files;
+pub mod image;
+pub mod load;
+pub mod look;
+pub mod nbd;
+pub mod plan;
+pub mod program;
+pub mod recorder;
+pub mod recording;
+pub mod report;
+pub mod run;
+pub mod session;
+pub mod stamp;
+pub mod subject;
+pub mod target;
+
+use std::time::Duration;
+
+pub use error::Error;
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How long anything that ought to happen may take before it is given up.
+pub const PATIENCE: Duration = Duration::from_secs(60);

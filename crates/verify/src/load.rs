@@ -1,0 +1,159 @@
+//! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over several
+//! connections, all noted in a log, and cut off at any moment.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::PATIENCE;
+use crate::dice::Dice;
+use crate::nbd::{Client, Command, Failure};
+use crate::stamp::{Kind, Log, SECTOR_BYTES};
+
+/// How a load behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// Requests in flight at once, over all connections.
+    pub depth: usize,
+    /// The longest write in sectors.
+    pub sectors_max: u64,
+    /// One request in this many is a flush.
+    pub flush_once_in: u64,
+    /// One write in this many has FUA.
+    pub fua_once_in: u64,
+    /// One write in this many is zeroes.
+    pub zero_once_in: u64,
+    /// Half of the zeroes are asked for by a trim: only for devices on which trimmed sectors are zeroes.
+    pub trim: bool,
+}
+
+impl Default for Mix {
+    fn default() -> Self {
+        Mix { depth: 32, sectors_max: 64, flush_once_in: 40, fua_once_in: 60, zero_once_in: 12, trim: true }
+    }
+}
+
+enum Entry {
+    Write(usize),
+    Flush(usize),
+}
+
+struct Ended {
+    entry: Entry,
+    at: u64,
+    outcome: Result<(), Failure>,
+}
+
+/// How a part of a load ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Requests with a good answer.
+    pub completed: u64,
+    /// Requests that the server answered with an error; the last such number.
+    pub refused: u64,
+    /// The last error number.
+    pub last_errno: Option<u32>,
+    /// Requests that were never answered.
+    pub unanswered: u64,
+}
+
+/// A load on a volume, and its log.
+pub struct Load {
+    /// What was done since the volume was last looked at.
+    pub log: Log,
+    /// Where chance comes from.
+    pub dice: Dice,
+    /// How it behaves from now on.
+    pub mix: Mix,
+    sectors: u64,
+    tell: Sender<Ended>,
+    hear: Receiver<Ended>,
+    in_flight: usize,
+}
+
+impl Load {
+    /// A load on an empty volume of `size_bytes`.
+    #[must_use]
+    pub fn new(size_bytes: u64, mut dice: Dice, mix: Mix) -> Self {
+        let sectors = size_bytes / SECTOR_BYTES as u64;
+        let (tell, hear) = channel();
+        Load { log: Log::new(dice.word(), sectors), dice, mix, sectors, tell, hear, in_flight: 0 }
+    }
+
+    /// Drives the load until `completions` more requests are answered, then calls `cut` with requests still
+    /// in flight, and waits until each of them has its answer or its connection is gone. Where no answer
+    /// comes for [`PATIENCE`], all that are in flight count as unanswered.
+    pub fn drive(&mut self, clients: &[Client], completions: u64, cut: impl FnOnce()) -> Tally {
+        let mut tally = Tally::default();
+        while tally.completed + tally.refused < completions && tally.unanswered == 0 {
+            while self.in_flight < self.mix.depth {
+                let client = &clients[self.dice.below(clients.len() as u64) as usize];
+                self.submit(client);
+            }
+            self.note_one(&mut tally);
+        }
+        cut();
+        while self.in_flight > 0 {
+            self.note_one(&mut tally);
+        }
+        tally
+    }
+
+    fn submit(&mut self, client: &Client) {
+        self.in_flight += 1;
+        let (entry, command) = if self.dice.once_in(self.mix.flush_once_in) {
+            (Entry::Flush(self.log.submit_flush()), Command::Flush)
+        } else {
+            self.choose_write()
+        };
+        let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
+        client.submit_then(&command, move |outcome| {
+            let ended = Ended { entry, at: clock.tick(), outcome: outcome.map(drop) };
+            // The load may be over and gone.
+            let _ = tell.send(ended);
+        });
+    }
+
+    fn choose_write(&mut self) -> (Entry, Command) {
+        let count = 1 + self.dice.below(self.mix.sectors_max.min(self.sectors));
+        // Half of the writes meet in a small part of the volume, where they overlap in flight.
+        let room = self.sectors - count + 1;
+        let reach = if self.dice.once_in(2) { room.min(4 * self.mix.sectors_max) } else { room };
+        let sector = self.dice.below(reach);
+        let (offset, length) = (sector * SECTOR_BYTES as u64, count * SECTOR_BYTES as u64);
+        if self.dice.once_in(self.mix.zero_once_in) {
+            let place = self.log.submit(Kind::Zero, sector, count as u32, false);
+            let command = if self.dice.once_in(2) && self.mix.trim {
+                Command::Trim { offset, length }
+            } else {
+                Command::WriteZeroes { offset, length }
+            };
+            return (Entry::Write(place), command);
+        }
+        let fua = self.dice.once_in(self.mix.fua_once_in);
+        let place = self.log.submit(Kind::Data, sector, count as u32, fua);
+        (Entry::Write(place), Command::Write { offset, bytes: self.log.bytes_of(place), fua })
+    }
+
+    fn note_one(&mut self, tally: &mut Tally) {
+        let Ok(ended) = self.hear.recv_timeout(PATIENCE) else {
+            tally.unanswered += self.in_flight as u64;
+            self.in_flight = 0;
+            return;
+        };
+        let Ended { entry, at, outcome } = ended;
+        self.in_flight = self.in_flight.saturating_sub(1);
+        match outcome {
+            Ok(()) => {
+                tally.completed += 1;
+                match entry {
+                    Entry::Write(place) => self.log.writes[place].completed = Some(at),
+                    Entry::Flush(place) => self.log.flushes[place].completed = Some(at),
+                }
+            }
+            Err(Failure::Errno(number)) => {
+                tally.refused += 1;
+                tally.last_errno = Some(number);
+            }
+            Err(Failure::Gone) => tally.unanswered += 1,
+        }
+    }
+}

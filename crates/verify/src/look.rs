@@ -1,0 +1,186 @@
+//! A look at what a crash left: the device is started on it, and what it serves is judged by stamps, by a
+//! file system, or by a script of the user's.
+//!
+//! Invariant: what cannot be looked at (a program is missing, no root) is an error; everything else that is
+//! not as it should be is a finding.
+
+use std::path::{Path, PathBuf};
+
+use crate::bridge::FusedFile;
+use crate::cut::{Cut, Replay};
+use crate::file_system::FileSystem;
+use crate::nbd::{Client, Command, Failure};
+use crate::program;
+use crate::session::{Knowledge, Recorded};
+use crate::stamp::{self, Log, Moment, SECTOR_BYTES, Violation};
+use crate::subject::{Remains, Revived, Running, Subject, Way};
+use crate::{Error, Result};
+
+/// What a device promises between two flushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Each sector is that of one of the writes since: what a plain disk with a cache promises.
+    Sector,
+    /// The device is as after all writes up to some moment, each whole.
+    Prefix,
+}
+
+/// Who judges.
+#[derive(Clone, Debug)]
+pub enum Judge {
+    /// What the workload knows.
+    Workload,
+    /// A file system's own tools.
+    FileSystem(FileSystem),
+    /// A command line with `{image}`; an exit code other than 0 is a finding.
+    Script(String),
+}
+
+/// How to look.
+pub struct Look<'a> {
+    /// The run.
+    pub recorded: &'a Recorded,
+    /// The device to start again; none: the images themselves are looked at.
+    pub subject: Option<&'a dyn Subject>,
+    /// What it promises.
+    pub rule: Rule,
+    /// Who judges.
+    pub judge: &'a Judge,
+    /// Where there is room for images and sockets.
+    pub folder: &'a Path,
+}
+
+type Verdict = Result<(), String>;
+
+impl Look<'_> {
+    /// The ways in which the device can come back and be judged.
+    #[must_use]
+    pub fn ways(&self) -> Vec<Way> {
+        let mut ways = self.subject.map_or(&[Way::DiskKept][..], Subject::ways).to_vec();
+        if !matches!(self.recorded.knowledge, Knowledge::Stamps { .. }) {
+            // A file system must be written to replay its journal.
+            ways.retain(|way| *way != Way::Elsewhere);
+        }
+        ways
+    }
+
+    /// Looks at one cut by itself, as a report names it.
+    pub fn at(&self, cut: &Cut, way: Way, stale_of: Option<usize>) -> Result<Verdict> {
+        let recorded = self.recorded;
+        let mut replay = Replay::new(&recorded.recording, recorded.before.clone());
+        let shown = stale_of.map_or_else(|| cut.clone(), Cut::whole);
+        let disk = replay.image(&shown)?;
+        self.look(&Remains { cut, disk: &disk, way })
+    }
+
+    /// Looks at what is left.
+    pub fn look(&self, remains: &Remains<'_>) -> Result<Verdict> {
+        let moment = self.recorded.moment(remains.cut);
+        let Some(subject) = self.subject else {
+            let path = self.folder.join("image");
+            remains.disk.write_file(&path).map_err(|error| Error::io("cannot make", &path, &error))?;
+            return self.judge_file(&path, moment);
+        };
+        let mut running = match subject.revive(remains, self.folder) {
+            Ok(Revived::Serving(running)) => running,
+            // A disk that is older than what the device remembers elsewhere is rightly refused.
+            Ok(Revived::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
+            Ok(Revived::Refused(why)) => return Ok(Err(format!("it refuses to serve: {why}"))),
+            Err(Error::Subject(why)) => return Ok(Err(format!("it does not come back: {why}"))),
+            Err(error) => return Err(error),
+        };
+        let client = running.client()?;
+        if let (Judge::Workload, Knowledge::Stamps { log, settled }) = (self.judge, &self.recorded.knowledge)
+        {
+            let image = match read_area(&client, (log.base.len() * SECTOR_BYTES) as u64) {
+                Ok(image) => image,
+                Err(failure) => return Ok(Err(format!("it cannot be read: {failure}"))),
+            };
+            let judged = self.judge_stamps(log, settled, remains, &image);
+            return Ok(judged.map_err(|violation| violation.0));
+        }
+        drop(client);
+        let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
+        self.judge_export(&*running, if whole { moment } else { Moment::default() })
+    }
+
+    fn judge_export(&self, running: &dyn Running, moment: Moment) -> Result<Verdict> {
+        let path: PathBuf = self.folder.join("shown");
+        let file = match FusedFile::new(running.uri(), &path) {
+            Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be used: {why}"))),
+            file => file?,
+        };
+        self.judge_file(file.path(), moment)
+    }
+
+    /// `moment`: what was promised before it must be there; the default: some earlier state will do.
+    fn judge_file(&self, path: &Path, moment: Moment) -> Result<Verdict> {
+        match (self.judge, &self.recorded.knowledge) {
+            (Judge::Script(line), _) => {
+                let line = line.replace("{image}", &path.display().to_string());
+                let ended = program::finish(program::command("sh")?.args(["-c", &line]))?;
+                if ended.status.success() {
+                    return Ok(Ok(()));
+                }
+                let (status, said) = (ended.status, program::last_lines(&ended.said));
+                Ok(Err(format!("the check says ({status}): {said}")))
+            }
+            (Judge::FileSystem(kind), Knowledge::Files(files)) if files.kind == *kind => {
+                kind.inspect(path, Some((files, moment)), self.folder)
+            }
+            (Judge::FileSystem(kind), _) => kind.inspect(path, None, self.folder),
+            (Judge::Workload, Knowledge::Files(files)) => {
+                files.kind.inspect(path, Some((files, moment)), self.folder)
+            }
+            (Judge::Workload, Knowledge::Stamps { log, .. }) => {
+                let image = std::fs::read(path).map_err(|error| Error::io("cannot read", path, &error))?;
+                let log = log.as_of(moment);
+                let area = &image[..(log.base.len() * SECTOR_BYTES).min(image.len())];
+                Ok(stamp::check_sectors(&log, area).map(drop).map_err(|violation| violation.0))
+            }
+            (Judge::Workload, Knowledge::Nothing) => {
+                let text = "nothing is known of what this recording should leave; say who judges with \
+                            --check ext4|xfs|btrfs, or --check 'COMMAND {image}'";
+                Err(Error::Usage(text.into()))
+            }
+        }
+    }
+
+    fn judge_stamps(
+        &self,
+        log: &Log,
+        settled: &[(u64, u64)],
+        remains: &Remains<'_>,
+        image: &[u8],
+    ) -> Result<(), Violation> {
+        let moment = self.recorded.moment(remains.cut);
+        let log = log.as_of(moment);
+        let judged = match (remains.way, self.rule) {
+            (Way::DiskKept, Rule::Sector) => stamp::check_sectors(&log, image),
+            (Way::DiskKept, Rule::Prefix) => stamp::check_flushed_kept(&log, image),
+            _ if self.subject.is_some_and(Subject::flushes_survive_its_disk) => {
+                stamp::check_flushed_kept(&log, image)
+            }
+            _ => {
+                let settled = settled.iter().filter(|(_, after)| *after < moment.promised);
+                let safe = settled.map(|(before, _)| *before).max().unwrap_or(0);
+                stamp::check_kept_before(&log, safe, image)
+            }
+        };
+        judged.map(drop)
+    }
+}
+
+/// The beginning of the device, as it serves it.
+fn read_area(client: &Client, area_bytes: u64) -> Result<Vec<u8>, Failure> {
+    const STEP: u64 = 1 << 20;
+    let starts = (0..area_bytes).step_by(STEP as usize);
+    let asked: Vec<_> = starts
+        .map(|offset| client.submit(&Command::Read { offset, length: STEP.min(area_bytes - offset) as u32 }))
+        .collect();
+    let mut image = Vec::with_capacity(area_bytes as usize);
+    for pending in asked {
+        image.extend(pending.wait()?.bytes);
+    }
+    Ok(image)
+}

@@ -1,0 +1,130 @@
+//! Which cuts to look at: every legal one of a recording when the budget allows, else the telling ones.
+//!
+//! Invariants: the same recording, budget and seed give the same plan, without repetition, in the order of
+//! entries. The plan says how many legal cuts of its kinds there were, so that a report can say what share
+//! was looked at.
+
+use std::collections::HashSet;
+
+use sawmill_format::write_log::Flags;
+
+use crate::cut::{Cut, Kept, loose};
+use crate::dice::Dice;
+use crate::recording::Recording;
+
+/// How much to look at, and how writes may be torn.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Images to check at most.
+    pub images_max: usize,
+    /// Writes may be torn at multiples of this many bytes; none: they are whole or absent.
+    pub tear_bytes: Option<u64>,
+    /// Where chance comes from.
+    pub seed: u64,
+}
+
+/// The cuts chosen.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In the order of entries.
+    pub cuts: Vec<Cut>,
+    /// Different points between two entries among them.
+    pub points: usize,
+    /// All cuts of the kinds that a plan can hold, random subsets apart.
+    pub legal: usize,
+}
+
+/// Random subsets tried at a point where not all can be.
+const SEEDS_PER_POINT: u64 = 2;
+/// Single entries lost or kept alone at a point, at most: the newest, and by chance some of the others.
+const SINGLES_MAX: usize = 16;
+
+/// Chooses cuts of `recording`, from entry `first` on.
+#[must_use]
+pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
+    let mut dice = Dice::new(budget.seed);
+    let entries = &recording.entries;
+    let (mut telling, mut others) = (Vec::new(), Vec::new());
+    for entry in first..=entries.len() {
+        let loose = loose(entries, entry);
+        let before_flush = entries.get(entry).is_none_or(|next| next.entry.flags.has(Flags::FLUSH));
+        let after_flush = entry > 0 && entries[entry - 1].entry.flags.has(Flags::FLUSH);
+        let all = Cut { entry, kept: Kept::All };
+        if before_flush || after_flush {
+            telling.push(all)
+        } else {
+            others.push(all)
+        }
+        if loose.is_empty() {
+            continue;
+        }
+        let none = Cut { entry, kept: Kept::None };
+        if before_flush {
+            telling.push(none)
+        } else {
+            others.push(none)
+        }
+        others.extend(subsets(&loose, &mut dice).map(|kept| Cut { entry, kept }));
+        others.extend(tears(recording, entry, &loose, budget, &mut dice));
+    }
+    let legal = telling.len() + others.len();
+    // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half each.
+    let beside = (budget.images_max / 2).max(budget.images_max.saturating_sub(others.len()));
+    thin(&mut telling, beside, &mut dice);
+    thin(&mut others, budget.images_max - telling.len(), &mut dice);
+    let mut cuts = telling;
+    cuts.extend(others);
+    let mut seen = HashSet::new();
+    cuts.retain(|cut| seen.insert(cut.clone()));
+    cuts.sort_by_key(|cut| cut.entry);
+    let points = cuts.iter().map(|cut| cut.entry).collect::<HashSet<_>>().len();
+    Plan { cuts, points, legal }
+}
+
+/// Each alone lost, each alone kept, and some by dice.
+fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use<> {
+    let mut singles: Vec<usize> = loose.to_vec();
+    let newest = singles.pop();
+    thin(&mut singles, SINGLES_MAX - 1, dice);
+    singles.extend(newest);
+    let mut kinds = Vec::new();
+    if loose.len() > 1 {
+        for single in singles {
+            kinds.push(Kept::Without(vec![single]));
+            kinds.push(Kept::Only(vec![single]));
+        }
+    }
+    if loose.len() > 2 {
+        kinds.extend((0..SEEDS_PER_POINT).map(|_| Kept::Seed(dice.word() >> 32)));
+    }
+    kinds.into_iter()
+}
+
+/// The newest loose entry torn, and the next one under way.
+fn tears(recording: &Recording, entry: usize, loose: &[usize], budget: &Budget, dice: &mut Dice) -> Vec<Cut> {
+    let Some(unit) = budget.tear_bytes else { return Vec::new() };
+    let mut torn = |number: usize| {
+        let recorded = recording.entries.get(number)?;
+        if recorded.entry.flags.has(Flags::DISCARD) || recorded.entry.flags.has(Flags::MARK) {
+            return None;
+        }
+        let units = (recorded.entry.sector_count * recording.sector_bytes()).div_ceil(unit);
+        (units > 1).then(|| unit * (1 + dice.below(units - 1)))
+    };
+    let newest = loose[loose.len() - 1];
+    let mut cuts = Vec::new();
+    if let Some(bytes) = torn(newest) {
+        cuts.push(Cut { entry, kept: Kept::Torn { entry: newest, bytes } });
+    }
+    if let Some(bytes) = torn(entry) {
+        cuts.push(Cut { entry, kept: Kept::UnderWay { bytes } });
+    }
+    cuts
+}
+
+/// Leaves `most` of them, by chance.
+fn thin<T>(items: &mut Vec<T>, most: usize, dice: &mut Dice) {
+    while items.len() > most {
+        items.swap_remove(dice.below(items.len() as u64) as usize);
+    }
+}

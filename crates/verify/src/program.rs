@@ -1,0 +1,194 @@
+//! Other people's programs: found, run, watched, ended; and what to do when one is missing.
+//!
+//! Invariant: a program that was started is ended, at the latest when its [`Process`] is dropped.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Error, PATIENCE, Result};
+
+/// Between two looks at a condition that no event announces.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Programs we call, and the Debian packages that have them.
+const PACKAGES: [(&str, &str); 12] = [
+    ("nbdfuse", "libnbd-bin (in later releases nbdfuse)"),
+    ("fusermount3", "fuse3"),
+    ("losetup", "mount"),
+    ("mount", "mount"),
+    ("umount", "mount"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("xfs_repair", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
+    ("btrfs", "btrfs-progs"),
+    ("sh", "dash"),
+];
+
+/// Where a program is: on the path, or where only root's path leads.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut folders = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"]);
+    let found = folders.find_map(|folder| Some(Path::new(folder).join(name)).filter(|path| path.is_file()));
+    found.ok_or_else(|| {
+        let known = PACKAGES.iter().find(|(program, _)| *program == name);
+        let package = known.map_or(name, |(_, package)| package);
+        Error::Missing(format!("the program {name} is missing; install it (on Debian: {package})"))
+    })
+}
+
+/// A command for a program that must be there.
+pub fn command(name: &str) -> Result<Command> {
+    let mut command = Command::new(find(name)?);
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
+/// What a program said and how it ended.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Both of its outputs.
+    pub said: String,
+}
+
+/// Runs a command to its end, whatever that is.
+pub fn finish(command: &mut Command) -> Result<Finished> {
+    let output = command.output().map_err(|error| cannot_start(command, &error))?;
+    let said = [&output.stdout[..], &output.stderr[..]].concat();
+    Ok(Finished { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
+}
+
+/// Runs a command to its end and demands success; gives what it said.
+pub fn run(command: &mut Command) -> Result<String> {
+    let finished = finish(command)?;
+    if finished.status.success() {
+        return Ok(finished.said);
+    }
+    let line = line_of(command);
+    let (status, said) = (finished.status, last_lines(&finished.said));
+    Err(Error::Subject(format!("`{line}` failed ({status}): {said}")))
+}
+
+fn cannot_start(command: &Command, error: &io::Error) -> Error {
+    let source = io::Error::new(error.kind(), error.to_string());
+    Error::Io { what: format!("cannot start `{}`", line_of(command)), source }
+}
+
+fn line_of(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// The end of what a program said, on one line.
+#[must_use]
+pub fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(4)..].join("; ")
+}
+
+/// A program in the background.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    line: String,
+    said: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts a program; what it says goes to the file `said`.
+    pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
+        let log = File::create(said).map_err(|error| Error::io("cannot make", said, &error))?;
+        let both = log.try_clone().map_err(|error| Error::io("cannot open", said, &error))?;
+        let child =
+            command.stdout(log).stderr(both).spawn().map_err(|error| cannot_start(command, &error))?;
+        Ok(Process { child, line: line_of(command), said: said.to_owned(), ended: None })
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// The end of what it said.
+    #[must_use]
+    pub fn said(&self) -> String {
+        last_lines(&std::fs::read_to_string(&self.said).unwrap_or_default())
+    }
+
+    /// Asks again and again until `ask` has an answer; fails when the program ends first or the time is up.
+    pub fn wait_for<T>(&mut self, what: &str, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(answer) = ask() {
+                return Ok(answer);
+            }
+            let ended = self.ended().map(|status| format!("ended ({status})"));
+            let late =
+                (Instant::now() > deadline).then(|| format!("waited {} s in vain", PATIENCE.as_secs()));
+            if let Some(why) = ended.or(late) {
+                let (line, said) = (&self.line, self.said());
+                return Err(Error::Subject(format!("{what}: `{line}` {why}: {said}")));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Asks the program to end, and gives its status; kills it when it does not.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.await_end(PATIENCE)
+    }
+
+    /// Kills the program and waits until it is gone.
+    pub fn kill(&mut self) -> ExitStatus {
+        self.signal(Signal::KILL);
+        self.await_end(PATIENCE)
+    }
+
+    /// Waits for its end, and kills it when the time is up.
+    pub fn await_end(&mut self, time_max: Duration) -> ExitStatus {
+        let deadline = Instant::now() + time_max;
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            if Instant::now() > deadline {
+                self.signal(Signal::KILL);
+                let status = self.child.wait().unwrap_or_else(|_| ExitStatus::from_raw(-1));
+                self.ended = Some(status);
+                return status;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if self.ended().is_none()
+            && let Some(pid) = Pid::from_raw(self.child.id().cast_signed())
+        {
+            // It may be gone since: then there is nothing to signal.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.kill();
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A recording: the entries of a write log in order, and where their data lie.
+//!
+//! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`], and up to
+//! its `entry_count` before. Data of zeroes are a hole in the log's file.
+//!
+//! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format (`crates/format`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
+
+use crate::image::Image;
+use crate::stamp::Moment;
+use crate::{Error, Result};
+
+/// Entries of one log, at most: what keeps a log that is no log from filling the memory.
+const ENTRIES_MAX: u64 = 1 << 24;
+
+/// The sector of the logs we write.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// One entry and the place of its data in the log's file.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    /// What the log says.
+    pub entry: Entry,
+    /// Where its data begin in the file.
+    pub data_at: u64,
+    /// When it was recorded; zeroes where nobody noted it.
+    pub moment: Moment,
+}
+
+/// A write log that is read.
+#[derive(Debug)]
+pub struct Recording {
+    file: File,
+    path: PathBuf,
+    sector_bytes: u64,
+    /// Its entries.
+    pub entries: Vec<Recorded>,
+}
+
+impl Recording {
+    /// Opens a log, with the moments in `moments` beside it where they are.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|error| Error::io("cannot open the log", path, &error))?;
+        let unreadable = |error: io::Error| Error::io("cannot read the log", path, &error);
+        let wrong = |error| Error::Log(format!("{}: {error}", path.display()));
+        let mut sector = vec![0; *SECTOR_BYTES_RANGE.start() as usize];
+        file.read_exact_at(&mut sector, 0).map_err(unreadable)?;
+        let superblock = Superblock::decode(&sector).map_err(wrong)?;
+        if superblock.entry_count > ENTRIES_MAX {
+            let text = format!("{}: {} entries are too many", path.display(), superblock.entry_count);
+            return Err(Error::Log(text));
+        }
+        let sector_bytes = u64::from(superblock.sector_bytes);
+        let moments = read_moments(path);
+        let mut entries = Vec::new();
+        let mut at = sector_bytes;
+        for number in 0..superblock.entry_count {
+            file.read_exact_at(&mut sector, at).map_err(unreadable)?;
+            let entry = Entry::decode(&sector).map_err(wrong)?;
+            let moment = moments.get(number as usize).copied().unwrap_or_default();
+            entries.push(Recorded { entry, data_at: at + sector_bytes, moment });
+            let sectors = entry.data_sectors().checked_add(1);
+            let next = sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));
+            at = next.ok_or_else(|| Error::Log(format!("{}: entry {number} overflows", path.display())))?;
+        }
+        Ok(Recording { file, path: path.to_owned(), sector_bytes, entries })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The unit of the log.
+    #[must_use]
+    pub fn sector_bytes(&self) -> u64 {
+        self.sector_bytes
+    }
+
+    /// The end of the last write: the least size of the device.
+    #[must_use]
+    pub fn end_bytes(&self) -> u64 {
+        let ends = self.entries.iter().map(|recorded| recorded.entry);
+        let ends = ends.filter(|entry| !entry.flags.has(Flags::DISCARD));
+        ends.map(|entry| (entry.sector + entry.sector_count) * self.sector_bytes).max().unwrap_or(0)
+    }
+
+    /// Carries out entry `number` on an image, or only its first `bytes_max` bytes.
+    pub fn apply(&self, number: usize, bytes_max: u64, image: &mut Image) -> Result<()> {
+        const STEP_BYTES: u64 = 1 << 20;
+        let recorded = &self.entries[number];
+        let entry = recorded.entry;
+        let address = entry.sector * self.sector_bytes;
+        let length = (entry.sector_count * self.sector_bytes).min(bytes_max);
+        if entry.flags.has(Flags::DISCARD) {
+            image.zero(address, length);
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < length && !entry.flags.has(Flags::MARK) {
+            let mut bytes = vec![0; (length - done).min(STEP_BYTES) as usize];
+            self.file
+                .read_exact_at(&mut bytes, recorded.data_at + done)
+                .map_err(|error| Error::io("cannot read the log", &self.path, &error))?;
+            image.write(address + done, &bytes);
+            done += bytes.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// The moments of a log's entries, where they were noted.
+fn read_moments(log: &Path) -> Vec<Moment> {
+    let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
+    let moment = |line: &str| {
+        let (promised, visible) = line.split_once(' ')?;
+        Some(Moment { promised: promised.parse().ok()?, visible: visible.parse().ok()? })
+    };
+    text.lines().map_while(moment).collect()
+}
+
+/// A write log that is made.
+#[derive(Debug)]
+pub struct LogWriter {
+    file: File,
+    path: PathBuf,
+    end: u64,
+    moments: Vec<Moment>,
+}
+
+impl LogWriter {
+    /// Makes a log at `path`, in place of what is there.
+    pub fn create(path: &Path) -> Result<Self> {
+        let made = File::options().read(true).write(true).create(true).truncate(true).open(path);
+        let file = made.map_err(|error| Error::io("cannot make the log", path, &error))?;
+        let mut writer = LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
+        writer.write_superblock().map_err(|error| writer.failed(&error))?;
+        writer.file.set_len(SECTOR_BYTES).map_err(|error| writer.failed(&error))?;
+        Ok(writer)
+    }
+
+    /// How many entries it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.moments.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.moments.is_empty()
+    }
+
+    /// Adds an entry. `data` is as long as the entry says, or empty where they are zeroes.
+    pub fn add(&mut self, entry: Entry, data: &[u8], moment: Moment) -> Result<()> {
+        debug_assert!(data.is_empty() || data.len() as u64 == entry.sector_count * SECTOR_BYTES);
+        let end = self.end + SECTOR_BYTES * (1 + entry.data_sectors());
+        let blank = data.iter().all(|&byte| byte == 0);
+        let written = self.file.write_all_at(&entry.encode(), self.end).and_then(|()| {
+            if !blank {
+                self.file.write_all_at(data, self.end + SECTOR_BYTES)?;
+            }
+            self.file.set_len(end)
+        });
+        written.map_err(|error| self.failed(&error))?;
+        self.end = end;
+        self.moments.push(moment);
+        Ok(())
+    }
+
+    /// Completes the log and opens it for reading.
+    pub fn finish(&mut self) -> Result<Recording> {
+        self.write_superblock().map_err(|error| self.failed(&error))?;
+        let line = |moment: &Moment| format!("{} {}\n", moment.promised, moment.visible);
+        let moments: String = self.moments.iter().map(line).collect();
+        std::fs::write(self.path.with_file_name("moments"), moments).map_err(|error| self.failed(&error))?;
+        Recording::open(&self.path)
+    }
+
+    fn write_superblock(&mut self) -> io::Result<()> {
+        let entry_count = self.moments.len() as u64;
+        let superblock = Superblock { entry_count, sector_bytes: SECTOR_BYTES as u32 };
+        self.file.write_all_at(&superblock.encode(), 0)
+    }
+
+    fn failed(&self, error: &io::Error) -> Error {
+        Error::io("cannot write the log", &self.path, error)
+    }
+}

@@ -1,0 +1,73 @@
+//! What a check found: figures, and each finding with what it takes to see it again.
+
+use std::collections::BTreeMap;
+
+use sawmill_format::write_log::Flags;
+
+use crate::cut::Cut;
+use crate::plan::Plan;
+use crate::recording::Recording;
+use crate::subject::Way;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Where power failed, and what was left of the disk.
+    pub cut: Cut,
+    /// How the device came back.
+    pub way: Way,
+    /// Of a stale disk: the entry before which it was kept, whole.
+    pub stale_of: Option<usize>,
+    /// What is wrong then.
+    pub what: String,
+}
+
+/// The outcome of a check.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Entries of the recording.
+    pub entries: usize,
+    /// Writes among them.
+    pub writes: usize,
+    /// Flushes among them.
+    pub flushes: usize,
+    /// Writes with FUA among them.
+    pub fua: usize,
+    /// Discards among them.
+    pub discards: usize,
+    /// Different points between two entries at which power failed.
+    pub points: usize,
+    /// Legal cuts of the kinds that are tried, random subsets apart.
+    pub legal: usize,
+    /// Images made and checked.
+    pub images: usize,
+    /// How often the device came back in each way.
+    pub ways: BTreeMap<&'static str, usize>,
+    /// What is wrong; empty when all is well.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// A report about a recording of which nothing is checked yet.
+    #[must_use]
+    pub fn new(recording: &Recording, plan: &Plan) -> Self {
+        let count = |flag: Flags| recording.entries.iter().filter(|e| e.entry.flags.has(flag)).count();
+        let quiet = |flags: Flags| flags.has(Flags::MARK) || flags.has(Flags::DISCARD);
+        let write = |e: &&crate::recording::Recorded| e.entry.sector_count > 0 && !quiet(e.entry.flags);
+        Report {
+            entries: recording.entries.len(),
+            writes: recording.entries.iter().filter(write).count(),
+            flushes: count(Flags::FLUSH),
+            fua: count(Flags::FUA),
+            discards: count(Flags::DISCARD),
+            points: plan.points,
+            legal: plan.legal,
+            ..Report::default()
+        }
+    }
+
+    /// Counts one image that was checked.
+    pub fn count(&mut self, way: Way) {
+        *self.ways.entry(way.name()).or_default() += 1;
+    }
+}

@@ -1,0 +1,238 @@
+//! Runs that are recorded: a workload on a device under test over a recording disk (*below*), or through a
+//! recorder on somebody's disk (*above*).
+//!
+//! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows what the
+//! workload had been promised at that moment.
+//!
+//! Not here: what is left after a crash (`look`).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sawmill_device::{BlockDevice, BlockDeviceExt};
+use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+
+use crate::bridge::{FusedFile, LoopDevice, can_mount};
+use crate::dice::Dice;
+use crate::file_system::FileSystem;
+use crate::files::Files;
+use crate::image::Image;
+use crate::load::{Load, Mix};
+use crate::nbd::{Client, Dialect};
+use crate::program;
+use crate::recorder::Recorder;
+use crate::recording::LogWriter;
+use crate::session::{Knowledge, Recorded};
+use crate::stamp::{self, Clock};
+use crate::subject::Subject;
+use crate::{Error, Result};
+
+/// What is done to the device.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Stamped writes, zeroes and flushes.
+    Stamps {
+        /// Bytes of the device that are written, from its beginning.
+        area_bytes: u64,
+        /// Requests in all.
+        requests: u64,
+        /// Whether trims are used, and must read as zeroes afterwards.
+        trim: bool,
+    },
+    /// A file system is made and filled.
+    Files {
+        /// Which one.
+        kind: FileSystem,
+        /// Files made, replaced and removed.
+        steps: u64,
+    },
+    /// A command line of the user's, with `{device}` for the block device.
+    Command(String),
+}
+
+/// The largest target whose old content is read, because a command may rely on it.
+const BEFORE_BYTES_MAX: u64 = 4 << 30;
+
+/// Does the work on `subject` over a recording disk of `disk_bytes`; leaves everything in `folder`.
+pub fn below(
+    subject: &dyn Subject,
+    disk_bytes: u64,
+    work: &Work,
+    seed: u64,
+    folder: &Path,
+) -> Result<Recorded> {
+    let clock = Clock::default();
+    let before = subject.prepare(disk_bytes, folder)?;
+    let log = LogWriter::create(&folder.join("log"))?;
+    let disk = Arc::new(Recorder::new(before.to_device()?, log, clock.clone()));
+    let mut running = subject.start(Arc::clone(&disk), folder)?;
+    let (first, knowledge) = match work {
+        Work::Stamps { area_bytes, requests, trim } => {
+            let client = running.client()?;
+            let stamping = Stamping { area_bytes: *area_bytes, requests: *requests, trim: *trim, seed };
+            (0, stamping.drive(&client, &clock, || running.settle())?)
+        }
+        Work::Files { .. } | Work::Command(_) => {
+            // The connection that showed that it serves; some serve no more than one at a time.
+            drop(running.client()?);
+            let uri = running.uri().to_owned();
+            on_block_device(&uri, work, seed, &clock, folder, || {
+                running.settle()?;
+                Ok(disk.entry_count())
+            })?
+        }
+    };
+    running.stop()?;
+    let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
+    recorded.save(folder)?;
+    Ok(recorded)
+}
+
+/// Does the work on `target` through a recorder. Also says what was wrong with the target's own answers.
+pub fn above(
+    target: Arc<dyn BlockDevice>,
+    work: &Work,
+    seed: u64,
+    folder: &Path,
+) -> Result<(Recorded, Option<String>)> {
+    let clock = Clock::default();
+    let before = content_before(&*target, work)?;
+    let log = LogWriter::create(&folder.join("log"))?;
+    let disk = Arc::new(Recorder::new(target, log, clock.clone()));
+    let server = NbdServer::start(NbdOptions::new(Listen::Unix(folder.join("disk.sock"))))?;
+    let device = Arc::clone(&disk) as Arc<dyn BlockDevice>;
+    server.add_export(Export { name: String::new(), description: String::new(), device })?;
+    let (mut wrong, uri) = (None, server.uri(""));
+    let (first, knowledge) = if let Work::Stamps { area_bytes, requests, trim } = *work {
+        disk.write_zeroes(0, area_bytes).or_else(|_| disk.write_at(0, &vec![0; area_bytes as usize]))?;
+        disk.flush()?;
+        let first = disk.entry_count();
+        let client = connect(&uri)?;
+        let stamping = Stamping { area_bytes, requests, trim, seed };
+        let knowledge = stamping.drive(&client, &clock, || Ok(false))?;
+        if let Knowledge::Stamps { log, .. } = &knowledge {
+            let image = disk.read_at(0, area_bytes as usize)?;
+            wrong = stamp::check_nothing_accepted_lost(log, &image).err().map(|violation| violation.0);
+        }
+        (first, knowledge)
+    } else {
+        on_block_device(&uri, work, seed, &clock, folder, || Ok(disk.entry_count()))?
+    };
+    server.stop();
+    let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
+    recorded.save(folder)?;
+    Ok((recorded, wrong))
+}
+
+fn connect(uri: &str) -> Result<Client> {
+    Client::connect(uri, Dialect::Structured)
+        .map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })
+}
+
+/// What a target holds: read only for a command; everything else writes what it relies on.
+fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
+    const STEP: u64 = 1 << 20;
+    let size_bytes = target.geometry().size_bytes;
+    let mut image = Image::new(size_bytes);
+    if !matches!(work, Work::Command(_)) {
+        return Ok(image);
+    }
+    if size_bytes > BEFORE_BYTES_MAX {
+        let text = format!(
+            "the target has {size_bytes} bytes; for a command of your own it may have {BEFORE_BYTES_MAX} at \
+             most, because its old content is part of every image"
+        );
+        return Err(Error::Usage(text));
+    }
+    for address in (0..size_bytes).step_by(STEP as usize) {
+        let bytes = target.read_at(address, STEP.min(size_bytes - address) as usize)?;
+        image.write(address, &bytes);
+    }
+    Ok(image)
+}
+
+/// The export `uri` as a block device, and the work on it; says the first entry that is not of making it:
+/// that is what `made` answers, once a file system is.
+fn on_block_device(
+    uri: &str,
+    work: &Work,
+    seed: u64,
+    clock: &Clock,
+    folder: &Path,
+    mut made: impl FnMut() -> Result<usize>,
+) -> Result<(usize, Knowledge)> {
+    can_mount()?;
+    let file = FusedFile::new(uri, &folder.join("export"))?;
+    let device = LoopDevice::new(file.path())?;
+    match work {
+        Work::Files { kind, steps } => {
+            kind.is_here()?;
+            kind.make(device.path())?;
+            let mounted = kind.mount(&device, folder)?;
+            program::run(program::command("sync")?.arg("-f").arg(mounted.root()))?;
+            let first = made()?;
+            let mut files = Files::new(*kind);
+            files.fill(mounted.root(), *steps, &mut Dice::new(seed), clock)?;
+            mounted.unmount()?;
+            Ok((first, Knowledge::Files(files)))
+        }
+        Work::Command(line) => {
+            let line = line.replace("{device}", &device.path().display().to_string());
+            program::run(program::command("sh")?.args(["-c", &line]))?;
+            Ok((0, Knowledge::Nothing))
+        }
+        Work::Stamps { .. } => Ok((0, Knowledge::Nothing)),
+    }
+}
+
+/// The stamped workload.
+struct Stamping {
+    area_bytes: u64,
+    requests: u64,
+    trim: bool,
+    seed: u64,
+}
+
+impl Stamping {
+    /// Tenths of the requests, and how they behave: many at a time, few, and one by one.
+    fn phases(&self) -> [(u64, Mix); 3] {
+        let mix = Mix { trim: self.trim, flush_once_in: 12, fua_once_in: 12, ..Mix::default() };
+        let few = Mix { depth: 4, sectors_max: 24, ..mix };
+        [(4, mix), (3, few), (3, Mix { depth: 1, ..few })]
+    }
+
+    /// Does the work; between its phases `settle` may make what was accepted survive the loss of the disk.
+    fn drive(
+        &self,
+        client: &Client,
+        clock: &Clock,
+        mut settle: impl FnMut() -> Result<bool>,
+    ) -> Result<Knowledge> {
+        let size_bytes = client.export().size_bytes;
+        if size_bytes < self.area_bytes {
+            let text = format!("the device has {size_bytes} bytes; the workload needs {}", self.area_bytes);
+            return Err(Error::Usage(text));
+        }
+        let phases = self.phases();
+        let mut load = Load::new(self.area_bytes, Dice::new(self.seed), phases[0].1);
+        load.log.clock = clock.clone();
+        let mut settled = Vec::new();
+        for (share, mix) in phases {
+            load.mix = mix;
+            let tally = load.drive(std::slice::from_ref(client), self.requests * share / 10, || ());
+            if tally.refused + tally.unanswered > 0 {
+                let text = format!(
+                    "the device did not do the work: {} requests refused (the last error number: {:?}), {} \
+                     unanswered",
+                    tally.refused, tally.last_errno, tally.unanswered
+                );
+                return Err(Error::Subject(text));
+            }
+            let before = clock.tick();
+            if settle()? {
+                settled.push((before, clock.tick()));
+            }
+        }
+        Ok(Knowledge::Stamps { log: load.log.clone(), settled })
+    }
+}

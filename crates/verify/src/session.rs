@@ -1,0 +1,133 @@
+//! What a recorded run leaves in a folder, so that its cuts can be checked now, or one of them again later.
+//!
+//! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it, sparse), and
+//! `workload`, lines of text that say what the user of the device knew.
+
+use std::path::Path;
+
+use crate::campaign::Campaign;
+use crate::cut::{Cut, Replay};
+use crate::files::Files;
+use crate::image::Image;
+use crate::plan::Budget;
+use crate::recording::Recording;
+use crate::stamp::{Log, Moment};
+use crate::subject::Way;
+use crate::{Error, Result};
+
+/// What the user of the device knew.
+#[derive(Clone, Debug)]
+pub enum Knowledge {
+    /// The stamped workload's log.
+    Stamps {
+        /// Its requests.
+        log: Log,
+        /// Two moments each: from the second on, what completed before the first survives the loss of the
+        /// disk.
+        settled: Vec<(u64, u64)>,
+    },
+    /// The files of a file system.
+    Files(Files),
+    /// Nothing: a check of the user's own must know.
+    Nothing,
+}
+
+/// A recording with all it takes to judge its cuts.
+#[derive(Debug)]
+pub struct Recorded {
+    /// What was done to the disk.
+    pub recording: Recording,
+    /// What the disk held before.
+    pub before: Image,
+    /// The first entry before which power may fail: until then the device was being made.
+    pub first: usize,
+    /// What the user knew.
+    pub knowledge: Knowledge,
+}
+
+const WORKLOAD: &str = "workload";
+const BEFORE: &str = "before";
+
+impl Recorded {
+    /// Leaves everything but the recording in `folder`; that is there already.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(BEFORE);
+        self.before.write_file(&path).map_err(|error| Error::io("cannot write", &path, &error))?;
+        let mut text = format!("first {}\n", self.first);
+        match &self.knowledge {
+            Knowledge::Stamps { log, settled } => {
+                let line = |(before, after): &(u64, u64)| format!("settled {before} {after}\n");
+                text.extend(settled.iter().map(line));
+                text.push_str(&log.to_text());
+            }
+            Knowledge::Files(files) => text.push_str(&files.to_text()),
+            Knowledge::Nothing => {}
+        }
+        let path = folder.join(WORKLOAD);
+        std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, &error))
+    }
+
+    /// Opens what [`Recorded::save`] left.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join(WORKLOAD);
+        let text = std::fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+        let wrong = || Error::Log(format!("{} is not what verify-crash leaves", path.display()));
+        let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
+        let first = first.strip_prefix("first ").and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
+        let mut settled = Vec::new();
+        while let Some((line, more)) = rest.strip_prefix("settled ").and_then(|text| text.split_once('\n')) {
+            let (before, after) = line.split_once(' ').ok_or_else(wrong)?;
+            let number = |word: &str| word.parse::<u64>().map_err(|_| wrong());
+            settled.push((number(before)?, number(after)?));
+            rest = more;
+        }
+        let knowledge = if rest.is_empty() {
+            Knowledge::Nothing
+        } else if let Some(files) = Files::from_text(rest) {
+            Knowledge::Files(files)
+        } else {
+            Knowledge::Stamps { log: Log::from_text(rest).ok_or_else(wrong)?, settled }
+        };
+        let path = folder.join(BEFORE);
+        let before = Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+        let recording = Recording::open(&folder.join("log"))?;
+        Ok(Recorded { recording, before, first, knowledge })
+    }
+
+    /// A log that somebody else made, of a device that held zeroes before.
+    pub fn foreign(log: &Path, disk_bytes: u64) -> Result<Self> {
+        let recording = Recording::open(log)?;
+        let before = Image::new(disk_bytes.max(recording.end_bytes()));
+        Ok(Recorded { recording, before, first: 0, knowledge: Knowledge::Nothing })
+    }
+
+    /// Has power fail only before entry `first` or later.
+    pub fn begin_at(&mut self, first: usize) -> Result<()> {
+        let entries = self.recording.entries.len();
+        if first > entries {
+            let text = format!("the recording has {entries} entries: power cannot first fail before {first}");
+            return Err(Error::Usage(text));
+        }
+        self.first = first;
+        Ok(())
+    }
+
+    /// The moment at which a cut strikes.
+    #[must_use]
+    pub fn moment(&self, cut: &Cut) -> Moment {
+        self.recording.entries.get(cut.entry).map_or(Moment::END, |next| next.moment)
+    }
+
+    /// A replay of this recording.
+    #[must_use]
+    pub fn replay(&self) -> Replay<'_> {
+        Replay::new(&self.recording, self.before.clone())
+    }
+
+    /// A campaign over this recording.
+    #[must_use]
+    pub fn campaign<'a>(&'a self, ways: &'a [Way], budget: Budget) -> Campaign<'a> {
+        let before = self.before.clone();
+        Campaign { recording: &self.recording, before, first: self.first, ways, budget }
+    }
+}

@@ -1,0 +1,160 @@
+//! Anybody's NBD server, by a command line with two holes: `{backing}`, the disk it shall work on, and
+//! `{socket}`, the Unix socket it shall serve on.
+//!
+//! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file. It must
+//! stay in the foreground, and serve a second time on what it left: that is the test.
+
+use std::path::{Path, PathBuf};
+
+use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+
+use super::{RecordedDisk, Remains, Revived, Running, Subject};
+use crate::bridge::FusedFile;
+use crate::nbd::{Client, Dialect};
+use crate::program::{self, Process};
+use crate::{Error, Result};
+
+/// An NBD server's command line.
+pub struct CommandLine {
+    template: String,
+}
+
+impl CommandLine {
+    /// Checks the command line for its holes.
+    pub fn new(template: &str) -> Result<Self> {
+        for hole in ["{backing}", "{socket}"] {
+            if !template.contains(hole) {
+                let text = format!(
+                    "the command line of the device lacks {hole}: write it where the server is told its {}, \
+                     as in 'nbdkit -f -U {{socket}} file {{backing}}'",
+                    if hole == "{backing}" { "disk" } else { "socket" }
+                );
+                return Err(Error::Usage(text));
+            }
+        }
+        Ok(CommandLine { template: template.to_owned() })
+    }
+
+    fn spawn(&self, backing: &Path, folder: &Path) -> Result<Server> {
+        let socket = folder.join("device.sock");
+        // A socket that a dead server left.
+        let _ = std::fs::remove_file(&socket);
+        let line = self.template.replace("{backing}", &quoted(backing)).replace("{socket}", &quoted(&socket));
+        let mut command = program::command("sh")?;
+        command.args(["-c", &format!("exec {line}")]).current_dir(folder);
+        let process = Process::start(&mut command, &folder.join("device.said"))?;
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        Server::connect(process, uri)
+    }
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
+}
+
+/// A server that has taken a first connection.
+pub(super) struct Server {
+    pub(super) process: Process,
+    uri: String,
+    first: Option<Client>,
+}
+
+impl Server {
+    /// Waits until the server takes a connection, and keeps that: some serve no more than one.
+    pub(super) fn connect(mut process: Process, uri: String) -> Result<Self> {
+        let ask = || Client::connect(&uri, Dialect::Structured).ok();
+        let first = process.wait_for("the device is to serve", ask)?;
+        Ok(Server { process, uri, first: Some(first) })
+    }
+
+    /// The same for a server that comes back after a crash; it may also end with the code `refused`.
+    pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
+        let ask = || Client::connect(&uri, Dialect::Structured).ok();
+        match process.wait_for("the device is to serve again", ask) {
+            Ok(first) => Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) }))),
+            Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
+                Ok(Revived::Refused(process.said()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Running for Server {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn client(&mut self) -> Result<Client> {
+        if let Some(client) = self.first.take() {
+            return Ok(client);
+        }
+        Client::connect(&self.uri, Dialect::Structured)
+            .map_err(|source| Error::Io { what: format!("cannot connect to {}", self.uri), source })
+    }
+
+    fn stop(mut self: Box<Self>) -> Result<()> {
+        self.process.stop();
+        Ok(())
+    }
+}
+
+/// A recording disk shown as a file.
+pub(super) struct ShownDisk {
+    file: FusedFile,
+    // Dropped after the file: it answers its last requests.
+    _server: NbdServer,
+}
+
+impl ShownDisk {
+    /// Shows `disk` as `folder/backing`.
+    pub(super) fn new(disk: RecordedDisk, folder: &Path) -> Result<Self> {
+        let server = NbdServer::start(NbdOptions::new(Listen::Unix(folder.join("disk.sock"))))?;
+        server.add_export(Export { name: String::new(), description: String::new(), device: disk })?;
+        let file = FusedFile::new(&server.uri(""), &folder.join("backing"))?;
+        Ok(ShownDisk { file, _server: server })
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.file.path().to_owned()
+    }
+}
+
+/// A server on a recording disk. Fields are dropped in their order: the server before its disk.
+struct RecordedServer {
+    server: Box<Server>,
+    _disk: ShownDisk,
+}
+
+impl Running for RecordedServer {
+    fn uri(&self) -> &str {
+        self.server.uri()
+    }
+
+    fn client(&mut self) -> Result<Client> {
+        self.server.client()
+    }
+
+    fn stop(self: Box<Self>) -> Result<()> {
+        self.server.stop()
+    }
+}
+
+impl Subject for CommandLine {
+    fn describe(&self) -> String {
+        self.template.clone()
+    }
+
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
+        let disk = ShownDisk::new(disk, folder)?;
+        let server = Box::new(self.spawn(&disk.path(), folder)?);
+        Ok(Box::new(RecordedServer { server, _disk: disk }))
+    }
+
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
+        let backing = folder.join("backing");
+        remains.disk.write_file(&backing).map_err(|error| Error::io("cannot make", &backing, &error))?;
+        Ok(Revived::Serving(Box::new(self.spawn(&backing, folder)?)))
+    }
+}

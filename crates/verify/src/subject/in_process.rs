@@ -1,0 +1,77 @@
+//! A device of ours, served from this process: a layer over the disk. No other program is needed.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sawmill_device::BlockDevice;
+use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+
+use super::{RecordedDisk, Remains, Revived, Running, Subject};
+use crate::nbd::{Client, Dialect};
+use crate::{Error, Result};
+
+/// Makes the device under test of its disk.
+pub type Make = Box<dyn Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> + Send + Sync>;
+
+/// A device that is made by a function of its disk.
+pub struct InProcess {
+    name: String,
+    make: Make,
+}
+
+impl InProcess {
+    /// The device that `make` makes of a disk.
+    #[must_use]
+    pub fn new(name: &str, make: Make) -> Self {
+        InProcess { name: name.to_owned(), make }
+    }
+}
+
+struct Serving {
+    server: NbdServer,
+    uri: String,
+}
+
+/// Serves a device on a socket in `folder`.
+fn serve(device: Arc<dyn BlockDevice>, folder: &Path) -> Result<Serving> {
+    let socket = folder.join("device.sock");
+    // A socket that a dead server left.
+    let _ = std::fs::remove_file(&socket);
+    let server = NbdServer::start(NbdOptions::new(Listen::Unix(socket)))?;
+    server.add_export(Export { name: String::new(), description: String::new(), device })?;
+    let uri = server.uri("");
+    Ok(Serving { server, uri })
+}
+
+impl Running for Serving {
+    fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    fn client(&mut self) -> Result<Client> {
+        Client::connect(&self.uri, Dialect::Structured).map_err(|source| {
+            let what = format!("cannot connect to {}", self.uri);
+            Error::Io { what, source }
+        })
+    }
+
+    fn stop(self: Box<Self>) -> Result<()> {
+        self.server.stop();
+        Ok(())
+    }
+}
+
+impl Subject for InProcess {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
+        Ok(Box::new(serve((self.make)(disk), folder)?))
+    }
+
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
+        let device = (self.make)(Arc::new(remains.disk.to_device()?));
+        Ok(Revived::Serving(Box::new(serve(device, folder)?)))
+    }
+}

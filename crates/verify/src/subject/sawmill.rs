@@ -1,0 +1,287 @@
+//! Sawmill's own binary as a device under test: its journal lies on the recorded disk, its store is a folder.
+//!
+//! A crash leaves the journal as the cut says and the store as it was at that moment. Objects are immutable
+//! and only their names come and go, so each is kept by a hard link, and which were there is noted before
+//! every entry of the recording. Memory that outlives the process is gone: power failed.
+//!
+//! Invariant: this file knows the binary by its command line alone.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::command_line::{Server, ShownDisk};
+use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
+use crate::image::Image;
+use crate::nbd::Client;
+use crate::program::{self, Process};
+use crate::{Error, Result};
+
+const VOLUME: &str = "disk";
+/// What the binary ends with when the safe answer is to stop.
+const REFUSED: i32 = 5;
+
+/// Sawmill's own binary.
+pub struct Sawmill {
+    binary: PathBuf,
+    volume_bytes: u64,
+    flush: String,
+}
+
+impl Sawmill {
+    /// The binary at `binary`, with a volume of `volume_bytes` and this mode of flush.
+    #[must_use]
+    pub fn new(binary: &Path, volume_bytes: u64, flush: &str) -> Self {
+        Sawmill { binary: binary.to_owned(), volume_bytes, flush: flush.to_owned() }
+    }
+
+    /// A `sawmill` command in a folder of its own, with the store in that folder.
+    fn command(&self, folder: &Path) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
+        for name in ["XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"] {
+            command.env(name, folder.join("home"));
+        }
+        command.env_remove("NOTIFY_SOCKET").stdin(std::process::Stdio::null());
+        command
+    }
+
+    fn serve(&self, folder: &Path, options: &[&str]) -> Result<Process> {
+        let socket = folder.join("device.sock");
+        // A socket that a dead server left.
+        let _ = fs::remove_file(&socket);
+        let staging = folder.join("staging");
+        make_folder(&staging)?;
+        let mut command = self.command(folder);
+        command.args(["serve", VOLUME, "--cache-bytes", "0", "--segment-age", "200ms"]);
+        command.args(["--checkpoint-bytes", "2M", "--staging-bytes", "8M"]).args(options);
+        command.arg("--staging").arg(&staging).arg("--nbd").arg(format!("unix:{}", socket.display()));
+        Process::start(&mut command, &folder.join("device.said"))
+    }
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(|error| Error::io("cannot make the folder", path, &error))
+}
+
+fn uri_in(folder: &Path) -> String {
+    format!("nbd+unix:///{VOLUME}?socket={}", folder.join("device.sock").display())
+}
+
+/// The objects of a store, before every entry of the recording.
+#[derive(Default)]
+struct Census {
+    now: BTreeSet<String>,
+    /// What came and went, as lines: entry, `+` or `-`, key.
+    changes: String,
+    failed: Option<io::Error>,
+}
+
+impl Census {
+    /// Notes what the store holds before entry `number`, and links what is new into the vault.
+    fn take(&mut self, number: usize, store: &Path, vault: &Path) {
+        if self.failed.is_none()
+            && let Err(error) = self.try_take(number, store, vault)
+        {
+            self.failed = Some(error);
+        }
+    }
+
+    fn try_take(&mut self, number: usize, store: &Path, vault: &Path) -> io::Result<()> {
+        // Two equal looks in a row: then there was a moment at which the store held exactly this.
+        let mut found = objects(store)?;
+        loop {
+            let again = objects(store)?;
+            if again == found {
+                break;
+            }
+            found = again;
+        }
+        for key in found.difference(&self.now) {
+            let kept = vault.join(key);
+            fs::create_dir_all(kept.parent().unwrap_or(vault))?;
+            match fs::hard_link(store.join(key), &kept) {
+                // It went since the look: whoever needs it finds out when its store is made again.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                linked => linked?,
+            }
+            self.changes.push_str(&format!("{number} + {key}\n"));
+        }
+        for key in self.now.difference(&found) {
+            self.changes.push_str(&format!("{number} - {key}\n"));
+        }
+        self.now = found;
+        Ok(())
+    }
+}
+
+/// The keys of the objects in a folder store.
+fn objects(store: &Path) -> io::Result<BTreeSet<String>> {
+    let (mut found, mut folders) = (BTreeSet::new(), vec![store.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name() == ".tmp" {
+                continue;
+            }
+            let path = entry.path();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(path),
+                _ => {
+                    let key = path.strip_prefix(store).unwrap_or(&path);
+                    found.insert(key.display().to_string());
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Makes the store as it was before entry `entry` from the vault.
+fn restore(folder: &Path, entry: usize, store: &Path) -> Result<()> {
+    let path = folder.join("objects");
+    let text = fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+    let mut there = BTreeSet::new();
+    for line in text.lines() {
+        let mut words = line.splitn(3, ' ');
+        let (number, sign, key) = (words.next(), words.next(), words.next().unwrap_or_default());
+        if number.and_then(|number| number.parse::<usize>().ok()).is_none_or(|number| number > entry) {
+            break;
+        }
+        if sign == Some("+") {
+            there.insert(key)
+        } else {
+            there.remove(key)
+        };
+    }
+    make_folder(store)?;
+    for key in there {
+        let to = store.join(key);
+        make_folder(to.parent().unwrap_or(store))?;
+        let from = folder.join("vault").join(key);
+        fs::hard_link(&from, &to).map_err(|error| Error::io("cannot link", &from, &error))?;
+    }
+    Ok(())
+}
+
+/// Ends a server in order.
+fn stop(process: &mut Process) -> Result<()> {
+    let status = process.stop();
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::Subject(format!("sawmill serve did not end well ({status}): {}", process.said())))
+}
+
+/// A server while it is recorded. Fields are dropped in their order.
+struct Recorded {
+    server: Box<Server>,
+    _shown: ShownDisk,
+    disk: RecordedDisk,
+    census: Arc<Mutex<Census>>,
+    folder: PathBuf,
+    wait: Command,
+}
+
+impl Running for Recorded {
+    fn uri(&self) -> &str {
+        self.server.uri()
+    }
+
+    fn client(&mut self) -> Result<Client> {
+        self.server.client()
+    }
+
+    fn settle(&mut self) -> Result<bool> {
+        program::run(&mut self.wait)?;
+        Ok(true)
+    }
+
+    fn stop(mut self: Box<Self>) -> Result<()> {
+        stop(&mut self.server.process)?;
+        let mut census = self.census.lock();
+        census.take(self.disk.entry_count(), &self.folder.join("store"), &self.folder.join("vault"));
+        if let Some(error) = census.failed.take() {
+            return Err(Error::io("cannot keep the objects of", &self.folder.join("store"), &error));
+        }
+        let path = self.folder.join("objects");
+        fs::write(&path, &census.changes).map_err(|error| Error::io("cannot write", &path, &error))
+    }
+}
+
+impl Subject for Sawmill {
+    fn describe(&self) -> String {
+        format!("sawmill, flush {}", self.flush)
+    }
+
+    /// A volume, and a journal that was bound to it: a file that holds something else would be set aside.
+    fn prepare(&self, disk_bytes: u64, folder: &Path) -> Result<Image> {
+        make_folder(&folder.join("store"))?;
+        let size = self.volume_bytes.to_string();
+        let mut create = self.command(folder);
+        create.args(["create", VOLUME, "--size", &size, "--segment-bytes", "256K", "--flush", &self.flush]);
+        program::run(&mut create)?;
+        let journal = folder.join("journal");
+        let (at, size) = (journal.display().to_string(), disk_bytes.to_string());
+        let process = self.serve(folder, &["--journal", &at, "--journal-bytes", &size])?;
+        stop(&mut Server::connect(process, uri_in(folder))?.process)?;
+        let image = Image::read_file(&journal).map_err(|error| Error::io("cannot read", &journal, &error))?;
+        fs::remove_file(&journal).map_err(|error| Error::io("cannot remove", &journal, &error))?;
+        Ok(image)
+    }
+
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
+        let census = Arc::new(Mutex::new(Census::default()));
+        let (observed, store, vault) = (Arc::clone(&census), folder.join("store"), folder.join("vault"));
+        disk.observe(Box::new(move |number| observed.lock().take(number, &store, &vault)));
+        let shown = ShownDisk::new(Arc::clone(&disk), folder)?;
+        let journal = shown.path().display().to_string();
+        let process = self.serve(folder, &["--journal", &journal])?;
+        let server = Box::new(Server::connect(process, uri_in(folder))?);
+        let mut wait = self.command(folder);
+        wait.args(["wait", VOLUME, "--stored", "--timeout", "60s"]);
+        Ok(Box::new(Recorded { server, _shown: shown, disk, census, folder: folder.to_owned(), wait }))
+    }
+
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
+        let place = folder.join("revived");
+        match fs::remove_dir_all(&place) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("cannot empty", &place, &error));
+            }
+            _ => make_folder(&place)?,
+        }
+        restore(folder, remains.cut.entry, &place.join("store"))?;
+        let journal = place.join("journal");
+        let at = journal.display().to_string();
+        let options = match remains.way {
+            Way::DiskKept | Way::DiskStale => {
+                let made = remains.disk.write_file(&journal);
+                made.map_err(|error| Error::io("cannot make", &journal, &error))?;
+                vec!["--journal", &at]
+            }
+            Way::DiskLost => vec!["--journal", &at, "--journal-bytes", "16M", "--accept-journal-loss"],
+            Way::Elsewhere => vec!["--read-only"],
+        };
+        let process = self.serve(&place, &options)?;
+        Server::revived(process, uri_in(&place), REFUSED)
+    }
+
+    fn ways(&self) -> &[Way] {
+        // Most cuts are of the disk as it is left; the others are judged by fewer facts.
+        &[Way::DiskKept, Way::DiskLost, Way::DiskKept, Way::DiskStale, Way::DiskKept, Way::Elsewhere]
+    }
+
+    fn flushes_survive_its_disk(&self) -> bool {
+        self.flush == "stored"
+    }
+}

@@ -1,0 +1,91 @@
+//! The write log's golden vector: what the writer makes of fixed entries, read back and replayed.
+
+use std::path::{Path, PathBuf};
+
+use sawmill_format::write_log::{Entry, Flags};
+use sawmill_verify::cut::{Cut, Replay};
+use sawmill_verify::image::Image;
+use sawmill_verify::recording::{LogWriter, Recording};
+use sawmill_verify::stamp::Moment;
+
+const DISK_BYTES: u64 = 8192;
+
+fn vector() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/write_log/v1-five-entries.bin")
+}
+
+fn entry(sector: u64, sector_count: u64, flags: Flags) -> Entry {
+    let data = !(flags.has(Flags::DISCARD) || flags.has(Flags::FLUSH));
+    Entry { sector, sector_count, flags, data_bytes: if data { sector_count * 512 } else { 0 } }
+}
+
+fn at(moment: u64) -> Moment {
+    Moment { promised: moment, visible: moment }
+}
+
+/// A write, a flush, a write with FUA, a discard, and zeroes.
+fn write(path: &Path) -> Recording {
+    let mut log = LogWriter::create(path).unwrap();
+    log.add(entry(1, 2, Flags::default()), &[0xa1; 1024], at(1)).unwrap();
+    log.add(entry(0, 0, Flags::FLUSH), &[], at(2)).unwrap();
+    log.add(entry(4, 1, Flags::FUA), &[0xb2; 512], at(3)).unwrap();
+    log.add(entry(2, 1, Flags::DISCARD), &[], at(4)).unwrap();
+    log.add(entry(4, 2, Flags::default()), &[], at(5)).unwrap();
+    log.finish().unwrap()
+}
+
+#[test]
+fn the_writer_makes_the_vector_and_the_reader_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    write(&path);
+    assert!(std::fs::read(&path).unwrap() == std::fs::read(vector()).unwrap(), "the format has changed");
+    let recording = Recording::open(&vector()).unwrap();
+    let shape = |n: usize| {
+        let entry = recording.entries[n].entry;
+        (entry.sector, entry.sector_count, entry.flags.0)
+    };
+    let shapes: Vec<_> = (0..recording.entries.len()).map(shape).collect();
+    assert_eq!(shapes, [(1, 2, 0), (0, 0, 1), (4, 1, 2), (2, 1, 4), (4, 2, 0)]);
+}
+
+#[test]
+fn cuts_of_the_vector_hold_what_the_definition_says() {
+    let recording = Recording::open(&vector()).unwrap();
+    let mut replay = Replay::new(&recording, Image::new(DISK_BYTES));
+    let mut sectors = |cut: &str| {
+        let image = replay.image(&cut.parse::<Cut>().unwrap()).unwrap();
+        (0..6).map(|sector| image.read(sector * 512, 1)[0]).collect::<Vec<u8>>()
+    };
+    let (a, b) = (0xa1, 0xb2);
+    assert_eq!(sectors("0:all"), [0; 6]);
+    assert_eq!(sectors("1:none"), [0; 6]);
+    assert_eq!(sectors("1:torn=0@512"), [0, a, 0, 0, 0, 0]);
+    assert_eq!(sectors("2:none"), [0, a, a, 0, 0, 0]);
+    assert_eq!(sectors("2:under-way@512"), [0, a, a, 0, b, 0]);
+    assert_eq!(sectors("3:none"), [0, a, a, 0, b, 0]);
+    assert_eq!(sectors("4:all"), [0, a, 0, 0, b, 0]);
+    assert_eq!(sectors("5:without=3"), [0, a, a, 0, 0, 0]);
+    assert_eq!(sectors("5:only=3"), [0, a, 0, 0, b, 0]);
+    assert_eq!(sectors("0:all"), [0; 6], "a replay can go back");
+}
+
+#[test]
+fn every_prefix_of_the_vector_is_refused_and_none_makes_the_reader_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bytes, path) = (std::fs::read(vector()).unwrap(), folder.path().join("log"));
+    // The last entry's data are zeroes: a hole, of which the reader asks nothing until it replays.
+    let headers = bytes.len() - 1024;
+    for length in (0..headers).step_by(37) {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        assert!(Recording::open(&path).is_err(), "{length} bytes suffice");
+    }
+}
+
+#[test]
+#[ignore = "a tool: writes the vector"]
+fn write_the_vector() {
+    std::fs::create_dir_all(vector().parent().unwrap()).unwrap();
+    write(&vector());
+    std::fs::remove_file(vector().with_file_name("moments")).unwrap();
+}

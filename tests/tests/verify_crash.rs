@@ -1,0 +1,155 @@
+//! `sawmill verify-crash` as its user meets it: planted faults and lying servers are found, honest ones and
+//! Sawmill itself are not blamed, and every finding can be had again.
+//!
+//! `SAWMILL_CRASH_IMAGES` sets how many images each check looks at.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use sawmill_tests::machine::can_mount;
+use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::requires;
+use sawmill_tests::store;
+use serde_json::Value;
+
+fn images(usual: usize) -> String {
+    std::env::var("SAWMILL_CRASH_IMAGES").unwrap_or_else(|_| usual.to_string())
+}
+
+fn verify(place: &Place, arguments: &[&str]) -> Finished {
+    place.sawmill(&[&["verify-crash", "--json"], arguments].concat())
+}
+
+/// The report of a check that ended as it should: `found` says whether anything must be found.
+fn report(finished: &Finished, found: bool) -> Value {
+    let Finished { line, stdout, stderr, .. } = finished;
+    let report: Value = serde_json::from_str(stdout)
+        .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"));
+    println!("`{line}`: {} images, {} entries", report["images"], report["entries"]);
+    assert_eq!(finished.code, Some(i32::from(found)), "`{line}`:\n{report:#}");
+    assert_eq!(report["ok"], !found, "`{line}`:\n{report:#}");
+    report
+}
+
+fn place() -> Place {
+    Place::new(&store::folder())
+}
+
+#[test]
+fn every_planted_fault_is_found_and_health_is_not_blamed() {
+    let report = report(&verify(&place(), &["--self-test", "--images", &images(150)]), false);
+    let faults = report["faults"].as_array().expect("a list");
+    assert!(faults.len() >= 9, "{report:#}");
+}
+
+#[test]
+fn honest_servers_of_other_people_are_not_blamed() {
+    requires!(can_mount());
+    for line in ["nbdkit -f -U {socket} file {backing}", "qemu-nbd -f raw -k {socket} {backing}"] {
+        let report = report(&verify(&place(), &["--device", line, "--images", &images(150)]), false);
+        assert!(report["flushes"].as_u64() > Some(20), "the device passed no flushes on: {report:#}");
+    }
+}
+
+#[test]
+fn a_server_that_ignores_flushes_is_found_and_the_finding_can_be_had_again() {
+    requires!(can_mount());
+    let place = place();
+    let line = "qemu-nbd --cache=unsafe -f raw -k {socket} {backing}";
+    let keep = place.path("kept").display().to_string();
+    let report = report(&verify(&place, &["--device", line, "--images", "60", "--keep", &keep]), true);
+    let finding = &report["findings"][0];
+    let cut = finding["cut"].as_str().expect("a cut");
+    assert!(finding["repeat"].as_str().is_some_and(|again| again.contains(cut)), "{finding:#}");
+    let again = verify(&place, &["--device", line, "--write-log", &keep, "--cut", cut]);
+    let again: Value = serde_json::from_str(&again.stdout).expect("JSON");
+    assert_eq!(again["found"], finding["what"]);
+}
+
+/// Takes the flushes out of a recording: that of a device which never flushed its disk.
+fn forget_flushes(log: &Path) {
+    let file = fs::File::options().read(true).write(true).open(log).expect("the log");
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).expect("a whole log");
+        u64::from_le_bytes(bytes)
+    };
+    let mut at = 512;
+    for _ in 0..word(16) {
+        let (sectors, flags) = (word(at + 8), word(at + 16));
+        file.write_all_at(&(flags & !1).to_le_bytes(), at + 16).expect("writable");
+        at += 512 * (1 + if flags & 4 == 0 { sectors } else { 0 });
+    }
+}
+
+#[test]
+fn sawmill_survives_with_its_journal_kept_lost_stale_and_elsewhere() {
+    requires!(can_mount());
+    for flush in ["logged", "stored"] {
+        let place = place();
+        let keep = place.path("kept");
+        let at = keep.display().to_string();
+        let count = images(60);
+        let arguments = ["--sawmill", "--flush", flush, "--images", &count];
+        let outcome = report(&verify(&place, &[&arguments[..], &["--keep", &at]].concat()), false);
+        for way in ["kept", "lost", "stale", "elsewhere"] {
+            assert!(outcome["ways"][way].as_u64() > Some(3), "{outcome:#}");
+        }
+        // The check of this check: had the journal not been flushed, that would have been found.
+        if flush == "logged" {
+            forget_flushes(&keep.join("log"));
+            let _ = report(&verify(&place, &[&arguments[..], &["--write-log", &at]].concat()), true);
+        }
+    }
+}
+
+fn keeps_file_systems(kind: &str) {
+    requires!(can_mount());
+    let count = images(12);
+    let arguments = ["--sawmill", "--workload", kind, "--files", "40", "--images", &count];
+    let _ = report(&verify(&place(), &arguments), false);
+}
+
+#[test]
+fn ext4_on_sawmill_survives_power_loss() {
+    keeps_file_systems("ext4");
+}
+
+#[test]
+fn xfs_on_sawmill_survives_power_loss() {
+    keeps_file_systems("xfs");
+}
+
+#[test]
+fn btrfs_on_sawmill_survives_power_loss() {
+    keeps_file_systems("btrfs");
+}
+
+#[test]
+fn a_disk_of_somebody_is_overwritten_only_when_that_was_said() {
+    requires!(can_mount());
+    let place = place();
+    let disk = place.path("disk");
+    fs::File::create(&disk).and_then(|file| file.set_len(512 << 20)).expect("a sparse file");
+    let path = disk.display().to_string();
+    let arguments = ["--target", path.as_str(), "--workload", "ext4", "--files", "20", "--images", "8"];
+    let refused = place.sawmill(&[&["verify-crash"], &arguments[..]].concat());
+    refused.refused(5, &["--overwrite", &path]);
+    let _ = report(&verify(&place, &[&arguments[..], &["--overwrite"]].concat()), false);
+}
+
+#[test]
+fn a_wrong_request_says_what_is_missing() {
+    let place = place();
+    let refused = |arguments: &[&str], words: &[&str]| {
+        place.sawmill(&[&["verify-crash"], arguments].concat()).refused(2, words);
+    };
+    refused(&[], &["--device", "--self-test"]);
+    refused(&["--device", "nbdkit -f file {backing}"], &["{socket}"]);
+    refused(&["--sawmill", "--workload", "zfs"], &["zfs", "btrfs"]);
+    refused(&["--sawmill", "--check", "e2fsck"], &["e2fsck", "{image}"]);
+    let zeroes = place.path("zeroes");
+    fs::write(&zeroes, [0; 4096]).expect("a file");
+    refused(&["--write-log", &zeroes.display().to_string(), "--check", "ext4"], &["write log", "magic"]);
+}
