@@ -3,5 +3,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo fmt --all --check
-cargo clippy --workspace --all-targets -- -D warnings
+cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
 cargo test --quiet -p sawmill-tests --test tidy

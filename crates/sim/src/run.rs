@@ -90,7 +90,16 @@ pub fn run_with(settings: Settings, dice: Dice, place: &Path, trace: Arc<Trace>)
     run.go()?;
     run.story.digest = run.trace.digest();
     run.story.events = run.trace.events();
-    Ok(run.story)
+    Ok(std::mem::take(&mut run.story))
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Whoever still lives must not die of what its end does.
+        for process in [self.process.take(), self.zombie.take()].into_iter().flatten() {
+            process.life.die();
+        }
+    }
 }
 
 impl Run {

@@ -1,5 +1,5 @@
-//! Bugs of the engine that seeds have found, each told as a story of its own: a seed's meaning changes with the
-//! world, a story's does not.
+//! Bugs of the engine that seeds have found, each told as a story of its own: a seed's meaning changes with
+//! the world, a story's does not.
 
 use std::sync::Arc;
 
@@ -98,8 +98,8 @@ fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens() {
     }
 }
 
-/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by another whose old
-/// journal had been closed cleanly.
+/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by another whose
+/// old journal had been closed cleanly.
 #[test]
 fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one() {
     let place = tempfile::tempdir().unwrap();

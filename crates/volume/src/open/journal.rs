@@ -126,7 +126,9 @@ fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judge
         return Ok(Judged::Make { old: Old::Remove, why });
     }
     let text = format!(
-        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere since          and was not closed cleanly there: its newest writes may be in that journal. Give it with --journal,          or pass --accept-journal-loss to go back to the last stored cut (position {})",
+        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere \
+         since and was not closed cleanly there: its newest writes may be in that journal. Give it with \
+         --journal, or pass --accept-journal-loss to go back to the last stored cut (position {})",
         options.journal_path.display(),
         stored.record.name,
         stored.end.position
