@@ -28,7 +28,7 @@ use sawmill_verify::session::{Knowledge, Recorded};
 const VOLUME_BYTES: u64 = 2 << 20;
 const JOURNAL_BYTES: &str = "64M";
 /// Images, when `SAWMILL_CRASH_IMAGES` says nothing else.
-const IMAGES: usize = 720;
+const IMAGES: usize = 760;
 const POINTS_MIN: usize = 500;
 const WORKERS: usize = 2;
 
@@ -72,7 +72,7 @@ fn make(client: Client, log: &Path) -> Made {
     let mix = Mix { flush_once_in: u64::MAX, fua_once_in: u64::MAX, sectors_max: 12, ..Mix::default() };
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("journal_recorded"), mix);
     let (clients, mut flushed_at) = ([client], Vec::new());
-    for round in 0..340 {
+    for round in 0..400 {
         // Few at a time in some rounds, so that the journal has entries of every size.
         load.mix.depth = [32, 1, 4][round % 3];
         let burst = 1 + load.dice.below(5);

@@ -71,7 +71,8 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
     // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half each.
     let beside = (budget.images_max / 2).max(budget.images_max.saturating_sub(others.len()));
     thin(&mut telling, beside, &mut dice);
-    thin(&mut others, budget.images_max - telling.len(), &mut dice);
+    let mut seen: HashSet<usize> = telling.iter().map(|cut| cut.entry).collect();
+    spread(&mut others, &mut seen, budget.images_max - telling.len(), &mut dice);
     let mut cuts = telling;
     cuts.extend(others);
     let mut seen = HashSet::new();
@@ -120,6 +121,17 @@ fn tears(recording: &Recording, entry: usize, loose: &[usize], budget: &Budget, 
         cuts.push(Cut { entry, kept: Kept::UnderWay { bytes } });
     }
     cuts
+}
+
+/// Leaves `most` of them by chance, but those at points not `seen` yet first: each point is worth a look.
+fn spread(cuts: &mut Vec<Cut>, seen: &mut HashSet<usize>, most: usize, dice: &mut Dice) {
+    for last in (1..cuts.len()).rev() {
+        cuts.swap(last, dice.below(last as u64 + 1) as usize);
+    }
+    let (mut fresh, again): (Vec<Cut>, Vec<Cut>) = cuts.drain(..).partition(|cut| seen.insert(cut.entry));
+    fresh.extend(again);
+    fresh.truncate(most);
+    *cuts = fresh;
 }
 
 /// Leaves `most` of them, by chance.
