@@ -94,7 +94,7 @@ impl Settings {
             segment_age_ms: *dice.pick(&[0, 5, 100]),
             segment_bytes,
             journal_bytes: journal_bytes_min(segment_bytes) * dice.pick(&[1, 1, 4]),
-            staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 2]),
+            staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 2, 4]),
             cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
             rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
             look_odds: *dice.pick(&[0, 0, 0, 40]),

@@ -53,6 +53,45 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "                    return self.shared.fail(error);",
     ),
     mutant(
+        "an old clean journal overtakes a newer one",
+        "volume/src/open/journal.rs",
+        "if stored.end.clean || options.accept_journal_loss {\n        let why = format!(\"of epoch {epoch}",
+        "if true {\n        let why = format!(\"of epoch {epoch}",
+    ),
+    mutant(
+        "the intent of one that died is trusted as it is read",
+        "volume/src/open/attach.rs",
+        "        superblock.write(|_| ())?;\n        fence_at_end(store, stored, intent_put_id, world)?;",
+        "        fence_at_end(store, stored, intent_put_id, world)?;",
+    ),
+    mutant(
+        "what an attach wrote over a torn record is damage",
+        "volume/src/journal/scan.rs",
+        "judged: block.intent_epoch != 0,",
+        "judged: false,",
+    ),
+    mutant(
+        "a chunk beyond a full staging ring is zeroes",
+        "volume/src/journal/scan.rs",
+        "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
+        concat!(
+            "let reach = if reach < in_memory.len() as u64 { 0 } else { reach };\n",
+            "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
+        ),
+    ),
+    mutant(
+        "after a failed sync memory does not keep what the disk may drop",
+        "volume/src/journal/writer.rs",
+        concat!(
+            "            self.consumer.declare_sync_failed(self.journal.logged());\n",
+            "            return Err(disk_failed(\"sync\", &error));",
+        ),
+        concat!(
+            "            self.consumer.declare_sync_failed(self.written);\n",
+            "            return Err(disk_failed(\"sync\", &error));",
+        ),
+    ),
+    mutant(
         "a failed sync is forgotten by the next process",
         "volume/src/open/attach.rs",
         "if log.sync_failed() {",

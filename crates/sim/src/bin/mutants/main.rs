@@ -115,3 +115,21 @@ fn copy_changed(from: &Path, to: &Path) -> io::Result<()> {
     }
     fs::write(to, bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_deliberate_bug_has_one_place_to_go_to() {
+        let mut names = HashSet::new();
+        for mutant in MUTANTS {
+            let text = fs::read_to_string(root().join("crates").join(mutant.file)).unwrap();
+            assert_eq!(text.matches(mutant.from).count(), 1, "{} in {}", mutant.name, mutant.file);
+            assert!(mutant.from != mutant.to && names.insert(mutant.name), "{}", mutant.name);
+        }
+        assert!(names.len() >= 30, "{} bugs", names.len());
+    }
+}
