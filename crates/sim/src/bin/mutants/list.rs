@@ -112,8 +112,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "memory of the dead process is not moved to the disk",
         "volume/src/open/attach.rs",
-        "    while at < end {\n        let length = CHUNK_BYTES",
-        "    while at > end {\n        let length = CHUNK_BYTES",
+        "    while at < end {\n        let length = limits::SPAN_BYTES",
+        "    while at > end {\n        let length = limits::SPAN_BYTES",
     ),
     mutant(
         "memory of the dead process is not looked at",
@@ -142,8 +142,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the intent is not remembered",
         "volume/src/open/attach.rs",
-        "                block.intent_put_id = put_id;\n            })?;",
-        "            })?;",
+        "                block.intent_put_id = put_id;\n                if let Some(scan)",
+        "                if let Some(scan)",
     ),
     mutant(
         "a journal of any epoch is ours",
@@ -190,10 +190,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a segment counts as stored when it is sent",
         "volume/src/keeper/upload.rs",
-        "        self.put(&upload);\n        self.uploads.push_back(upload);\n        Ok(())",
+        "        self.put(&upload);\n        self.uploads.push_back(upload);",
         concat!(
-            "        self.put(&upload);\n        self.uploads.push_back(upload);\n",
-            "        self.shared.inbox.advance_stored(position_end);\n        Ok(())",
+            "        self.put(&upload);\n        let sent = upload.header.position_end;\n",
+            "        self.uploads.push_back(upload);\n        self.shared.inbox.advance_stored(sent);",
         ),
     ),
     mutant(
