@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation};
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
@@ -200,6 +200,9 @@ impl Journal {
     /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this
     /// record or is expected.
     fn nudge(&self) {
+        // That the record is complete must be seen by whoever is not seen to wait here: else a flush that came
+        // at this moment would sleep until the writer's next look.
+        fence(Ordering::SeqCst);
         let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
         // Others may have appended, and the writer have written that, between the two looks.
         let behind = self.ring.next().saturating_sub(self.ring.written());
