@@ -279,6 +279,9 @@ fn every_bug_of_others_names_what_would_show_ours() {
         let gone = mutants.into_iter().filter(|name| !sown.contains(&format!("\"{name}\"")));
         faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
     }
+    let ours = std::fs::read_to_string(repository().join("docs/crash-consistency.md")).expect("the page");
+    let (_, ours) = ours.split_once("## Bugs found this way").expect("our own bugs");
+    ours.lines().for_each(|row| faults.extend(missing_in(row, &functions)));
     none(&faults);
 }
 

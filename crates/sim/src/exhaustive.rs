@@ -10,15 +10,14 @@ use std::sync::Arc;
 
 use sawmill_device::Operation;
 use sawmill_volume::FlushMode;
-use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 
 use crate::death::live;
 use crate::dice::Dice;
-use crate::disk::{DiskFaults, Fate};
+use crate::disk::Fate;
 use crate::oracle::Loss;
 use crate::run::Run;
 use crate::settings::Settings;
-use crate::store::{CallFate, StoreFaults};
+use crate::store::CallFate;
 use crate::trace::Trace;
 
 /// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and kept.
@@ -277,25 +276,11 @@ impl Stage {
         let settings = Settings {
             size_bytes: 16 << 10,
             mode,
-            lives: 1,
-            steps: 0,
             write_bytes_max: 4096,
-            store: StoreFaults::default(),
-            disk: DiskFaults::default(),
-            die_at_io_odds: 0,
-            takeover_odds: 0,
-            journal_loss_odds: 0,
-            power_cut_odds: 0,
-            close_odds: 0,
             checkpoint_bytes: 8 << 10,
             uploads_max: 8,
             segment_age_ms: 1,
-            segment_bytes: SEGMENT_BYTES_MIN,
-            journal_bytes: journal_bytes_min(SEGMENT_BYTES_MIN),
-            staging_bytes: STAGING_BYTES_MIN,
-            cache_bytes: 0,
-            rot_odds: 0,
-            look_odds: 0,
+            ..Settings::calm()
         };
         let mut run = Run::new(settings, Dice::new(1), place, Arc::new(Trace::default()))?;
         run.attach(0)?;

@@ -56,6 +56,34 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// A small world without any trouble, for stories that bring their own.
+    #[must_use]
+    pub fn calm() -> Self {
+        Settings {
+            size_bytes: 200 << 10,
+            mode: FlushMode::Logged,
+            lives: 1,
+            steps: 0,
+            write_bytes_max: 40_000,
+            store: StoreFaults::default(),
+            disk: DiskFaults::default(),
+            die_at_io_odds: 0,
+            takeover_odds: 0,
+            journal_loss_odds: 0,
+            power_cut_odds: 0,
+            close_odds: 0,
+            checkpoint_bytes: 256 << 10,
+            uploads_max: 1,
+            segment_age_ms: 5,
+            segment_bytes: SEGMENT_BYTES_MIN,
+            journal_bytes: journal_bytes_min(SEGMENT_BYTES_MIN),
+            staging_bytes: STAGING_BYTES_MIN,
+            cache_bytes: 0,
+            rot_odds: 0,
+            look_odds: 0,
+        }
+    }
+
     /// The settings of a seed.
     #[must_use]
     pub fn of(dice: &mut Dice) -> Self {

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use sawmill_device::{ErrorKind, Operation};
-use sawmill_volume::FlushMode;
-use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
+use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
 use super::Run;
 use crate::dice::Dice;
@@ -16,29 +15,8 @@ use crate::trace::Trace;
 
 /// A world without trouble, where nobody has attached yet.
 fn calm(place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
-    let mut settings = Settings {
-        store: Default::default(),
-        disk: DiskFaults::default(),
-        die_at_io_odds: 0,
-        takeover_odds: 0,
-        journal_loss_odds: 0,
-        power_cut_odds: 0,
-        close_odds: 0,
-        lives: 1,
-        steps: 0,
-        size_bytes: 200 << 10,
-        mode: FlushMode::Logged,
-        write_bytes_max: 40_000,
-        checkpoint_bytes: 256 << 10,
-        uploads_max: 1,
-        segment_age_ms: 5,
-        segment_bytes: SEGMENT_BYTES_MIN,
-        journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN),
-        staging_bytes: STAGING_BYTES_MIN,
-        cache_bytes: 0,
-        rot_odds: 0,
-        look_odds: 0,
-    };
+    let mut settings =
+        Settings { journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN), ..Settings::calm() };
     change(&mut settings);
     Run::new(settings, Dice::new(1), place.path(), Arc::new(Trace::default())).unwrap()
 }
