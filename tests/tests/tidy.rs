@@ -11,6 +11,18 @@ const LINE_COLUMNS_MAX: usize = 110;
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
 
+/// The only places of the tests that sleep: for a moment between two looks at a condition, or because the
+/// time itself is the fault or the chance. Nobody sleeps and then takes something for done.
+const SLEEPERS: [&str; 7] = [
+    "tests/src/machine.rs",
+    "tests/src/server.rs",
+    "tests/src/bad_disk.rs",
+    "tests/src/proxy/relay.rs",
+    "tests/tests/idle.rs",
+    "crates/volume/tests/crash_between.rs",
+    "crates/volume/tests/faulty/mod.rs",
+];
+
 /// How unsafe code begins.
 const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
@@ -164,6 +176,24 @@ fn tests_are_named_as_claims_and_nothing_is_allowed_wholesale() {
             if line.starts_with("fn test_") || unreasoned {
                 faults.push(format!("{}:{}: {line}", path.display(), n + 1));
             }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn no_test_sleeps_to_wait_and_the_simulation_has_no_clock() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs"]) {
+        let shown = path.display().to_string();
+        let calls = |word: &str| text.lines().any(|line| line.contains(word) && !line.contains("\"sleep("));
+        let in_tests = shown.starts_with("tests/") || shown.contains("/tests");
+        if in_tests && calls("sleep(") && !SLEEPERS.contains(&shown.as_str()) {
+            faults.push(format!("{shown} sleeps: wait for what it waits for"));
+        }
+        let is_world = shown.starts_with("crates/sim/src/") && !shown.ends_with("main.rs");
+        if is_world && ["Instant", "SystemTime", "sleep("].into_iter().any(calls) {
+            faults.push(format!("{shown} reads a clock that is not the world's"));
         }
     }
     none(&faults);

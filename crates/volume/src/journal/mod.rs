@@ -200,8 +200,8 @@ impl Journal {
     /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this
     /// record or is expected.
     fn nudge(&self) {
-        // That the record is complete must be seen by whoever is not seen to wait here: else a flush that came
-        // at this moment would sleep until the writer's next look.
+        // That the record is complete must be seen by whoever is not seen to wait here: else a flush that
+        // came at this moment would sleep until the writer's next look.
         fence(Ordering::SeqCst);
         let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
         // Others may have appended, and the writer have written that, between the two looks.
