@@ -6,6 +6,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use sawmill_frontend::nbd::{Listen, NbdOptions};
 use sawmill_volume::{OpenOptions, limits};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::emulate_default_handler;
 
 use super::Context;
 use crate::admin::Admin;
@@ -179,8 +181,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let plan = plan(&context.places, arguments)?;
     let (tell, hear) = channel();
+    let started = Arc::new(AtomicBool::new(false));
+    forward_signals(tell.clone(), started.clone())?;
     let (serving, admin) = wiring::serve(&context.places, plan)?;
-    forward_signals(tell.clone())?;
+    started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
     notify(sd_notify::NotifyState::Ready);
     watch_health(context.json, &serving, &hear);
@@ -258,12 +262,24 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
     }
 }
 
-fn forward_signals(tell: Sender<Heard>) -> Result<()> {
+/// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts, a
+/// second signal ends the process as if nobody had listened; nothing has been accepted yet.
+fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
     let forward = move || {
         // Ends with the process, or when nobody listens any more.
-        while signals.forever().next().is_some_and(|_| tell.send(Heard::Signal).is_ok()) {}
+        for (count, signal) in signals.forever().enumerate() {
+            if !started.load(Ordering::Acquire) {
+                if count > 0 {
+                    let _ = emulate_default_handler(signal);
+                }
+                tracing::info!("asked to stop while starting: once started; a second signal stops at once");
+            }
+            if tell.send(Heard::Signal).is_err() {
+                return;
+            }
+        }
     };
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
 }

@@ -258,9 +258,15 @@ fn start_journal(bench: &Arc<Bench>, writer: JournalWriter) -> thread::JoinHandl
 /// The records a recovery finds: positions and first bytes of payload; and the slots it steps over.
 fn recovered(disk: Arc<dyn Disk>, staging: Option<StagingFile>) -> (Vec<u64>, Vec<(u64, u64)>) {
     let mut log = LogImage::new(disk, CAPACITY_BYTES, staging);
-    let (epoch, mark) = (1, START);
-    let options =
-        ScanOptions { tag: TAG, from: START, epoch, bound_position: START, mark, accept_loss: false };
+    let options = ScanOptions {
+        tag: TAG,
+        from: START,
+        epoch: 1,
+        bound_position: START,
+        mark: START,
+        judged: false,
+        accept_loss: false,
+    };
     let scan = scan(&mut log, &options).expect("what was flushed is there");
     let records = scan.found.iter().filter_map(|found| found.record.as_ref());
     (records.map(|record| record.position).collect(), scan.voids)
