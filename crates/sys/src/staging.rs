@@ -127,6 +127,12 @@ impl StagingFile {
         self.failed_word().load(Ordering::Acquire) != 0
     }
 
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or may fail from
+    /// now on without anybody left to note it.
+    pub fn doubt_syncs(&mut self) {
+        self.failed_word().store(1, Ordering::Release);
+    }
+
     /// Copies ring bytes at `position`, at most the capacity, as an earlier process left them.
     pub fn copy_out(&mut self, position: u64, into: &mut [u8]) {
         assert!(into.len() as u64 <= self.capacity_bytes, "at most the ring's capacity can be copied");

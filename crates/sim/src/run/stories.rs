@@ -15,10 +15,15 @@ use crate::trace::Trace;
 
 /// A world without trouble, where nobody has attached yet.
 fn calm(place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
+    calm_by(1, place, change)
+}
+
+/// The same by other dice.
+fn calm_by(dice: u64, place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
     let mut settings =
         Settings { journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN), ..Settings::calm() };
     change(&mut settings);
-    Run::new(settings, Dice::new(1), place.path(), Arc::new(Trace::default())).unwrap()
+    Run::new(settings, Dice::new(dice), place.path(), Arc::new(Trace::default())).unwrap()
 }
 
 /// The client writes, and the loops of the process run; no call of the store happens.
@@ -94,4 +99,27 @@ fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one() {
     }
     run.attach(1).unwrap();
     assert_eq!(run.oracle.len(), 2, "the machine that has the journal goes on");
+}
+
+/// Seed 42573: an attach whose sync failed took what the dead process had written, and nobody had synced, for
+/// synced the next time: after a power cut it was gone, although it had been found and gone on from.
+#[test]
+fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next() {
+    // Either kind of failed sync, by the dice.
+    for dice in 1..=8 {
+        let place = tempfile::tempdir().unwrap();
+        let mut run = calm_by(dice, &place, |_| ());
+        run.attach(0).unwrap();
+        write(&mut run, 0, 9000);
+        run.end_process(|_| CallFate::Never);
+        run.settings.disk.sync_odds = 1;
+        assert!(matches!(run.try_attach(0, false, true), Some(Err(_))), "its first sync fails");
+        run.settings.disk = DiskFaults::default();
+        run.attach(0).unwrap();
+        let found = run.oracle.len();
+        run.end_process(|_| CallFate::Never);
+        run.cut_power_with(|_| Fate::Lost);
+        run.attach(0).unwrap_or_else(|text| panic!("dice {dice}: {text}"));
+        assert_eq!(run.oracle.len(), found, "what an attach found is durable");
+    }
 }

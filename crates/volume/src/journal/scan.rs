@@ -21,17 +21,20 @@ pub(crate) struct LogImage {
     capacity_bytes: u64,
     /// The memory, and the position from which it (and not the disk) is right.
     staging: Option<(StagingFile, u64)>,
+    /// Whether the process that left the memory met a failed sync.
+    sync_failed: bool,
     /// Read-ahead of the disk: position and bytes.
     window: (u64, Vec<u8>),
 }
 
 impl LogImage {
-    pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, staging: Option<StagingFile>) -> Self {
+    pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, mut staging: Option<StagingFile>) -> Self {
+        let sync_failed = staging.as_mut().is_some_and(StagingFile::sync_failed);
         let staging = staging.map(|mut file| {
             let from = file.written();
             (file, from)
         });
-        LogImage { disk, capacity_bytes, staging, window: (0, Vec::new()) }
+        LogImage { disk, capacity_bytes, staging, sync_failed, window: (0, Vec::new()) }
     }
 
     /// From where on the bytes come from memory.
@@ -90,8 +93,16 @@ impl LogImage {
     }
 
     /// Whether the process that left the memory met a failed sync.
-    pub(crate) fn sync_failed(&mut self) -> bool {
-        self.staging.as_mut().is_some_and(|(file, _)| file.sync_failed())
+    pub(crate) fn sync_failed(&self) -> bool {
+        self.sync_failed
+    }
+
+    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens the memory
+    /// next must write anew what it reads from the disk. This attach goes on as it is.
+    pub(crate) fn doubt_syncs(&mut self) {
+        if let Some((staging, _)) = &mut self.staging {
+            staging.doubt_syncs();
+        }
     }
 
     /// Gives the staging memory back.

@@ -55,6 +55,11 @@ pub(crate) fn attach(
     demand_fencing(store, options.no_fencing)?;
     let mut judged = judge(&stored, options, world.disks())?;
     reporter.step("journal", judged.describe());
+    if let Judged::Use(usable) = &mut judged
+        && let Some(log) = &mut usable.log
+    {
+        log.doubt_syncs();
+    }
     settle_intent(store, &mut stored, &mut judged, world)?;
     let put_id = PutId(world.random()?);
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;

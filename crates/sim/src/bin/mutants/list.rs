@@ -65,6 +65,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        fence_at_end(store, stored, intent_put_id, world)?;",
     ),
     mutant(
+        "a failed sync of an attach is forgotten by the next",
+        "volume/src/open/attach.rs",
+        "        log.doubt_syncs();",
+        "        let _ = log;",
+    ),
+    mutant(
         "what an attach wrote over a torn record is damage",
         "volume/src/journal/scan.rs",
         "judged: block.intent_epoch != 0,",
