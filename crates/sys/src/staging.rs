@@ -127,8 +127,8 @@ impl StagingFile {
         self.failed_word().load(Ordering::Acquire) != 0
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or may fail from
-    /// now on without anybody left to note it.
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or may fail
+    /// from now on without anybody left to note it.
     pub fn doubt_syncs(&mut self) {
         self.failed_word().store(1, Ordering::Release);
     }

@@ -97,8 +97,8 @@ impl LogImage {
         self.sync_failed
     }
 
-    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens the memory
-    /// next must write anew what it reads from the disk. This attach goes on as it is.
+    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens the
+    /// memory next must write anew what it reads from the disk. This attach goes on as it is.
     pub(crate) fn doubt_syncs(&mut self) {
         if let Some((staging, _)) = &mut self.staging {
             staging.doubt_syncs();
