@@ -24,6 +24,9 @@ use crate::{
     StoreError, StoreErrorKind,
 };
 
+/// Looks at an object that may be ours before it is called unreadable.
+const LOOKS_MAX: u32 = 6;
+
 /// Longest pause before the first retry; each further one doubles it.
 const PAUSE_BASE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
@@ -233,21 +236,36 @@ impl Inner {
         }
     }
 
-    /// Whether the object at `key` begins as `body` does.
+    /// Whether the object at `key` begins as `body` does. That it does not is believed when two looks in a row
+    /// find the same: what was garbled on its way is nobody else's object.
     async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
-        if head.is_empty() {
-            return Ok(self.fetch(patience, key, None).await?.is_empty());
+        let mut before = None;
+        for _ in 0..LOOKS_MAX {
+            let found = self.beginning(patience, key, body).await?;
+            if found == head {
+                return Ok(true);
+            }
+            if before.as_ref() == Some(&found) {
+                return Ok(false);
+            }
+            before = Some(found);
+        }
+        Err(StoreError::new(StoreErrorKind::Unavailable, format!("{key} reads differently each time")))
+    }
+
+    /// As much of an object as tells it from `body`.
+    async fn beginning(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<Bytes> {
+        let head_bytes = (body.len() as u64).min(HEAD_BYTES);
+        if head_bytes == 0 {
+            return self.fetch(patience, key, None).await;
         }
         // One byte more than a short body: a longer object is not ours.
         let more = u64::from((body.len() as u64) < HEAD_BYTES);
-        match self.fetch(patience, key, Some(0..head.len() as u64 + more)).await {
-            Ok(found) => Ok(found == head),
+        match self.fetch(patience, key, Some(0..head_bytes + more)).await {
             // What is there has no first byte.
-            Err(error) if error.kind() == StoreErrorKind::Invalid => {
-                Ok(self.fetch(patience, key, None).await? == head)
-            }
-            Err(error) => Err(error),
+            Err(error) if error.kind() == StoreErrorKind::Invalid => self.fetch(patience, key, None).await,
+            outcome => outcome,
         }
     }
 

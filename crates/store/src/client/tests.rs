@@ -22,6 +22,8 @@ enum Step {
     Hang,
     /// Says that the key is taken without a look.
     Conflict,
+    /// Gives a read other bytes than are there; this many.
+    Garble(usize),
     Panic,
 }
 
@@ -48,6 +50,7 @@ impl Scripted {
             Step::LoseAnswer => call().map(move |_| lost(StoreErrorKind::Unavailable)).boxed(),
             Step::Hang => std::future::pending().boxed(),
             Step::Conflict => std::future::ready(Ok(conflict.expect("only puts conflict"))).boxed(),
+            Step::Garble(_) => unreachable!("only reads are garbled"),
             Step::Panic => async { panic!("scripted") }.boxed(),
         }
     }
@@ -55,6 +58,14 @@ impl Scripted {
 
 impl Backend for Scripted {
     fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+        let garbled = match self.steps.lock().front() {
+            Some(Step::Garble(count)) => Some(*count),
+            _ => None,
+        };
+        if let Some(count) = garbled {
+            self.steps.lock().pop_front();
+            return std::future::ready(Ok(Bytes::from(vec![0xee; count]))).boxed();
+        }
         self.run(None, || self.memory.get(key, range))
     }
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
@@ -83,7 +94,7 @@ fn get_of(range: Option<Range<u64>>) -> Get {
     Get { key: "k".to_owned(), range, class: Class::Read }
 }
 
-use Step::{Conflict, Fail, Hang, LoseAnswer, Panic, Pass};
+use Step::{Conflict, Fail, Garble, Hang, LoseAnswer, Panic, Pass};
 use StoreErrorKind::{Broken, Denied, Invalid, NotFound, Unavailable};
 
 #[tokio::test(start_paused = true)]
@@ -121,6 +132,12 @@ async fn another_object_of_the_same_key_is_taken_even_after_a_lost_answer() {
     client.inner.put(put_of(b"theirs")).await.unwrap();
     assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Taken);
     assert_eq!(client.inner.get(get_of(None)).await.unwrap(), "theirs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_back_that_is_garbled_on_its_way_is_nobody_elses_object() {
+    let client = scripted("garbled", &[LoseAnswer, Pass, Garble(4), Garble(3)], Pass);
+    assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
 }
 
 #[tokio::test(start_paused = true)]
