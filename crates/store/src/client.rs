@@ -236,8 +236,8 @@ impl Inner {
         }
     }
 
-    /// Whether the object at `key` begins as `body` does. That it does not is believed when two looks in a row
-    /// find the same: what was garbled on its way is nobody else's object.
+    /// Whether the object at `key` begins as `body` does. That it does not is believed when two looks in a
+    /// row find the same: what was garbled on its way is nobody else's object.
     async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
