@@ -231,7 +231,8 @@ fn functions() -> BTreeMap<String, BTreeSet<String>> {
         for module in module_names(&path) {
             let names = found.entry(module).or_default();
             for line in text.lines().map(str::trim_start) {
-                let rest = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("fn ");
+                let line = line.strip_prefix("pub ").unwrap_or(line);
+                let rest = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
                 if let Some((name, _)) = rest.and_then(|rest| rest.split_once(['(', '<'])) {
                     names.insert(name.to_owned());
                 }
