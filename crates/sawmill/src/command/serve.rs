@@ -263,7 +263,7 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
 }
 
 /// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts,
-/// a second signal ends the process as if nobody had listened; nothing has been accepted yet.
+/// a second signal ends the process as if nobody had listened; what was accepted survives that.
 fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
