@@ -65,7 +65,11 @@ impl Service {
     async fn send_in_pieces(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let client = match self.pieces.get() {
             Some(client) => client.clone(),
-            None => self.pieces.get_or_init(|| client(&self.options).unwrap_or_default()).clone(),
+            None => {
+                // Settings it cannot have are an error, not another client that goes past a proxy.
+                let made = client(&self.options).map_err(failed)?;
+                self.pieces.get_or_init(|| made).clone()
+            }
         };
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
