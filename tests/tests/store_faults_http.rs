@@ -314,6 +314,18 @@ fn a_read_whose_answer_is_held_comes_when_it_is_let_go() {
 }
 
 #[test]
+fn a_stop_that_is_asked_for_while_serving_starts_ends_it_in_order() {
+    let scene = Scene::new();
+    scene.proxy.rule(Rule::first(Verb::Get, "", 1, Fault::Held));
+    let server = scene.place.serve("disk").launch();
+    scene.proxy.wait_for(Fault::Held.name(), 1);
+    server.signal(rustix::process::Signal::TERM);
+    scene.proxy.let_go();
+    let ended = server.finished();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
 fn garbled_bodies_are_never_returned() {
     wrong_bodies_are_errors(Fault::Garbled);
 }
