@@ -61,6 +61,12 @@ fi
 for name in "${failed_steps[@]}"; do
     echo "failed: $name"
 done
+# The end of this output may be all that anybody keeps, so the names stand here once more.
+if ((${#failed_steps[@]})); then
+    grep '^test .* FAILED$' "$log/tests" | sed 's/^/  /'
+    echo "the program that ran last, and its tests that took over a minute:"
+    tac "$log/tests" | awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
+fi
 echo "$SECONDS s in all"
 echo "$((ran - left_out)) passed, $failed failed, $((ignored + left_out)) skipped"
 ((failed == 0))
