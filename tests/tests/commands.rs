@@ -126,7 +126,7 @@ fn wait_returns_when_everything_is_stored(store: &StoreUnderTest) {
     let server = place.serve("disk").start();
     let client = server.connect();
     client.write(0, &[1; 1 << 20]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--logged"]).ok();
+    let _ = place.sawmill(&["wait", "disk", "--logged", "--timeout", "60s"]).ok();
     let info = place.info("disk");
     assert!(unsigned(&info, "logged") >= 1 << 20, "{info:#}");
     let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "30s", "--json"]).json();

@@ -26,7 +26,7 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
     for at in [0, TIB - 300, 2 * TIB - 4096] {
         client.write(at, &[1; 4096]).expect("accepted");
     }
-    let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     client.call(&Command::Trim { offset: 0, length: 2 * TIB }).expect("one request may discard everything");
     let zeroes = |client: &Client| {
         for at in [0, TIB - 300, 2 * TIB - 4096] {

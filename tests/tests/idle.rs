@@ -33,7 +33,7 @@ fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
     assert_eq!(client.read(1 << 39, 65536), Ok(vec![0; 65536]));
     assert_eq!(requests(&server).0, at_start, "reading nothing asked the store");
     client.write(0, &[1; 4096]).expect("accepted");
-    let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let (before, since) = requests(&server);
     assert!(before > at_start, "the write was stored");
     // The promise is about time, so time must pass: the server's own clock says when it has.

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs one test program, as cargo's runner: a test that hangs costs its own program and nobody else's, and what
+# it waited for is told: each process below this one, and where in the kernel it sleeps.
+set -uo pipefail
+limit_s=${SAWMILL_TEST_LIMIT_S:-600}
+
+below() { # below PID: that process and all it started
+    local child
+    echo "$1"
+    for child in $(cat "/proc/$1/task/"*/children 2>/dev/null); do
+        below "$child"
+    done
+}
+
+tell() {
+    local pid task
+    echo "test TIME LIMIT of $limit_s s in $1 ... FAILED"
+    for pid in $(below "$2"); do
+        echo "  process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-150)"
+        for task in "/proc/$pid/task/"*; do
+            echo "    $(cat "$task/comm" 2>/dev/null) in $(cat "$task/wchan" 2>/dev/null)"
+        done
+    done
+}
+
+"$@" &
+program=$!
+(
+    sleep "$limit_s" &
+    trap 'kill $!; exit' TERM
+    wait $!
+    tell "$1" "$program" >&2
+    for pid in $(below "$program"); do
+        kill -9 "$pid" 2>/dev/null
+    done
+) &
+watch=$!
+wait "$program"
+outcome=$?
+kill "$watch" 2>/dev/null
+wait "$watch" 2>/dev/null
+exit "$outcome"
