@@ -153,15 +153,21 @@ impl Run {
     }
 
     fn go(&mut self) -> Verdict {
-        let mut machine = 0;
+        let (mut machine, mut is_attached) = (0, false);
         for _ in 0..self.settings.lives {
-            self.attach(machine)?;
+            if !is_attached {
+                self.attach(machine)?;
+            }
             self.live_on()?;
             machine = self.end(machine)?;
+            is_attached =
+                self.process.is_none() && self.dice.one_in(6) && self.try_elsewhere(&mut machine)?;
         }
         // The last word: all trouble is over, and everything promised is there.
         self.bury_zombie();
-        self.attach(machine)?;
+        if !is_attached {
+            self.attach(machine)?;
+        }
         self.close_in_peace().map(drop)
     }
 

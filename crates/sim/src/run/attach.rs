@@ -9,7 +9,7 @@ use sawmill_volume::cache::CacheOptions;
 use sawmill_volume::limits::FRAME_BYTES;
 use sawmill_volume::{OpenOptions, ReadCache, Stepped, World};
 
-use super::{NAME, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
+use super::{MACHINES, NAME, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::{DiskFaults, Medium};
@@ -58,6 +58,31 @@ impl Run {
             self.between_lives();
         }
         Ok(())
+    }
+
+    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss: refused, or nothing
+    /// is lost. Says whether the volume is there now.
+    pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
+        let elsewhere = (*machine + 1) % MACHINES;
+        self.say("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));
+        let outdated: Vec<_> = self.machines.iter().map(|place| place.outdated).collect();
+        match self.try_attach(elsewhere, false, false) {
+            Some(Ok(process)) => {
+                *machine = elsewhere;
+                self.attached(process).map(|()| true)
+            }
+            Some(Err((kind, text))) => {
+                self.say("refused", || format!("  refused: {text}"));
+                if kind == ErrorKind::Refused {
+                    // Who is refused has changed nothing.
+                    for (place, outdated) in self.machines.iter_mut().zip(outdated) {
+                        place.outdated = outdated;
+                    }
+                }
+                Ok(false)
+            }
+            None => Ok(false),
+        }
     }
 
     fn store_misleads(&self) -> bool {
