@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use parking_lot::Mutex;
 use sawmill_sim::exhaustive::{self, SCRIPTS};
+use sawmill_sim::run::stories::STORIES;
 use sawmill_sim::run::{run, run_with};
 use sawmill_sim::shrink::{World, shrink};
 use sawmill_sim::story::Story;
@@ -35,6 +36,9 @@ struct Options {
     /// Explore the small worlds instead of playing seeds.
     #[arg(long)]
     small_worlds: bool,
+    /// Play the stories of bugs once found instead.
+    #[arg(long)]
+    stories: bool,
     /// End after this many seeds that broke a promise.
     #[arg(long, default_value_t = 5)]
     stop_at: u64,
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         (Some(seed), _) => tell(seed),
         (_, Some(seed)) => shorten(seed),
         _ if options.small_worlds => explore(&options),
+        _ if options.stories => retell(),
         _ => play(&options),
     }
 }
@@ -92,6 +97,19 @@ fn safely<T>(part: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 
 fn threads(options: &Options) -> usize {
     options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+fn retell() -> ExitCode {
+    let place = place();
+    let mut broken = 0;
+    for (name, story) in STORIES {
+        if let Err(text) = safely(|| story(place.path())) {
+            broken += 1;
+            println!("BROKEN, story {name}: {text}");
+        }
+    }
+    println!("{} stories, {broken} broken", STORIES.len());
+    if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn explore(options: &Options) -> ExitCode {

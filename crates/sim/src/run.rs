@@ -20,8 +20,7 @@ use crate::world::{Clock, Shelf, SimWorld};
 mod attach;
 mod ends;
 mod look;
-#[cfg(test)]
-mod stories;
+pub mod stories;
 
 /// The volume's name in every world.
 const NAME: &str = "disk";

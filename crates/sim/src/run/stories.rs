@@ -1,125 +1,150 @@
 //! Bugs of the engine that seeds have found, each told as a story of its own: a seed's meaning changes with
 //! the world, a story's does not.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use sawmill_device::{ErrorKind, Operation};
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
-use super::Run;
+use super::{Run, Verdict};
 use crate::dice::Dice;
 use crate::disk::{DiskFaults, Fate};
 use crate::settings::Settings;
 use crate::store::CallFate;
 use crate::trace::Trace;
 
+/// Runs a story in `place`, a folder in a memory file system.
+pub type Story = fn(place: &Path) -> Verdict;
+
+macro_rules! stories {
+    ($($name:ident),+ $(,)?) => {
+        /// All stories, by name.
+        pub const STORIES: &[(&str, Story)] = &[$((stringify!($name), $name)),+];
+
+        #[cfg(test)]
+        mod tests {
+            $(#[test]
+            fn $name() {
+                let place = tempfile::tempdir().unwrap();
+                super::$name(place.path()).unwrap();
+            })+
+        }
+    };
+}
+
+stories!(
+    a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close,
+    two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens,
+    an_old_clean_journal_is_no_leave_to_overtake_a_newer_one,
+    a_sync_that_fails_in_an_attach_is_remembered_by_the_next,
+);
+
 /// A world without trouble, where nobody has attached yet.
-fn calm(place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
+fn calm(place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
     calm_by(1, place, change)
 }
 
 /// The same by other dice.
-fn calm_by(dice: u64, place: &tempfile::TempDir, change: impl FnOnce(&mut Settings)) -> Run {
+fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
     let mut settings =
         Settings { journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN), ..Settings::calm() };
     change(&mut settings);
-    Run::new(settings, Dice::new(dice), place.path(), Arc::new(Trace::default())).unwrap()
+    Run::new(settings, Dice::new(dice), place, Arc::new(Trace::default()))
 }
 
 /// The client writes, and the loops of the process run; no call of the store happens.
-fn write(run: &mut Run, address: u64, length: u64) {
-    let mut process = run.process.take().unwrap();
+fn write(run: &mut Run, address: u64, length: u64) -> Verdict {
+    let mut process = run.process.take().ok_or("nobody has attached")?;
     run.ask_for(&mut process, Operation::Write, (address, length), false);
     (0..3).for_each(|_| run.round(&mut process, false));
-    run.hear(&mut process).unwrap();
+    run.hear(&mut process)?;
     run.process = Some(process);
+    Ok(())
+}
+
+fn demand(holds: bool, what: &str) -> Verdict {
+    if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
 /// Seed 3910, when reads of the journal began to fail: the batch was dropped, nothing seemed pending, and the
 /// close put a checkpoint that said "clean"; the next attach passed over the journal.
-#[test]
-fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close() {
-    let place = tempfile::tempdir().unwrap();
-    let mut run = calm(&place, |settings| settings.disk.read_odds = 1);
-    run.attach(0).unwrap();
+fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) -> Verdict {
+    let mut run = calm(place, |settings| settings.disk.read_odds = 1)?;
+    run.attach(0)?;
     for number in 0..4 {
-        write(&mut run, number * 40_000, 40_000);
+        write(&mut run, number * 40_000, 40_000)?;
     }
     let written = run.oracle.bound(crate::oracle::Loss::Process);
-    assert!(!run.close_in_peace().unwrap(), "the batches lie on the disk alone, which cannot be read");
+    demand(!run.close_in_peace()?, "the close succeeds, and the batches lie on a disk that cannot be read")?;
     run.settings.disk = DiskFaults::default();
-    run.attach(0).unwrap();
-    assert_eq!(run.oracle.len(), written, "nothing accepted is gone");
+    run.attach(0)?;
+    demand(run.oracle.len() == written, "something accepted is gone")
 }
 
 /// Seed 2104, when failed syncs began to take back what they should have saved: an attach found the intent of
 /// one that had died before its sync, put that one's fence, and lost power: then the fence was a stranger's,
 /// and the volume was refused although nothing was lost.
-#[test]
-fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens() {
+fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
         for second in 1.. {
-            let place = tempfile::tempdir().unwrap();
-            let mut run = calm(&place, |_| ());
-            first_died = run.attach_dying(first).unwrap();
+            let mut run = calm(place, |_| ())?;
+            first_died = run.attach_dying(first)?;
             if !first_died {
                 break;
             }
-            let second_died = run.attach_dying(second).unwrap();
+            let second_died = run.attach_dying(second)?;
             run.cut_power_with(|_| Fate::Lost);
             run.end_process(|_| CallFate::Never);
-            run.attach(0).unwrap_or_else(|text| panic!("deaths at I/O {first} and {second}: {text}"));
+            run.attach(0).map_err(|text| format!("deaths at I/O {first} and {second}: {text}"))?;
             if !second_died {
                 break;
             }
         }
         if !first_died {
-            assert!(first > 5, "an attach has more I/Os than that");
-            break;
+            return demand(first > 5, "an attach has fewer I/Os than one can believe");
         }
     }
+    Ok(())
 }
 
 /// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by another whose
 /// old journal had been closed cleanly.
-#[test]
-fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one() {
-    let place = tempfile::tempdir().unwrap();
-    let mut run = calm(&place, |_| ());
-    run.attach(0).unwrap();
-    write(&mut run, 0, 5000);
-    assert!(run.close_in_peace().unwrap());
-    run.attach(1).unwrap();
-    write(&mut run, 100, 5000);
+fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Verdict {
+    let mut run = calm(place, |_| ())?;
+    run.attach(0)?;
+    write(&mut run, 0, 5000)?;
+    demand(run.close_in_peace()?, "the close fails in a calm world")?;
+    run.attach(1)?;
+    write(&mut run, 100, 5000)?;
     run.end_process(|_| CallFate::Never);
     match run.try_attach(0, false, false) {
-        Some(Err((ErrorKind::Refused, text))) => assert!(text.contains("--accept-journal-loss"), "{text}"),
-        _ => panic!("nobody accepted a loss"),
+        Some(Err((ErrorKind::Refused, text))) => demand(text.contains("--accept-journal-loss"), &text)?,
+        _ => return Err("the old journal's machine is let in, and nobody accepted a loss".into()),
     }
-    run.attach(1).unwrap();
-    assert_eq!(run.oracle.len(), 2, "the machine that has the journal goes on");
+    run.attach(1)?;
+    demand(run.oracle.len() == 2, "the machine that has the journal does not go on")
 }
 
 /// Seed 42573: an attach whose sync failed took what the dead process had written, and nobody had synced, for
 /// synced the next time: after a power cut it was gone, although it had been found and gone on from.
-#[test]
-fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next() {
+fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Verdict {
     // Either kind of failed sync, by the dice.
     for dice in 1..=8 {
-        let place = tempfile::tempdir().unwrap();
-        let mut run = calm_by(dice, &place, |_| ());
-        run.attach(0).unwrap();
-        write(&mut run, 0, 9000);
+        let mut run = calm_by(dice, place, |_| ())?;
+        run.attach(0)?;
+        write(&mut run, 0, 9000)?;
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 1;
-        assert!(matches!(run.try_attach(0, false, true), Some(Err(_))), "its first sync fails");
+        demand(matches!(run.try_attach(0, false, true), Some(Err(_))), "an attach succeeds without a sync")?;
         run.settings.disk = DiskFaults::default();
-        run.attach(0).unwrap();
+        run.attach(0)?;
         let found = run.oracle.len();
         run.end_process(|_| CallFate::Never);
         run.cut_power_with(|_| Fate::Lost);
-        run.attach(0).unwrap_or_else(|text| panic!("dice {dice}: {text}"));
-        assert_eq!(run.oracle.len(), found, "what an attach found is durable");
+        run.attach(0).map_err(|text| format!("dice {dice}: {text}"))?;
+        demand(run.oracle.len() == found, "what an attach found is not durable")?;
     }
+    Ok(())
 }

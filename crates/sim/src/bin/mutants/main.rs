@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
 //!
-//! Prints one line per bug: caught by which seed, or by the small worlds, or NOT CAUGHT. Exit code 0 only
+//! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code 0 only
 //! when all are caught. The copy lives in `target/mutants`.
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ use list::{MUTANTS, Mutant};
 
 /// What is tried in turn: most bugs do not survive the first.
 const TRIALS: &[(&str, &[&str])] = &[
+    ("stories", &["--stories"]),
     ("seeds", &["--seeds", "4000", "--stop-at", "1"]),
     ("small worlds", &["--small-worlds"]),
     ("more seeds", &["--from", "4001", "--seeds", "40000", "--stop-at", "1"]),
