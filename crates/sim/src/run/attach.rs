@@ -60,8 +60,8 @@ impl Run {
         Ok(())
     }
 
-    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss: refused, or nothing
-    /// is lost. Says whether the volume is there now.
+    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss: refused, or
+    /// nothing is lost. Says whether the volume is there now.
     pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
         let elsewhere = (*machine + 1) % MACHINES;
         self.say("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));

@@ -81,7 +81,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/journal/scan.rs",
         "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
         concat!(
-            "let reach = if reach < in_memory.len() as u64 { 0 } else { reach };\n",
+            "let reach = if reach <= in_memory.len() as u64 { 0 } else { reach };\n",
             "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
         ),
     ),

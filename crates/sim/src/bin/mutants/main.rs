@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
 //!
-//! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code 0 only
-//! when all are caught. The copy lives in `target/mutants`.
+//! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code
+//! 0 only when all are caught. The copy lives in `target/mutants`.
 #![forbid(unsafe_code)]
 
 use std::fs;
