@@ -31,7 +31,8 @@ step build cargo build --release --package sawmill
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
 tests() {
-    timeout --kill-after=10 45m cargo --config "$runner" test --workspace --no-fail-fast 2>&1 | tee "$log/tests"
+    local all=(test --workspace --no-fail-fast)
+    timeout --kill-after=10 45m cargo --config "$runner" "${all[@]}" 2>&1 | tee "$log/tests"
 }
 step tests tests
 # The journal's path under chosen schedules: the same types with other locks, so a build of its own.
