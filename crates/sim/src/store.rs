@@ -95,6 +95,19 @@ impl SimBucket {
         self.bucket.lock().late.clear();
     }
 
+    /// One byte of the last object whose key holds `part` rots; false when there is none.
+    pub fn rot_last(&self, part: &str) -> bool {
+        let mut bucket = self.bucket.lock();
+        let Some((_, body)) = bucket.objects.iter_mut().rev().find(|(key, _)| key.contains(part)) else {
+            return false;
+        };
+        let mut rotten = body.to_vec();
+        let middle = rotten.len() / 2;
+        rotten[middle] ^= 0x10;
+        *body = rotten.into();
+        true
+    }
+
     /// All objects as they are.
     pub fn objects(&self) -> BTreeMap<String, Bytes> {
         self.bucket.lock().objects.clone()

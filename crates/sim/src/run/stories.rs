@@ -46,6 +46,7 @@ stories!(
     what_a_dying_attach_wrote_over_a_torn_record_is_no_damage,
     a_full_staging_ring_is_read_to_its_last_byte,
     what_a_disk_drops_after_a_failed_sync_is_still_in_memory,
+    a_checkpoint_that_rots_is_passed_over_for_the_one_before,
 );
 
 /// A world without trouble, where nobody has attached yet.
@@ -241,4 +242,24 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
         demand(run.oracle.len() == accepted, &format!("dice {dice}: something accepted is gone"))?;
     }
     demand(failed > 5, "hardly a sync failed")
+}
+
+/// Told for the deletes (decision 0006): whatever the newest checkpoint alone found dead is still needed by
+/// the one before it, from which all of it is rolled forward.
+fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Verdict {
+    for writes in 20..32 {
+        let mut run = calm(place, |settings| settings.checkpoint_bytes = 40 << 10)?;
+        run.attach(0)?;
+        for _ in 0..writes {
+            write(&mut run, 0, 12_000)?;
+            let mut process = run.process.take().ok_or("nobody has attached")?;
+            (0..4).for_each(|_| run.round(&mut process, true));
+            run.process = Some(process);
+        }
+        run.end_process(|_| CallFate::Never);
+        demand(run.bucket.rot_last("/checkpoint/"), "there is no checkpoint")?;
+        run.attach(0).map_err(|text| format!("after {writes} writes: {text}"))?;
+        demand(run.oracle.len() == writes, "something accepted is gone")?;
+    }
+    Ok(())
 }
