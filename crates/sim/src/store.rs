@@ -178,6 +178,11 @@ impl SimStore {
         self.at_once.store(at_once, Ordering::Relaxed);
     }
 
+    /// From now on it has these faults.
+    pub fn trouble(&self, faults: StoreFaults) {
+        self.state.lock().0 = faults;
+    }
+
     /// From now on nothing fails.
     pub fn heal(&self) {
         self.state.lock().0 = StoreFaults::default();

@@ -8,12 +8,12 @@ use sawmill_device::{ErrorKind, Operation};
 use sawmill_volume::Health;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
-use super::{Run, Verdict};
+use super::{Run, Verdict, journal_path};
 use crate::dice::Dice;
 use crate::disk::{DiskFaults, Fate};
 use crate::oracle::Loss;
 use crate::settings::Settings;
-use crate::store::CallFate;
+use crate::store::{CallFate, StoreFaults};
 use crate::trace::Trace;
 
 /// Bytes of a record before its payload.
@@ -47,6 +47,8 @@ stories!(
     a_full_staging_ring_is_read_to_its_last_byte,
     what_a_disk_drops_after_a_failed_sync_is_still_in_memory,
     a_checkpoint_that_rots_is_passed_over_for_the_one_before,
+    a_journal_that_cannot_be_read_now_is_not_set_aside,
+    a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense,
 );
 
 /// A world without trouble, where nobody has attached yet.
@@ -260,6 +262,65 @@ fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Ver
         demand(run.bucket.rot_last("/checkpoint/"), "there is no checkpoint")?;
         run.attach(0).map_err(|text| format!("after {writes} writes: {text}"))?;
         demand(run.oracle.len() == writes, "something accepted is gone")?;
+    }
+    Ok(())
+}
+
+/// Seed 1131571: a journal whose superblock could not be read was set aside, because the volume was clean;
+/// but the fence of the attach that had died on it was still on its way, and when it came it was nobody's.
+fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
+    let mut unread = 0;
+    for dies_at in 1.. {
+        let mut run = calm(place, |_| ())?;
+        if !run.attach_dying(dies_at)? {
+            return demand(unread > 3, "an attach that dies leaves no journal");
+        }
+        if run.machines[0].shelf.get(&journal_path()).is_some() {
+            unread += 1;
+            run.settings.disk.read_odds = 1;
+            let refused = matches!(run.try_attach(0, false, true), Some(Err(_)));
+            demand(refused, &format!("death at I/O {dies_at}: a journal that cannot be read is set aside"))?;
+            run.settings.disk = DiskFaults::default();
+        }
+        run.land_all();
+        run.attach(0).map_err(|text| format!("death at I/O {dies_at}: {text}"))?;
+    }
+    Ok(())
+}
+
+/// Seed 220687: the root of a dead process came late and was in the way of its successor's; the answer to
+/// what it was came garbled, and the volume failed.
+fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> Verdict {
+    for dice in 1..=12 {
+        for calls in 1..=14 {
+            let mut run = calm_by(dice, place, |settings| settings.checkpoint_bytes = 4 << 10)?;
+            run.attach(0)?;
+            write(&mut run, 0, 12_000)?;
+            let mut process = run.process.take().ok_or("nobody has attached")?;
+            for _ in 0..calls {
+                run.round(&mut process, false);
+                if process.store.waiting() > 0 {
+                    process.store.happen(0);
+                }
+            }
+            // What it sends next is on its way when it dies.
+            run.round(&mut process, false);
+            run.process = Some(process);
+            run.end_process(|_| CallFate::Late);
+            run.attach(0)?;
+            run.land_all();
+            let garbled = StoreFaults { garble_odds: 2, ..StoreFaults::default() };
+            run.process.as_ref().ok_or("nobody has attached")?.store.trouble(garbled);
+            for _ in 0..3 {
+                write(&mut run, 0, 12_000)?;
+                let mut process = run.process.take().ok_or("nobody has attached")?;
+                (0..20).for_each(|_| run.round(&mut process, true));
+                run.hear(&mut process)?;
+                let health = process.stepped.volume().status().health;
+                run.process = Some(process);
+                demand(health == Health::Serving, &format!("dice {dice}, {calls} calls: {health:?}"))?;
+            }
+        }
     }
     Ok(())
 }

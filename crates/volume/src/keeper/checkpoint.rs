@@ -28,6 +28,9 @@ use crate::shared::add;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
+/// How often a root in the way is looked at before it is believed to be damaged: an answer may be garbled on
+/// its way.
+const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// An object of a checkpoint on its way.
 struct Outgoing {
@@ -43,6 +46,8 @@ pub(super) struct Writing {
     objects: Vec<Outgoing>,
     parts_left: usize,
     root_sent: bool,
+    /// Looks at what is in the root's way that made no sense.
+    odd_looks: u32,
     deletable: Vec<u32>,
     /// Reads that may have looked up a deletable segment are of this generation or before.
     generation: u64,
@@ -123,7 +128,9 @@ impl Keeper {
         self.log_bytes = 0;
         let generation = shared.readers.advance();
         let parts_left = objects.len();
-        self.writing = Some(Writing { root, objects, parts_left, root_sent: false, deletable, generation });
+        let (root_sent, odd_looks) = (false, 0);
+        self.writing =
+            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, generation });
         for object in 0..parts_left {
             self.put_object(object);
         }
@@ -220,15 +227,20 @@ impl Keeper {
     pub(super) fn hear_rival(&mut self, outcome: sawmill_store::Result<Bytes>, now: Duration) {
         let Some(writing) = &mut self.writing else { return };
         let identity = CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
-        let rival = match outcome {
-            Ok(bytes) => Checkpoint::decode(&bytes, &identity),
-            Err(error) => {
-                // The root is put again in a while: if it is still in the way, its content is asked for
-                // again.
+        let rival = outcome.map(|bytes| Checkpoint::decode(&bytes, &identity));
+        writing.odd_looks += u32::from(matches!(rival, Ok(Err(_))));
+        let rival = match rival {
+            Ok(rival) if rival.is_ok() || writing.odd_looks >= RIVAL_LOOKS_MAX => rival,
+            odd => {
+                // The root is put again in a while: if something is still in the way, its content is asked
+                // for again.
                 if let Some(root) = writing.objects.last_mut() {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
-                return self.shared.state.store_failed(now, error.to_string());
+                if let Err(error) = odd {
+                    self.shared.state.store_failed(now, error.to_string());
+                }
+                return;
             }
         };
         match rival {

@@ -84,6 +84,8 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, disks: &dyn Disks) -
         Ok(None) => absent(stored, options),
         Ok(Some(superblock)) => judge_against_store(stored, options, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
+        // What cannot be read now may be whole, and hold the intent of a fence that is still on its way.
+        Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => Err(error),
         Err(error) => unusable(stored, options, &error.to_string()),
     }
 }
@@ -162,8 +164,15 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
-    disk.read_at(0, &mut copies)
-        .map_err(|error| Error::new(ErrorKind::Corrupt, format!("its superblock cannot be read: {error}")))?;
+    disk.read_at(0, &mut copies).map_err(|error| {
+        let text = format!(
+            "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk is lost, pass \
+             --accept-journal-loss to set the journal aside and go back to the last stored cut (position {})",
+            path.display(),
+            stored.end.position
+        );
+        Error::new(ErrorKind::Unavailable, text)
+    })?;
     let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
     if let Some(owner) = owners.next_back()
         && owner != stored.record.volume_id
