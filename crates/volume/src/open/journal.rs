@@ -166,8 +166,9 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     disk.read_at(0, &mut copies).map_err(|error| {
         let text = format!(
-            "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk is lost, pass \
-             --accept-journal-loss to set the journal aside and go back to the last stored cut (position {})",
+            "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk is lost, \
+             pass --accept-journal-loss to set the journal aside and go back to the last stored cut \
+             (position {})",
             path.display(),
             stored.end.position
         );
