@@ -159,8 +159,9 @@ impl Run {
             }
             self.live_on()?;
             machine = self.end(machine)?;
-            is_attached =
-                self.process.is_none() && self.dice.one_in(6) && self.try_elsewhere(&mut machine)?;
+            is_attached = self.process.is_none()
+                && self.dice.one_in(self.settings.elsewhere_odds)
+                && self.try_elsewhere(&mut machine)?;
         }
         // The last word: all trouble is over, and everything promised is there.
         self.bury_zombie();

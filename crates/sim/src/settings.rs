@@ -29,6 +29,8 @@ pub struct Settings {
     pub die_at_io_odds: u64,
     /// One life in so many is followed by a life on another machine, without the journal.
     pub takeover_odds: u64,
+    /// After one death in so many the wrong machine attaches first, and accepts no loss.
+    pub elsewhere_odds: u64,
     /// One life in so many ends with the loss of the journal.
     pub journal_loss_odds: u64,
     /// One life in so many ends with a power cut.
@@ -69,6 +71,7 @@ impl Settings {
             disk: DiskFaults::default(),
             die_at_io_odds: 0,
             takeover_odds: 0,
+            elsewhere_odds: 0,
             journal_loss_odds: 0,
             power_cut_odds: 0,
             close_odds: 0,
@@ -114,6 +117,7 @@ impl Settings {
             disk,
             die_at_io_odds: *dice.pick(&[0, 2, 4]),
             takeover_odds: *dice.pick(&[0, 0, 3]),
+            elsewhere_odds: 6,
             journal_loss_odds: *dice.pick(&[0, 0, 4]),
             power_cut_odds: *dice.pick(&[0, 2, 3]),
             close_odds: *dice.pick(&[0, 3, 6]),

@@ -73,6 +73,10 @@ impl Run {
             }
             Some(Err((kind, text))) => {
                 self.say("refused", || format!("  refused: {text}"));
+                let is_reason = matches!(kind, ErrorKind::Refused | ErrorKind::Corrupt);
+                if !(is_reason && outdated[elsewhere]) {
+                    return Err(format!("the attach elsewhere was refused: {text}"));
+                }
                 if kind == ErrorKind::Refused {
                     // Who is refused has changed nothing.
                     for (place, outdated) in self.machines.iter_mut().zip(outdated) {

@@ -1,5 +1,8 @@
-//! Bugs of the engine that seeds have found, each told as a story of its own: a seed's meaning changes with
-//! the world, a story's does not.
+//! Bugs that were found, and what seeds meet too seldom, each told as a story of its own: a seed's meaning
+//! changes with the world, a story's does not.
+//!
+//! Invariant: each fails on the engine with the bug in it; for most, a deliberate bug of `make mutants`
+//! shows that. Not here: chance. What dice decide in a story, a loop goes through.
 
 use std::path::Path;
 use std::sync::Arc;

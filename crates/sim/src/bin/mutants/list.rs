@@ -305,4 +305,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "            found.fill(None, crate::record::Checks::None);",
     ),
+    mutant(
+        "a root in the way is believed at the first look",
+        "volume/src/keeper/checkpoint.rs",
+        "const RIVAL_LOOKS_MAX: u32 = 4;",
+        "const RIVAL_LOOKS_MAX: u32 = 1;",
+    ),
+    mutant(
+        "a journal that cannot be read now is set aside",
+        "volume/src/open/journal.rs",
+        "error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss =>",
+        "false && error.kind() == ErrorKind::Unavailable =>",
+    ),
 ];
