@@ -24,6 +24,8 @@ use sawmill_tests::store::{self, shared_minio};
 
 const VOLUME_BYTES: u64 = 8 << 20;
 const EIO: u32 = 5;
+/// How `sawmill` ends when it has no descriptors to serve with.
+const UNAVAILABLE: i32 = 7;
 /// No space is left.
 const FULL: i32 = 10;
 
@@ -300,16 +302,14 @@ fn staging_memory_that_is_not_there_is_refused_before_anybody_relies_on_it() {
 }
 
 #[test]
-fn too_few_file_descriptors_are_a_clear_refusal_or_enough() {
+fn too_few_file_descriptors_are_refused_before_anything_is_accepted() {
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let (memory, socket) = (place.memory().display().to_string(), place.path("nbd.sock"));
     let nbd = format!("unix:{}", socket.display());
     let words = ["serve", "disk", "--json", "--nbd", &nbd, "--staging", &memory, "--journal-bytes", "16M"];
     let served = place.command(&words);
-    let (mut refused, mut ready) = (0, 0);
-    // With fewer still it cannot reach its store, and tries for a minute, as if that were away.
-    for limit in [16, 20, 64, 128] {
+    for (limit, is_enough) in [(8, false), (21, false), (47, false), (48, true), (128, true)] {
         let mut limited = command("prlimit");
         limited.arg(format!("--nofile={limit}")).arg(machine::sawmill_binary()).args(words);
         for (name, value) in served.get_envs() {
@@ -322,20 +322,22 @@ fn too_few_file_descriptors_are_a_clear_refusal_or_enough() {
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe was asked for");
         BufReader::new(stdout).read_line(&mut line).expect("text");
-        if line.contains("ready") {
-            ready += 1;
+        let is_ready = line.contains("ready");
+        if is_ready {
             let pid = Pid::from_raw(child.id().cast_signed()).expect("a pid");
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
         }
         let ended = child.wait_with_output().expect("it ends");
         let said = machine::said(&ended);
-        if !line.contains("ready") {
-            refused += 1;
-            assert!(ended.status.code().is_some_and(|code| code != 0 && code < 70), "{limit}: {said}");
-            assert!(said.contains("sawmill: error: "), "{limit}: no line says why: {said}");
+        assert_eq!(is_ready, is_enough, "{limit}: {said}");
+        if is_ready {
+            assert_eq!(ended.status.code(), Some(0), "{limit}: it serves and cannot store: {said}");
+        } else {
+            assert_eq!(ended.status.code(), Some(UNAVAILABLE), "{limit}: {said}");
+            let told = format!("this process may open {limit} files");
+            assert!(said.contains(&told) && said.contains("ulimit"), "{limit}: {said}");
         }
     }
-    assert!(refused > 0 && ready > 0, "{refused} refused, {ready} ready");
 }
 
 #[test]

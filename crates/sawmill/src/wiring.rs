@@ -35,6 +35,11 @@ const COMMAND_PATIENCE_S: u64 = 20;
 /// Default caches that are tried in turn: one per serving process of this user.
 const CACHES_MAX: u32 = 16;
 
+/// Descriptors for the doors, the store's client and what a process has anyway.
+const DESCRIPTORS_OF_PROCESS: u64 = 32;
+/// Descriptors for a volume's files and for its requests to the store.
+const DESCRIPTORS_OF_VOLUME: u64 = 16;
+
 /// A store for a command that somebody waits for.
 pub(crate) fn open_store(url: &str) -> Result<Arc<Client>> {
     let options = StoreOptions { deadline_s: COMMAND_PATIENCE_S, ..StoreOptions::default() };
@@ -140,6 +145,7 @@ pub(crate) struct Serving {
 /// Opens everything in a plan. Clients are let in once all of it is open.
 pub(crate) fn serve(places: &Places, plan: Plan) -> Result<(Arc<Serving>, Admin)> {
     let started = Instant::now();
+    claim_descriptors(plan.volumes.len())?;
     make_folder(&places.state_folder()?)?;
     // Asked before anything is attached: a wrong address shall not cost an epoch.
     check_free(&plan.nbd.listen, "--nbd")?;
@@ -155,6 +161,26 @@ pub(crate) fn serve(places: &Places, plan: Plan) -> Result<(Arc<Serving>, Admin)
     let serving = Arc::new(Serving { nbd, volumes, cache, started });
     let admin = start_admin(places, &serving, plan.admin)?;
     Ok((serving, admin))
+}
+
+/// Takes all the descriptors the hard limit allows, and refuses when that is too few to serve: a server that
+/// cannot open its store would accept writes and never store them.
+fn claim_descriptors(volumes: usize) -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Best effort: where raising is forbidden, what there is has to do.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let wanted = DESCRIPTORS_OF_PROCESS + DESCRIPTORS_OF_VOLUME * volumes as u64;
+    match getrlimit(Resource::Nofile).current {
+        Some(allowed) if allowed < wanted => Err(Failure::new(
+            Exit::Unavailable,
+            format!(
+                "this process may open {allowed} files; to serve {volumes} volume(s) it takes {wanted} and one \
+                 for each connection; raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit"
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn open_cache(plan: &CachePlan, cache_bytes: u64) -> Result<Option<Cache>> {
