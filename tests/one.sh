@@ -35,6 +35,8 @@ program=$!
     done
 ) &
 watch=$!
+# Background jobs of a script do not hear the interrupt key, so it is passed on.
+trap 'kill $(below "$program") "$watch" 2>/dev/null; exit 130' INT TERM
 wait "$program"
 outcome=$?
 kill "$watch" 2>/dev/null
