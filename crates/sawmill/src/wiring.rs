@@ -175,8 +175,8 @@ fn claim_descriptors(volumes: usize) -> Result<()> {
         Some(allowed) if allowed < wanted => Err(Failure::new(
             Exit::Unavailable,
             format!(
-                "this process may open {allowed} files; to serve {volumes} volume(s) it takes {wanted} and one \
-                 for each connection; raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit"
+                "this process may open {allowed} files; to serve {volumes} volume(s) it takes {wanted} and \
+                 one for each connection; raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit"
             ),
         )),
         _ => Ok(()),
