@@ -22,6 +22,7 @@ const PAGES: [(&str, &[Table]); 9] = [
             segment::at::TABLE,
             segment::extent_at::TABLE,
             segment::frame_at::TABLE,
+            segment::origin_at::TABLE,
             segment::head_at::TABLE,
             segment::place_at::TABLE,
         ],

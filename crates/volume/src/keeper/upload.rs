@@ -125,6 +125,7 @@ impl Keeper {
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
+            origins: Vec::new(),
         };
         builder::build(records, journal, &self.buffers, header)
     }

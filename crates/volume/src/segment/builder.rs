@@ -199,6 +199,7 @@ mod tests {
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
+            origins: Vec::new(),
         }
     }
 
