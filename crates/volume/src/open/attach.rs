@@ -141,7 +141,10 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
             format!("{} uploads at once are not offered: 1 to {}", options.uploads_max, limits::UPLOADS_MAX);
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    Ok(())
+    match options.gc.fault() {
+        Some(text) => Err(Error::new(ErrorKind::Invalid, text)),
+        None => Ok(()),
+    }
 }
 
 type Intended = (Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);
