@@ -50,7 +50,7 @@ pub use names::{Deleted, Listed, create, create_in, delete, find, list};
 pub use options::{CreateOptions, FlushMode, OpenOptions};
 pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};
-pub use status::{Counters, Health, Positions, Safety, Status};
+pub use status::{Counters, GcReport, Health, Positions, Safety, Status};
 pub use steps::Stepped;
 pub use volume::Volume;
 pub use world::{RealWorld, World};

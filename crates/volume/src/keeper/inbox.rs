@@ -269,6 +269,8 @@ impl Inbox {
         if let Some(order) = self.take_gc_order() {
             self.end_gc_order(order, Err(error.clone()));
         }
+        // One that was taken up ends with the keeper.
+        self.gc_ordered.store(false, Ordering::Release);
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
             (waiter.tell)(Err(error.clone()));
