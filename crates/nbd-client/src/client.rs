@@ -314,7 +314,9 @@ impl Listening {
         const REST_BYTES_MAX: u64 = 4 << 20;
         let asked = lock(&self.in_flight).waiting.get(&cookie).map_or(0, |waiting| waiting.reply.bytes.len());
         if length > asked as u64 + REST_BYTES_MAX {
-            return Err(violation(format!("a chunk of {length} bytes in the answer to a request of {asked}")));
+            return Err(violation(format!(
+                "a chunk of {length} bytes in the answer to a request of {asked}"
+            )));
         }
         read_bytes(&mut self.socket, length as usize)
     }
