@@ -28,7 +28,7 @@ const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
 
 /// Which of our crates each of them may name. Nothing points to the binary or to the tests.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("sawmill-device", &[]),
     ("sawmill-format", &[]),
     ("sawmill-store", &[]),
@@ -37,7 +37,8 @@ const ARROWS: [(&str, &[&str]); 12] = [
     ("sawmill-volume-small", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
     ("sawmill-frontend", &["sawmill-device", "sawmill-sys"]),
     // The crash checker knows devices by their doors: neither the engine nor the stores.
-    ("sawmill-verify", &["sawmill-device", "sawmill-format", "sawmill-frontend"]),
+    ("sawmill-verify", &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-nbd-client"]),
+    ("sawmill-nbd-client", &[]),
     // For tests: nobody may name it.
     ("sawmill-sim", &["sawmill-device", "sawmill-store", "sawmill-volume-small"]),
     (
@@ -50,6 +51,7 @@ const ARROWS: [(&str, &[&str]); 12] = [
             "sawmill-device",
             "sawmill-format",
             "sawmill-frontend",
+            "sawmill-nbd-client",
             "sawmill-store",
             "sawmill-sys",
             "sawmill-verify",

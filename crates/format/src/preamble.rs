@@ -41,11 +41,13 @@ pub enum Kind {
     Staging = 6,
     /// [`crate::cache_index`]
     CacheIndex = 7,
+    /// [`crate::transfer`]
+    TransferProgress = 16,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 7] = [
+    pub const ALL: [Kind; 8] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -53,6 +55,7 @@ impl Kind {
         Kind::JournalSuperblock,
         Kind::Staging,
         Kind::CacheIndex,
+        Kind::TransferProgress,
     ];
 
     /// Its name in errors and pages.
@@ -65,6 +68,7 @@ impl Kind {
             Kind::JournalSuperblock => "journal superblock",
             Kind::Staging => "staging header",
             Kind::CacheIndex => "cache index",
+            Kind::TransferProgress => "transfer progress",
         }
     }
 

@@ -5,7 +5,7 @@
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
-use sawmill_format::{cache_index, checkpoint, map_part, segment, volume_record};
+use sawmill_format::{cache_index, checkpoint, map_part, segment, transfer, volume_record};
 
 const CRC_BYTES: usize = 4;
 
@@ -72,6 +72,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::Checkpoint => checkpoint::at::SIZE,
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
+        Kind::TransferProgress => transfer::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
     };
     bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
@@ -94,6 +95,10 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::CacheIndex => {
             let owners = (cache_index::at::OWNER_COUNT, 16);
             share(&mut bytes, fixed, owners, (cache_index::at::ENTRY_COUNT, cache_index::entry_at::SIZE));
+        }
+        Kind::TransferProgress => {
+            let texts = (transfer::at::FAR_NAME_BYTES, 1);
+            share(&mut bytes, fixed, texts, (transfer::at::FAR_STATE_BYTES, 1));
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
     }

@@ -15,8 +15,11 @@ use sawmill_format::segment::{
     header_bytes_of,
 };
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
+use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_format::{cache_index, checkpoint as checkpoint_at, map_part as part_at, segment as segment_at};
+use sawmill_format::{
+    cache_index, checkpoint as checkpoint_at, map_part as part_at, segment as segment_at, transfer,
+};
 use sawmill_format::{staging as staging_at, volume_record as record_of_volume_at};
 
 use crate::mend::{id_at, kind_of, mended, put, u16_at, u32_at, u64_at};
@@ -151,7 +154,7 @@ fn one_part(bytes: &[u8]) {
     assert!(decode_part(bytes, &PartIdentity { group: identity.group ^ 1, ..identity }).is_err());
 }
 
-/// The structures of fixed length, the volume record, the cache index, and the head of a journal record.
+/// The structures of fixed length, the volume record, the cache index, a transfer's progress, and the head of a journal record.
 pub(crate) fn small(bytes: &[u8]) {
     let _ = Preamble::decode(bytes);
     record(bytes);
@@ -166,6 +169,7 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::JournalSuperblock => superblock(bytes),
             Kind::Staging => staging(bytes),
             Kind::CacheIndex => index(bytes),
+            Kind::TransferProgress => transfer(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
@@ -240,4 +244,12 @@ fn index(bytes: &[u8]) {
         |entry: &CacheEntry| (entry.owner as usize) < value.owners.len() && entry.slot < value.slot_count;
     assert!(value.entries.iter().all(exists));
     assert!(CacheIndex::decode(bytes, tag ^ 1).is_err());
+}
+
+fn transfer(bytes: &[u8]) {
+    let volume_id = volume_at(bytes, transfer::at::VOLUME_ID);
+    let Ok(value) = TransferProgress::decode(bytes, volume_id) else { return };
+    assert_eq!(value.encode(), bytes);
+    assert!(value.done_bytes <= value.size_bytes);
+    assert!(TransferProgress::decode(bytes, other(volume_id)).is_err());
 }

@@ -118,7 +118,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
             number: u64_at(object, map_part::at::NUMBER)?,
             put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
         })),
-        Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
+        Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex | Kind::TransferProgress => None,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes and
 //! doors put together), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
-//! `control` (the other end of it),
+//! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy),
 //! `output`, `units` and `exit` (how people are spoken to).
 //!
 //! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
@@ -18,6 +18,7 @@ mod exit;
 mod guide;
 mod machine;
 mod output;
+mod transfer;
 mod units;
 mod wiring;
 

@@ -7,7 +7,8 @@
 //! checked). The work and its judges: `stamp` (blocks that say who wrote them, and the judge), `load` (a
 //! stamped load), `files` (files that prove themselves), `file_system` (made, mounted, checked). A check as a
 //! whole: `run` (the work, recorded), `session` (what it leaves), `campaign` (cut after cut), `look` (one of
-//! them), `report`. Tools: `nbd` (a client that pipelines), `bridge` (an export as file, block device,
+//! them), `report`. Tools: `nbd` (the client of
+//! `crates/nbd-client`), `bridge` (an export as file, block device,
 //! mount), `program` (other people's programs), `dice` (seeded chance).
 //!
 //! Invariant: this crate knows devices by their doors alone; nothing here names the engine or a store.
@@ -25,7 +26,6 @@ pub mod files;
 pub mod image;
 pub mod load;
 pub mod look;
-pub mod nbd;
 pub mod plan;
 pub mod program;
 pub mod recorder;
@@ -40,6 +40,7 @@ pub mod target;
 use std::time::Duration;
 
 pub use error::Error;
+pub use sawmill_nbd_client as nbd;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -50,6 +50,8 @@ pub struct JournalReport {
 /// A volume as the store has it, for one that is not served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtRest {
+    /// Size of the disk.
+    pub size_bytes: u64,
     /// The newest epoch.
     pub epoch: u64,
     /// All writes before this position are in the store.
@@ -157,6 +159,7 @@ pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<AtRest>
     let stored = open::stored(store, &record.name, &mut Reporter::new(&world))?;
     let totals = stored.view.segments.totals();
     Ok(AtRest {
+        size_bytes: stored.record.size_bytes,
         epoch: stored.end.epoch,
         position: stored.end.position,
         clean: stored.end.clean,

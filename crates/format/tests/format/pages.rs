@@ -6,14 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, journal, map_part, preamble, segment, staging, volume_record, write_log,
+    cache_index, checkpoint, journal, map_part, preamble, segment, staging, transfer, volume_record,
+    write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 9] = [
+const PAGES: [(&str, &[Table]); 10] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -32,6 +33,7 @@ const PAGES: [(&str, &[Table]); 9] = [
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
     ("staging.md", &[staging::at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
+    ("transfer_progress.md", &[transfer::at::TABLE]),
     ("write_log.md", &[write_log::superblock_at::TABLE, write_log::entry_at::TABLE]),
 ];
 

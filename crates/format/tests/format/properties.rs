@@ -13,6 +13,7 @@ use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part
 use sawmill_format::preamble::Preamble;
 use sawmill_format::segment::*;
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
+use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::{FlushMode, VolumeRecord};
 
 use crate::samples::{self, *};
@@ -268,6 +269,17 @@ proptest! {
     }
 
     #[test]
+    fn transfer_progress_round_trips(
+        (volume_id, _) in ids(), size_bytes: u64, part: u64, epoch: u64, position: u64,
+        far_name: String, far_state: String,
+    ) {
+        let done_bytes = part.min(size_bytes);
+        let value =
+            TransferProgress { volume_id, size_bytes, done_bytes, epoch, position, far_name, far_state };
+        prop_assert_eq!(TransferProgress::decode(&value.encode(), volume_id), Ok(value));
+    }
+
+    #[test]
     fn cache_indexes_round_trip(value in cache_indexes()) {
         prop_assert_eq!(CacheIndex::decode(&value.encode(), value.cache_tag), Ok(value));
     }
@@ -302,6 +314,9 @@ fn decode_all(bytes: &[u8]) {
     }
     if let Ok(value) = StagingHeader::decode(bytes, &STAGING) {
         assert_eq!(value.encode()[..], bytes[..4096]);
+    }
+    if let Ok(value) = TransferProgress::decode(bytes, VOLUME) {
+        assert_eq!(value.encode(), bytes);
     }
     if let Ok(value) = CacheIndex::decode(bytes, TAG) {
         assert_eq!(value.encode(), bytes);

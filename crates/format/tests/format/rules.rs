@@ -9,6 +9,7 @@ use sawmill_format::map_part::*;
 use sawmill_format::preamble::{Kind, Preamble};
 use sawmill_format::segment::*;
 use sawmill_format::staging::StagingHeader;
+use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::*;
 use sawmill_format::{FormatError, IdentityValue};
 
@@ -484,4 +485,17 @@ fn positions_wrap_around_the_ring_behind_the_superblocks() {
     assert_eq!(ring_offset_bytes(0, 65536), 8192);
     assert_eq!(ring_offset_bytes(65536 + 100, 65536), 8292);
     assert_eq!((superblock_value().copy(), superblock_value().offset_bytes()), (1, 4096));
+}
+
+#[test]
+fn transfer_progress_beyond_the_end_is_refused() {
+    let bytes = transfer_value().encode();
+    let length = bytes.len();
+    let decode = |at: usize, byte: u8| {
+        let change = |bytes: &mut [u8]| bytes[at] = byte;
+        TransferProgress::decode(&resealed(bytes.clone(), length, change), VOLUME).unwrap_err()
+    };
+    assert_eq!(field_of(decode(40 + 5, 9)), "done_bytes");
+    assert_eq!(field_of(decode(64, 9)), "length");
+    assert_eq!(field_of(decode(72, 0xff)), "far_name");
 }

@@ -10,6 +10,7 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
 use sawmill_format::segment::{self, *};
 use sawmill_format::staging::{self, StagingHeader, StagingIdentity};
+use sawmill_format::transfer::{self, TransferProgress};
 use sawmill_format::volume_record::{self, FlushMode, VolumeRecord};
 use sawmill_format::{FormatError, Result};
 
@@ -45,7 +46,7 @@ pub(crate) fn all() -> Vec<Case> {
         superblock(),
         staging_header(),
     ];
-    cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache()]);
+    cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend(records());
     cases
 }
@@ -440,5 +441,28 @@ fn cache() -> Case {
         value: format!("{value:#?}"),
         table: cache_index::at::TABLE,
         decode: Box::new(move |bytes| Ok(CacheIndex::decode(bytes, TAG)? == value)),
+    }
+}
+
+pub(crate) fn transfer_value() -> TransferProgress {
+    TransferProgress {
+        volume_id: VOLUME,
+        size_bytes: 10 << 30,
+        done_bytes: 3 << 30,
+        epoch: 3,
+        position: 0,
+        far_name: "/srv/images/debian.qcow2".into(),
+        far_state: "2147549184 bytes, changed 1793270400.000000000".into(),
+    }
+}
+
+fn transfer() -> Case {
+    let value = transfer_value();
+    Case {
+        name: "transfer_progress/v1-import",
+        bytes: value.encode(),
+        value: format!("{value:#?}"),
+        table: transfer::at::TABLE,
+        decode: Box::new(move |bytes| Ok(TransferProgress::decode(bytes, VOLUME)? == value)),
     }
 }

@@ -19,6 +19,13 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: u64,
 
+    #[command(flatten)]
+    shape: Shape,
+}
+
+/// What a volume is born with besides its size.
+#[derive(Args, Clone, Copy)]
+pub(super) struct Shape {
     /// Logical block shown by doors that have sectors: 512 or 4096. Requests need not be aligned to it.
     #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
     block_size: u32,
@@ -57,16 +64,23 @@ impl From<Flush> for FlushMode {
     }
 }
 
+impl Shape {
+    /// The same for the engine.
+    pub(super) fn options(self, size_bytes: u64) -> CreateOptions {
+        CreateOptions {
+            size_bytes,
+            block_bytes: self.block_size,
+            segment_bytes: self.segment_bytes,
+            flush: self.flush.into(),
+            no_fencing: self.no_fencing,
+        }
+    }
+}
+
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
-    let options = CreateOptions {
-        size_bytes: arguments.size,
-        block_bytes: arguments.block_size,
-        segment_bytes: arguments.segment_bytes,
-        flush: arguments.flush.into(),
-        no_fencing: arguments.no_fencing,
-    };
+    let options = arguments.shape.options(arguments.size);
     let record = sawmill_volume::create(&*store, &address.name, &options)?;
     let document = super::info::RecordDocument::new(&address.store_url, &record);
     if context.json {

@@ -3,10 +3,14 @@
 //! Invariants: every way out goes through [`crate::exit::TABLE`]; an error is one line on stderr that begins
 //! with `sawmill: error:`, also when clap found it.
 
+mod attach;
 mod check;
+mod copy;
 mod create;
 mod delete;
 mod doctor;
+mod export;
+mod import;
 mod info;
 mod inspect;
 mod list;
@@ -64,6 +68,9 @@ enum Command {
     Info(info::Arguments),
     Delete(delete::Arguments),
     Wait(wait::Arguments),
+    Import(import::Arguments),
+    Export(export::Arguments),
+    Copy(copy::Arguments),
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
@@ -95,6 +102,9 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
+        Command::Import(arguments) => import::run(&context, &arguments),
+        Command::Export(arguments) => export::run(&context, &arguments),
+        Command::Copy(arguments) => copy::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),

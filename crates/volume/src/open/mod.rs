@@ -94,7 +94,9 @@ fn stored_from(
             if end.clean { ", cleanly" } else { "" }
         ),
     );
-    Ok(Stored { record: record.clone(), newest, view, end })
+    // The record says what the volume was born with.
+    let record = VolumeRecord { size_bytes: newest.checkpoint.size_bytes, ..record.clone() };
+    Ok(Stored { record, newest, view, end })
 }
 
 fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {

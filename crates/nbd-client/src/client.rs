@@ -75,6 +75,7 @@ struct InFlight {
     next_cookie: u64,
     waiting: HashMap<u64, Waiting>,
     gone: bool,
+    why_gone: Option<String>,
 }
 
 /// A connection. Dropping it breaks the connection off.
@@ -197,6 +198,12 @@ impl Client {
         Ok(image)
     }
 
+    /// Why the connection ended, once it has: a broken protocol, or what the system said.
+    #[must_use]
+    pub fn why_gone(&self) -> Option<String> {
+        lock(&self.in_flight).why_gone.clone()
+    }
+
     /// Requests sent and not yet answered.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -266,13 +273,11 @@ impl Listening {
                 break why;
             }
         };
-        if why.kind() == io::ErrorKind::InvalidData {
-            println!("nbd: the server broke the protocol: {why}");
-        }
         self.socket.shut();
         let left: Vec<Waiting> = {
             let mut in_flight = lock(&self.in_flight);
             in_flight.gone = true;
+            in_flight.why_gone = Some(why.to_string());
             in_flight.waiting.drain().map(|(_, waiting)| waiting).collect()
         };
         for waiting in left {
@@ -286,8 +291,8 @@ impl Listening {
             CHUNK if self.dialect == Dialect::Structured => {
                 let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
                 let cookie = read_u64(&mut self.socket)?;
-                let length = read_u32(&mut self.socket)?;
-                let payload = read_bytes(&mut self.socket, length as usize)?;
+                let length = u64::from(read_u32(&mut self.socket)?);
+                let payload = self.payload(cookie, length)?;
                 self.chunk(flags, kind, cookie, &payload)
             }
             EXTENDED_CHUNK if self.dialect == Dialect::Extended => {
@@ -295,13 +300,25 @@ impl Listening {
                 let cookie = read_u64(&mut self.socket)?;
                 let _offset = read_u64(&mut self.socket)?;
                 let length = read_u64(&mut self.socket)?;
-                let payload = read_bytes(&mut self.socket, length as usize)?;
+                let payload = self.payload(cookie, length)?;
                 self.chunk(flags, kind, cookie, &payload)
             }
             other => {
                 Err(violation(format!("a reply with magic {other:#x} in the {:?} dialect", self.dialect)))
             }
         }
+    }
+
+    /// A chunk's payload: no longer than what was asked for, or than any text or list of runs may be.
+    fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
+        const REST_BYTES_MAX: u64 = 4 << 20;
+        let asked = lock(&self.in_flight).waiting.get(&cookie).map_or(0, |waiting| waiting.reply.bytes.len());
+        if length > asked as u64 + REST_BYTES_MAX {
+            return Err(violation(format!(
+                "a chunk of {length} bytes in the answer to a request of {asked}"
+            )));
+        }
+        read_bytes(&mut self.socket, length as usize)
     }
 
     fn hear_simple(&mut self) -> io::Result<()> {

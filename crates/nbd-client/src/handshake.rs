@@ -20,6 +20,8 @@ const REP_ACK: u32 = 1;
 const REP_SERVER: u32 = 2;
 const REP_INFO: u32 = 3;
 const REP_META_CONTEXT: u32 = 4;
+/// Names and texts have at most 4096 bytes each.
+const REPLY_BYTES_MAX: u32 = 64 << 10;
 
 /// How the two sides speak after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +154,9 @@ fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
     }
     let kind = read_u32(socket)?;
     let length = read_u32(socket)?;
+    if length > REPLY_BYTES_MAX {
+        return Err(violation(format!("option {option} was answered with {length} bytes")));
+    }
     Ok(OptionReply { kind, payload: read_bytes(socket, length as usize)? })
 }
 
@@ -167,7 +172,8 @@ pub fn list(uri: &str) -> io::Result<Vec<String>> {
             REP_SERVER => {
                 let mut rest = reply.payload.as_slice();
                 let length = read_u32(&mut rest)?;
-                names.push(String::from_utf8_lossy(&read_bytes(&mut rest, length as usize)?).into_owned());
+                let name = rest.get(..length as usize).ok_or_else(|| violation("a name past its reply"))?;
+                names.push(String::from_utf8_lossy(name).into_owned());
             }
             REP_ACK => break,
             other => return Err(violation(format!("the list was answered with {other:#x}"))),

@@ -1,0 +1,72 @@
+//! `sawmill copy`: a volume into another, in the same store or elsewhere.
+
+use clap::Args;
+use sawmill_device::BlockDevice;
+use sawmill_volume::CreateOptions;
+
+use super::Context;
+use super::attach::{Attach, open_cut};
+use super::import::{Again, Filling, fill};
+use crate::exit::{Exit, Failure, Result};
+use crate::transfer::ends::VolumeEnd;
+
+/// Copy a volume to a new one, in this store or another.
+///
+/// A volume that is served on this machine is copied as it is when the command begins: everything accepted
+/// by then is stored first. The same command again goes on where an interrupted one was.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// The copy: a name in the default store, or a URL ending in the name, s3://bucket/prefix/new.
+    #[arg(value_name = "DEST")]
+    destination: String,
+
+    /// Copy what is stored, although newer writes may be in a journal elsewhere.
+    #[arg(long)]
+    cut: bool,
+
+    /// Go on although the destination's store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+
+    #[command(flatten)]
+    again: Again,
+
+    #[command(flatten)]
+    attach: Attach,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let from = context.places.resolve(&arguments.volume)?;
+    let to = context.places.resolve(&arguments.destination)?;
+    if from == to {
+        return Err(Failure::usage(format!("{} cannot be copied onto itself", from.name)));
+    }
+    let (volume, record) = open_cut(context, &from, arguments.cut)?;
+    let size_bytes = volume.geometry().size_bytes;
+    let source = VolumeEnd::new(volume, &from.name);
+    let filled = fill(
+        context,
+        &Filling {
+            address: &to,
+            source: &source,
+            far_name: format!("{}/{} ({})", from.store_url, from.name, record.volume_id),
+            far_state: format!("the cut at position {}", source.position()),
+            create: CreateOptions {
+                size_bytes,
+                block_bytes: record.block_bytes,
+                segment_bytes: record.segment_bytes,
+                flush: record.flush_mode,
+                no_fencing: arguments.no_fencing,
+            },
+            attach: &arguments.attach,
+            again: &arguments.again,
+            what: format!("copying {}", from.name),
+        },
+    )?;
+    filled.tell(context, &from.name, &to)?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,275 @@
+//! Disk images of other systems: read and written by QEMU's own programs, which serve them to us as an NBD
+//! export on a socket of ours.
+//!
+//! Invariants: an image is opened as the format that was said, never as what its content claims to be: the
+//! content of a raw image belongs to whoever wrote that disk, and could claim to be an image that names files
+//! of this machine. An image is checked before it is read, as QEMU reads what was cut off as zeroes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+
+use super::ends::NbdEnd;
+use crate::exit::{Exit, Failure, Result};
+
+/// How long QEMU may take to open an image.
+const START_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// What a file is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// The disk's bytes themselves.
+    Raw,
+    /// QEMU.
+    Qcow2,
+    /// VMware.
+    Vmdk,
+    /// Hyper-V.
+    Vhdx,
+    /// Virtual PC and Azure, `.vhd`.
+    Vpc,
+    /// VirtualBox.
+    Vdi,
+}
+
+impl Format {
+    /// QEMU's name for it.
+    const fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+            Format::Vmdk => "vmdk",
+            Format::Vhdx => "vhdx",
+            Format::Vpc => "vpc",
+            Format::Vdi => "vdi",
+        }
+    }
+
+    /// What a file's name says.
+    fn of_name(path: &Path) -> Format {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("qcow2") => Format::Qcow2,
+            Some("vmdk") => Format::Vmdk,
+            Some("vhdx") => Format::Vhdx,
+            Some("vhd" | "vpc") => Format::Vpc,
+            Some("vdi") => Format::Vdi,
+            _ => Format::Raw,
+        }
+    }
+
+    /// What a file's first bytes claim.
+    fn of_content(head: &[u8]) -> Format {
+        let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
+        match () {
+            () if has(0, b"QFI\xfb") => Format::Qcow2,
+            () if has(0, b"KDMV") || has(0, b"COWD") || has(0, b"# Disk DescriptorFile") => Format::Vmdk,
+            () if has(0, b"vhdxfile") => Format::Vhdx,
+            () if has(0, b"conectix") => Format::Vpc,
+            () if has(0x40, &[0x7f, 0x10, 0xda, 0xbe]) => Format::Vdi,
+            () => Format::Raw,
+        }
+    }
+
+    /// The format of a source: as said, else by its name, which its content must not contradict.
+    pub(crate) fn of_source(said: Option<Format>, path: &Path) -> Result<Format> {
+        if let Some(said) = said {
+            return Ok(said);
+        }
+        let mut head = [0; 512];
+        let read = File::open(path).and_then(|file| file.read_at(&mut head, 0));
+        read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
+        let (named, found) = (Self::of_name(path), Self::of_content(&head));
+        if named == found || (named == Format::Vpc && found == Format::Raw) {
+            return Ok(named);
+        }
+        let text = format!(
+            "{} is {} by its name and {} by its content; say which with --format {} or --format {}",
+            path.display(),
+            named.name(),
+            found.name(),
+            named.name(),
+            found.name()
+        );
+        Err(Failure::usage(text))
+    }
+}
+
+/// Refuses an image that is damaged or cut short, and one that reads other files unless that is wanted.
+pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
+    let path = &whole(path)?;
+    let mut program = Command::new("qemu-img");
+    let output = run(program.args(["check", "--output=json", "-f", format.name()]).arg(path))?;
+    match output.status.code() {
+        // Well; or with clusters that nobody uses; or of a format that knows no check.
+        Some(0 | 3 | 63) => {}
+        Some(2) => {
+            let text = format!(
+                "{} is damaged or cut short: nothing was imported; `qemu-img check {0}` says more",
+                path.display()
+            );
+            return Err(Failure::new(Exit::Corrupt, text));
+        }
+        _ => return Err(told(path, &output)),
+    }
+    let mut program = Command::new("qemu-img");
+    let output = run(program.args(["info", "--output=json", "-f", format.name()]).arg(path))?;
+    if !output.status.success() {
+        return Err(told(path, &output));
+    }
+    let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let other = [&info["backing-filename"], &info["format-specific"]["data"]["data-file"]];
+    match other.into_iter().find_map(|name| name.as_str()) {
+        Some(other) if !follow_backing => {
+            let text = format!(
+                "{} is a layer over {other}: importing it reads that file too; if it may, pass \
+                 --follow-backing",
+                path.display()
+            );
+            Err(Failure::new(Exit::Refused, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes an empty image.
+pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()> {
+    let path = &whole(path)?;
+    let mut program = Command::new("qemu-img");
+    let size = size_bytes.to_string();
+    let output = run(program.args(["create", "-q", "-f", format.name()]).arg(path).arg(size))?;
+    if output.status.success() { Ok(()) } else { Err(told(path, &output)) }
+}
+
+/// A path that cannot be taken for anything else: QEMU reads `nbd:...` and the like as addresses.
+fn whole(path: &Path) -> Result<PathBuf> {
+    path.canonicalize()
+        .or_else(|_| std::path::absolute(path))
+        .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))
+}
+
+fn run(program: &mut Command) -> Result<Output> {
+    let name = program.get_program().to_string_lossy().into_owned();
+    program.stdin(Stdio::null()).output().map_err(|error| missing(&name, &error))
+}
+
+fn missing(program: &str, error: &io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::NotFound {
+        let text = format!(
+            "{program} is not installed, and images other than raw ones are read by it: install QEMU's tools \
+             (qemu-utils, qemu-img), or convert the image to raw elsewhere"
+        );
+        return Failure::new(Exit::NotFound, text);
+    }
+    Failure::io(format!("cannot run {program}"), error)
+}
+
+/// What QEMU said, as our failure.
+fn told(path: &Path, output: &Output) -> Failure {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let text = format!("QEMU cannot use {}: {}", path.display(), said.trim());
+    Failure::new(Exit::Unavailable, text)
+}
+
+/// An image served to us by `qemu-nbd`. It ends when our one connection does, also when we are killed.
+pub(crate) struct ImageServer {
+    child: Child,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl ImageServer {
+    /// Opens an image; the export is of its disk.
+    pub(crate) fn start(path: &Path, format: Format, read_only: bool) -> Result<(ImageServer, NbdEnd)> {
+        let path = whole(path)?;
+        let folder = tempfile::Builder::new().prefix("sawmill-").tempdir();
+        let folder = folder.map_err(|error| Failure::io("cannot make a temporary folder", &error))?;
+        let socket = folder.path().join("image.sock");
+        let mut program = Command::new("qemu-nbd");
+        program.arg(format!("--format={}", format.name())).arg("--socket").arg(&socket);
+        program.args(["--cache=writeback", "--discard=unmap"]);
+        if read_only {
+            program.arg("--read-only");
+        }
+        program.arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = program.spawn().map_err(|error| missing("qemu-nbd", &error))?;
+        let mut server = ImageServer { child, path, _folder: folder };
+        let end = server.connect(&format!("nbd+unix:///?socket={}", socket.display()))?;
+        let shown = server.path.display().to_string();
+        Ok((server, end.named(shown)))
+    }
+
+    /// Connects, once: the server ends with its first connection. It listens as soon as the image is open.
+    fn connect(&mut self, uri: &str) -> Result<NbdEnd> {
+        let deadline = Instant::now() + START_TIME_MAX;
+        loop {
+            match NbdEnd::try_connect(uri) {
+                Ok(end) => return Ok(end),
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                }
+                Err(error) => return Err(Failure::io("cannot connect to qemu-nbd", &error)),
+            }
+            let ended = self.child.try_wait().map_err(|error| missing("qemu-nbd", &error))?;
+            if ended.is_some() || Instant::now() > deadline {
+                return Err(self.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Why it does not serve.
+    fn said(&mut self) -> Failure {
+        // It may run still, and then says nothing more.
+        let _ = self.child.kill();
+        let mut said = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = io::Read::read_to_string(stderr, &mut said);
+        }
+        let text = format!("QEMU cannot open {}: {}", self.path.display(), said.trim());
+        Failure::new(Exit::Unavailable, text)
+    }
+
+    /// The connection is closed: waits until the image is complete.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let failed = |error: io::Error| Failure::io("cannot wait for qemu-nbd", &error);
+        let status = self.child.wait().map_err(failed)?;
+        if status.success() { Ok(()) } else { Err(self.said()) }
+    }
+}
+
+impl Drop for ImageServer {
+    fn drop(&mut self) {
+        // It ends by itself when the connection does; nobody is left to wait for that.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_and_a_content_that_disagree_are_refused_until_the_format_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        assert_eq!(Format::of_source(None, &write("a.raw", b"x")).unwrap(), Format::Raw);
+        assert_eq!(Format::of_source(None, &write("a.qcow2", b"QFI\xfb...")).unwrap(), Format::Qcow2);
+        for (name, bytes) in [("b.img", b"QFI\xfb..."), ("b.qcow2", b"zeroes.")] {
+            let path = write(name, bytes);
+            let failure = Format::of_source(None, &path).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Usage);
+            assert!(failure.to_string().contains("--format qcow2"), "{failure}");
+            assert_eq!(Format::of_source(Some(Format::Raw), &path).unwrap(), Format::Raw);
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Moving a whole disk from one end to another: import, export and copy are this with different ends.
+//!
+//! Rooms: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress` (how far it
+//! got, kept beside the journal), this file (the plan, the workers, the marks).
+//!
+//! Invariants:
+//! 1. Progress is written down only for a prefix of the disk whose every byte is durable at the target.
+//! 2. What an earlier attempt did is trusted only if both ends can tell that they are still what they were;
+//!    else it is compared, and written again where it differs.
+//! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
+//! 4. A source that changed meanwhile ends the transfer with an error, never with "done".
+
+pub(crate) mod ends;
+pub(crate) mod image;
+pub(crate) mod progress;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sawmill_device::Allocation;
+
+use crate::exit::Result;
+use crate::output::Bar;
+
+/// Bytes moved in one piece at most. No longer than a record of a volume's journal.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of a hole told to the target in one request.
+const HOLE_BYTES: u64 = 1 << 30;
+/// Bytes whose allocation is asked for at once.
+const WINDOW_BYTES: u64 = 1 << 30;
+/// Zeroes are looked for in units of this size.
+const GRAIN_BYTES: usize = 4096;
+/// Pieces on their way at once.
+const WORKERS: usize = 8;
+/// How often progress is shown and, once durable, written down.
+const MARK_EVERY: Duration = Duration::from_millis(500);
+
+/// What bytes are read from. All calls may wait.
+pub(crate) trait Source: Sync {
+    fn size_bytes(&self) -> u64;
+
+    /// The longest read.
+    fn request_bytes_max(&self) -> u64;
+
+    /// Reads exactly `length` bytes.
+    fn read(&self, address: u64, length: usize) -> Result<Vec<u8>>;
+
+    /// The first runs of the range, at least one, no longer than the range in all.
+    fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>>;
+
+    /// Fails when the source is no longer what it was when it was opened.
+    fn check_unchanged(&self) -> Result<()>;
+}
+
+/// What bytes are written to. All calls may wait.
+pub(crate) trait Target: Sync {
+    /// The longest read or write.
+    fn request_bytes_max(&self) -> u64;
+
+    fn read(&self, address: u64, length: usize) -> Result<Vec<u8>>;
+
+    fn write(&self, address: u64, bytes: Vec<u8>) -> Result<()>;
+
+    /// Makes a range read as zeroes, without moving them where that can be had.
+    fn zero(&self, address: u64, length: u64) -> Result<()>;
+
+    /// A mark that covers everything completed so far; what it covers becomes durable in time.
+    fn mark(&self) -> Result<u64>;
+
+    /// Whether everything that the mark covers is durable.
+    fn is_durable(&self, mark: u64) -> Result<bool>;
+}
+
+/// What a transfer begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// Everything before is in place, by an earlier attempt: it is passed over.
+    pub(crate) from: u64,
+    /// Everything between `from` and here may be in place: what is the same is not written again.
+    pub(crate) compare_below: u64,
+    /// Beyond `compare_below` the target reads as zeroes where it has not been written.
+    pub(crate) blank: bool,
+}
+
+/// What a transfer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Moved {
+    /// Bytes of the disk, holes included.
+    pub(crate) size_bytes: u64,
+    /// Bytes passed over because an earlier attempt had done them.
+    pub(crate) resumed_bytes: u64,
+    /// Bytes read from the source in this attempt.
+    pub(crate) read_bytes: u64,
+    /// Bytes written to the target in this attempt: neither holes nor zeroes.
+    pub(crate) written_bytes: u64,
+}
+
+/// One piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    address: u64,
+    length: u64,
+    data: bool,
+}
+
+/// What is still to be handed out, and what is on its way.
+struct Plan<'a> {
+    source: &'a dyn Source,
+    at: u64,
+    piece_bytes: u64,
+    runs: VecDeque<Allocation>,
+    on_their_way: BTreeSet<u64>,
+}
+
+impl Plan<'_> {
+    fn next(&mut self) -> Result<Option<Piece>> {
+        let size = self.source.size_bytes();
+        if self.at >= size {
+            return Ok(None);
+        }
+        if self.runs.is_empty() {
+            let window = WINDOW_BYTES.min(size - self.at);
+            self.runs.extend(self.source.allocation(self.at, window)?);
+        }
+        let Some(run) = self.runs.front_mut() else { return Ok(None) };
+        let most = if run.data { self.piece_bytes } else { HOLE_BYTES };
+        // Pieces end where pieces of the whole disk would, so that requests are aligned.
+        let length = run.length.min(most - self.at % most);
+        let piece = Piece { address: self.at, length, data: run.data };
+        run.length -= length;
+        if run.length == 0 {
+            self.runs.pop_front();
+        }
+        self.at += length;
+        self.on_their_way.insert(piece.address);
+        Ok(Some(piece))
+    }
+
+    /// Everything before this is in place.
+    fn done_through(&self) -> u64 {
+        self.on_their_way.first().copied().unwrap_or(self.at)
+    }
+}
+
+/// A transfer under way: what the workers share.
+struct Transfer<'a> {
+    source: &'a dyn Source,
+    target: &'a dyn Target,
+    start: Start,
+    plan: Mutex<Plan<'a>>,
+    stop: AtomicBool,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+/// Moves everything from `source` to `target`. `keep` writes down that everything before an address is in
+/// place and durable. When this returns, all is written and covered by a next [`Target::mark`].
+pub(crate) fn transfer(
+    source: &dyn Source,
+    target: &dyn Target,
+    start: Start,
+    bar: &mut Bar,
+    keep: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<Moved> {
+    let size_bytes = source.size_bytes();
+    let piece_bytes = PIECE_BYTES.min(source.request_bytes_max()).min(target.request_bytes_max());
+    let transfer = Transfer {
+        source,
+        target,
+        start,
+        plan: Mutex::new(Plan {
+            source,
+            at: start.from,
+            piece_bytes: piece_bytes.max(GRAIN_BYTES as u64),
+            runs: VecDeque::new(),
+            on_their_way: BTreeSet::new(),
+        }),
+        stop: AtomicBool::new(false),
+        read_bytes: AtomicU64::new(0),
+        written_bytes: AtomicU64::new(0),
+    };
+    std::thread::scope(|scope| {
+        let (tell, hear) = channel();
+        for _ in 0..WORKERS {
+            let (tell, transfer) = (tell.clone(), &transfer);
+            scope.spawn(move || transfer.work(&tell));
+        }
+        drop(tell);
+        let mut marks = Marks { begun: None, kept: start.from };
+        let outcome = loop {
+            match hear.recv_timeout(MARK_EVERY) {
+                Err(RecvTimeoutError::Timeout) => {
+                    let done = transfer.plan().done_through();
+                    bar.show(done, size_bytes);
+                    if let Err(failure) = marks.advance(&transfer, done, keep) {
+                        break Err(failure);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => break Ok(()),
+                Ok(failure) => break Err(failure),
+            }
+        };
+        transfer.stop.store(true, Ordering::Release);
+        outcome
+    })?;
+    source.check_unchanged()?;
+    bar.show(size_bytes, size_bytes);
+    Ok(Moved {
+        size_bytes,
+        resumed_bytes: start.from,
+        read_bytes: transfer.read_bytes.into_inner(),
+        written_bytes: transfer.written_bytes.into_inner(),
+    })
+}
+
+/// The mark under way: what becomes progress once it is durable.
+struct Marks {
+    begun: Option<(u64, u64)>,
+    kept: u64,
+}
+
+impl Marks {
+    fn advance(
+        &mut self,
+        transfer: &Transfer<'_>,
+        done: u64,
+        keep: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        if let Some((through, mark)) = self.begun {
+            if !transfer.target.is_durable(mark)? {
+                return Ok(());
+            }
+            transfer.source.check_unchanged()?;
+            keep(through)?;
+            (self.begun, self.kept) = (None, through);
+        }
+        if done > self.kept {
+            self.begun = Some((done, transfer.target.mark()?));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Transfer<'a> {
+    fn plan(&self) -> std::sync::MutexGuard<'_, Plan<'a>> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes pieces until there are none, or somebody failed.
+    fn work(&self, tell: &Sender<crate::exit::Failure>) {
+        while !self.stop.load(Ordering::Acquire) {
+            let next = self.plan().next();
+            let moved = match next {
+                Ok(None) => return,
+                Ok(Some(piece)) => self.move_piece(piece).map(|()| {
+                    self.plan().on_their_way.remove(&piece.address);
+                }),
+                Err(failure) => Err(failure),
+            };
+            if let Err(failure) = moved {
+                self.stop.store(true, Ordering::Release);
+                // Who hears a first failure listens no longer.
+                let _ = tell.send(failure);
+                return;
+            }
+        }
+    }
+
+    fn move_piece(&self, piece: Piece) -> Result<()> {
+        let Piece { address, length, data } = piece;
+        let blank = self.start.blank && address >= self.start.compare_below;
+        if !data {
+            return if blank { Ok(()) } else { self.target.zero(address, length) };
+        }
+        let bytes = self.source.read(address, length as usize)?;
+        self.read_bytes.fetch_add(length, Ordering::Relaxed);
+        if address < self.start.compare_below && self.target.read(address, length as usize)? == bytes {
+            return Ok(());
+        }
+        for (start, end, is_zero) in runs_of(&bytes) {
+            let at = address + start as u64;
+            if !is_zero {
+                self.written_bytes.fetch_add((end - start) as u64, Ordering::Relaxed);
+                self.target.write(at, bytes[start..end].to_vec())?;
+            } else if !blank {
+                self.target.zero(at, (end - start) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cuts bytes into runs of zeroes and of others, in whole grains: (start, end, is zero).
+fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
+    const ZEROES: [u8; GRAIN_BYTES] = [0; GRAIN_BYTES];
+    let mut runs: Vec<(usize, usize, bool)> = Vec::new();
+    let mut at = 0;
+    for grain in bytes.chunks(GRAIN_BYTES) {
+        let is_zero = *grain == ZEROES[..grain.len()];
+        let end = at + grain.len();
+        match runs.last_mut() {
+            Some((_, last, zero)) if *zero == is_zero => *last = end,
+            _ => runs.push((at, end, is_zero)),
+        }
+        at = end;
+    }
+    runs
+}
+
+/// Waits until everything written so far is durable.
+pub(crate) fn settle(target: &dyn Target) -> Result<()> {
+    let mark = target.mark()?;
+    let (_tell, never) = channel::<()>();
+    let began = Instant::now();
+    while !target.is_durable(mark)? {
+        // Nobody tells: the pace at which it is asked.
+        let pause = if began.elapsed() < MARK_EVERY { 5 } else { 50 };
+        let _ = never.recv_timeout(Duration::from_millis(pause));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
