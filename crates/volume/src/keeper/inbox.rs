@@ -223,7 +223,7 @@ impl Inbox {
     pub(crate) fn order_gc(&self, order: GcOrder) {
         if self.gc_ordered.swap(true, Ordering::AcqRel) {
             let text = "garbage is being collected by hand already: wait for that to end";
-            return (order.tell)(Err(Error::new(crate::ErrorKind::Exists, text)));
+            return (order.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
         }
         *self.gc_order.lock() = Some(order);
         self.wake.ring();
