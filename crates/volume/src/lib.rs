@@ -18,6 +18,7 @@ mod disk;
 mod driver;
 mod fetch;
 mod flush;
+mod geometry;
 pub mod inspect;
 mod journal;
 mod keeper;
@@ -44,7 +45,7 @@ mod write;
 
 pub use cache::ReadCache;
 pub use disk::{Disk, Disks, Lock, RealDisks, Seen, open_cache};
-pub use names::{Deleted, Listed, create, create_in, delete, find, list};
+pub use names::{Deleted, Listed, create, create_in, delete, find, list, rename};
 pub use options::{CreateOptions, FlushMode, OpenOptions};
 pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};

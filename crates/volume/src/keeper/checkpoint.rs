@@ -74,7 +74,7 @@ impl Keeper {
         }
     }
 
-    fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
+    pub(super) fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
         let shared = self.shared.clone();
         let view = shared.view();
         let number = self.checkpoint_number + 1;
@@ -118,7 +118,7 @@ impl Keeper {
             next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
             position: self.stored_position,
             wall_unix_ms: shared.world.unix_ms(),
-            size_bytes: shared.record.size_bytes,
+            size_bytes: self.size_bytes,
             clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
@@ -271,6 +271,7 @@ impl Keeper {
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
+        self.finish_resize();
         let doomed = if shared.readers.passed(writing.generation) { writing.deletable } else { Vec::new() };
         let keep = [previous, writing.root.number];
         let named = writing.root.parts.iter().chain(&self.checkpoint_parts);

@@ -10,7 +10,7 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
-//! delete).
+//! delete), `resize` (another size, in a checkpoint).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -28,9 +28,10 @@ use crate::write;
 
 mod checkpoint;
 mod inbox;
+mod resize;
 mod upload;
 
-pub(crate) use inbox::{Event, Inbox};
+pub(crate) use inbox::{Event, Inbox, Resize};
 pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
@@ -54,6 +55,8 @@ pub(crate) struct KeeperStart {
     /// The checkpoint that was read.
     pub(crate) loaded_number: u64,
     pub(crate) checkpoint_parts: Vec<PartEntry>,
+    /// Size of the disk.
+    pub(crate) size_bytes: u64,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -88,6 +91,10 @@ pub(crate) struct Keeper {
     own_puts: HashSet<PutId>,
     /// Parts of the newest durable checkpoint, by group.
     checkpoint_parts: Vec<PartEntry>,
+    /// Size of the disk, as the next checkpoint says it.
+    size_bytes: u64,
+    /// The resize that the checkpoint being written carries.
+    resizing: Option<Resize>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
@@ -120,6 +127,8 @@ impl Keeper {
             loaded_number: start.loaded_number,
             own_puts: HashSet::new(),
             checkpoint_parts: start.checkpoint_parts,
+            size_bytes: start.size_bytes,
+            resizing: None,
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
@@ -147,6 +156,7 @@ impl Keeper {
         self.repeat_failed(now);
         self.seal(now);
         self.advance_over_padding();
+        self.begin_resize();
         self.keep_checkpoints(now);
         self.finish_closing();
         self.shared.inbox.tell_stored();
