@@ -93,6 +93,13 @@ pub(crate) fn wait(
     })
 }
 
+/// Gives a volume another size through the process that serves it for writing. `false`: nobody does, here.
+pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
+    let target = format!("/resize?size_bytes={size_bytes}");
+    // It is durable in the store when the answer comes, and stores take their time.
+    Ok(exchange(&volume_folder.join(WRITER_SOCKET), "POST", &target, None)?.is_some())
+}
+
 /// The control sockets in a volume's folder, the writer's first.
 fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(volume_folder) else { return Vec::new() };
@@ -106,6 +113,16 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
 
 /// One GET over a Unix socket. `None`: nobody listens.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+    exchange(socket, "GET", target, patience)
+}
+
+/// One request over a Unix socket. `None`: nobody listens.
+fn exchange(
+    socket: &Path,
+    method: &str,
+    target: &str,
+    patience: Option<Duration>,
+) -> Result<Option<Vec<u8>>> {
     let mut stream = match UnixStream::connect(socket) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -126,7 +143,7 @@ fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option
     };
     stream.set_read_timeout(patience).map_err(silent)?;
     stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
-    let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(silent)?;

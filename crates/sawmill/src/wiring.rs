@@ -287,12 +287,17 @@ fn start_admin(
         doors.push(Door::Control { path: socket, volume: served.name().to_owned() });
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
-    let (told, waited) = (Arc::downgrade(serving), Arc::downgrade(serving));
+    let (told, waited, resized) = (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
+    let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
     let subject = Subject {
         status: Box::new(move |only| told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()),
         wait: Box::new(move |name, safety, timeout| match waited.upgrade() {
             Some(serving) => serving.wait(name, safety, timeout),
-            None => Err(Failure::new(Exit::Unavailable, "the process is about to end")),
+            None => Err(ending()),
+        }),
+        resize: Box::new(move |name, size_bytes| match resized.upgrade() {
+            Some(serving) => serving.resize(name, size_bytes),
+            None => Err(ending()),
         }),
     };
     Admin::start(subject, doors)
@@ -352,10 +357,28 @@ impl Serving {
 
     /// Waits until everything that a volume has accepted is as safe as asked.
     pub(crate) fn wait(&self, name: &str, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
-        let served = self.volumes.iter().find(|served| served.name() == name).ok_or_else(|| {
+        self.served(name)?.volume.wait(safety, timeout).map_err(Failure::from)
+    }
+
+    /// Grows a volume under its users. Clients that connect from now on see the new size.
+    pub(crate) fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let volume = &self.served(name)?.volume;
+        let current = volume.status().size_bytes;
+        if size_bytes < current {
+            let text = format!(
+                "volume {name} has {current} bytes and is served: a disk does not shrink under its users; \
+                 stop serving it first"
+            );
+            return Err(Failure::new(Exit::InUse, text));
+        }
+        volume.resize(size_bytes).map_err(Failure::from)
+    }
+
+    fn served(&self, name: &str) -> Result<&Served> {
+        let served = self.volumes.iter().find(|served| served.name() == name);
+        served.ok_or_else(|| {
             Failure::new(Exit::NotFound, format!("volume {name} is not served by this process"))
-        })?;
-        served.volume.wait(safety, timeout).map_err(Failure::from)
+        })
     }
 
     /// Stops all volumes at once. What was accepted is in their journals.

@@ -6,8 +6,9 @@
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
+//! | `POST /resize?size_bytes=N`, on a control socket alone | `{"size_bytes": N}` once that is durable |
 //!
-//! Invariants: it reads and never changes anything; it runs on one thread of its own, so that no request of
+//! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no request of
 //! it can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere
 //! can read it through a browser.
 //!
@@ -54,12 +55,16 @@ pub(crate) struct Subject {
     pub(crate) status: Box<Tell>,
     /// Waits for a volume; blocks.
     pub(crate) wait: Box<Wait>,
+    /// Gives a volume another size; blocks.
+    pub(crate) resize: Box<Resize>,
 }
 
 /// See [`Subject::status`].
 type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 /// See [`Subject::wait`].
 type Wait = dyn Fn(&str, Safety, Option<Duration>) -> Result<bool> + Send + Sync;
+/// See [`Subject::resize`].
+type Resize = dyn Fn(&str, u64) -> Result<()> + Send + Sync;
 
 /// Where to listen.
 pub(crate) enum Door {
@@ -245,6 +250,9 @@ async fn answer(
     if only.is_none() && !names_this_machine(request) {
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
     }
+    if let (&Method::POST, "/resize", Some(volume)) = (request.method(), request.uri().path(), only) {
+        return resize(request.uri().query().unwrap_or_default(), shared, volume).await;
+    }
     if request.method() != Method::GET {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is understood"));
     }
@@ -281,6 +289,30 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
+    blocking(shared, move |subject| {
+        let reached = (subject.wait)(&volume, safety, timeout)?;
+        Ok(format!("{{\"reached\":{reached}}}"))
+    })
+    .await
+}
+
+async fn resize(query: &str, shared: &Arc<Shared>, volume: &str) -> Response<Full<Bytes>> {
+    let Some(size_bytes) = query.strip_prefix("size_bytes=").and_then(|text| text.parse().ok()) else {
+        return refuse(StatusCode::BAD_REQUEST, &Failure::usage("say size_bytes=N"));
+    };
+    let volume = volume.to_owned();
+    blocking(shared, move |subject| {
+        (subject.resize)(&volume, size_bytes)?;
+        Ok(format!("{{\"size_bytes\":{size_bytes}}}"))
+    })
+    .await
+}
+
+/// Answers with what takes long to find out, on a thread for it.
+async fn blocking(
+    shared: &Arc<Shared>,
+    ask: impl FnOnce(&Subject) -> Result<String> + Send + 'static,
+) -> Response<Full<Bytes>> {
     if shared.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_MAX {
         shared.waits.fetch_sub(1, Ordering::Relaxed);
         let failure =
@@ -289,13 +321,13 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     }
     let waiting = Arc::clone(shared);
     let outcome = tokio::task::spawn_blocking(move || {
-        let outcome = (waiting.subject.wait)(&volume, safety, timeout);
+        let outcome = ask(&waiting.subject);
         waiting.waits.fetch_sub(1, Ordering::Relaxed);
         outcome
     })
     .await;
     match outcome {
-        Ok(Ok(reached)) => reply("application/json", format!("{{\"reached\":{reached}}}")),
+        Ok(Ok(body)) => reply("application/json", body),
         Ok(Err(failure)) => refuse(StatusCode::CONFLICT, &failure),
         Err(error) => {
             let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));

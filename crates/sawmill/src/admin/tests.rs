@@ -26,6 +26,10 @@ fn subject() -> Subject {
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
         }),
+        resize: Box::new(|name, size_bytes| match size_bytes {
+            0 => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
+            _ => Ok(()),
+        }),
     }
 }
 
@@ -72,6 +76,21 @@ fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
     let failure = wait("stored", None).unwrap_err();
     assert_eq!(failure.exit(), Exit::Fenced);
     assert!(failure.to_string().contains("oak: fenced by epoch 7"), "{failure}");
+}
+
+#[test]
+fn only_a_control_socket_resizes() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(!control::resize(folder.path(), 4096).unwrap(), "nobody serves it");
+    let admin = start(folder.path());
+    assert!(control::resize(folder.path(), 4096).unwrap());
+    let failure = control::resize(folder.path(), 0).unwrap_err();
+    assert!(failure.exit() == Exit::Usage && failure.to_string().contains("oak"), "{failure}");
+    for head in ["POST /resize?size_bytes=1", "POST /resize?size_bytes=1&volume=oak"] {
+        let head = format!("{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+        assert_eq!(request(&admin, &head).0, 405);
+    }
+    assert_eq!(get(&admin, "/resize?size_bytes=1").0, 404);
 }
 
 #[test]
