@@ -114,6 +114,13 @@ pub(crate) fn order<T: serde::de::DeserializeOwned>(
     })
 }
 
+/// Gives a volume another size through the process that serves it for writing. `false`: nobody does, here.
+pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
+    let target = format!("/resize?size_bytes={size_bytes}");
+    // It is durable in the store when the answer comes, and stores take their time.
+    Ok(request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?.is_some())
+}
+
 /// The control sockets in a volume's folder, the writer's first.
 fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(volume_folder) else { return Vec::new() };

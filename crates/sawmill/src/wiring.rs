@@ -363,6 +363,20 @@ impl Serving {
         self.served(name)?.volume.wait(safety, timeout).map_err(Failure::from)
     }
 
+    /// Grows a volume under its users. Clients that connect from now on see the new size.
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let volume = &self.served(name)?.volume;
+        let current = volume.status().size_bytes;
+        if size_bytes < current {
+            let text = format!(
+                "volume {name} has {current} bytes and is served: a disk does not shrink under its users; \
+                 stop serving it first"
+            );
+            return Err(Failure::new(Exit::InUse, text));
+        }
+        volume.resize(size_bytes).map_err(Failure::from)
+    }
+
     fn served(&self, name: &str) -> Result<&Served> {
         let served = self.volumes.iter().find(|served| served.name() == name);
         served.ok_or_else(|| {
@@ -374,6 +388,10 @@ impl Serving {
     fn carry_out(&self, name: &str, order: Order) -> Result<serde_json::Value> {
         let volume = &self.served(name)?.volume;
         match order {
+            Order::Resize { size_bytes } => {
+                self.resize(name, size_bytes)?;
+                Ok(serde_json::json!({ "size_bytes": size_bytes }))
+            }
             Order::CollectGarbage { threshold } => {
                 let report = volume.collect_garbage(threshold)?;
                 let (moved_bytes, moved_segments) = (report.moved_bytes, report.moved_segments);

@@ -13,6 +13,8 @@ use crate::exit::{Failure, Result};
 pub(crate) enum Order {
     /// `POST /gc?threshold=0.3`: collect garbage.
     CollectGarbage { threshold: f64 },
+    /// `POST /resize?size_bytes=N`: take another size; answered once that is durable.
+    Resize { size_bytes: u64 },
 }
 
 /// The answer to [`Order::CollectGarbage`].
@@ -27,6 +29,7 @@ impl Order {
     pub(crate) fn parse(path: &str, query: &str) -> Option<Result<Order>> {
         match path {
             "/gc" => Some(Self::parse_gc(query)),
+            "/resize" => Some(Self::parse_resize(query)),
             _ => None,
         }
     }
@@ -36,6 +39,13 @@ impl Order {
         let threshold = threshold
             .ok_or_else(|| Failure::usage(format!("'{query}' is not understood; say threshold=0.3")))?;
         Ok(Order::CollectGarbage { threshold })
+    }
+
+    fn parse_resize(query: &str) -> Result<Order> {
+        let size_bytes = query.strip_prefix("size_bytes=").and_then(|text| text.parse().ok());
+        let size_bytes = size_bytes
+            .ok_or_else(|| Failure::usage(format!("'{query}' is not understood; say size_bytes=N")))?;
+        Ok(Order::Resize { size_bytes })
     }
 }
 

@@ -15,6 +15,8 @@ mod import;
 mod info;
 mod inspect;
 mod list;
+mod rename;
+mod resize;
 mod serve;
 mod verify_crash;
 mod wait;
@@ -73,6 +75,8 @@ enum Command {
     Import(import::Arguments),
     Export(export::Arguments),
     Copy(copy::Arguments),
+    Rename(rename::Arguments),
+    Resize(resize::Arguments),
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
@@ -108,6 +112,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),
         Command::Copy(arguments) => copy::run(&context, &arguments),
+        Command::Rename(arguments) => rename::run(&context, &arguments),
+        Command::Resize(arguments) => resize::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
