@@ -79,6 +79,8 @@ pub enum SegmentRole {
     Data = 1,
     /// The first segment of an epoch; shuts older epochs out.
     Fence = 2,
+    /// What somebody ordered at this place of the log; its data is a [`crate::kept::Order`].
+    Order = 4,
 }
 
 /// What an extent does to its addresses.
@@ -311,6 +313,7 @@ impl SegmentHeader {
             role: match at::ROLE.u8(bytes) {
                 1 => SegmentRole::Data,
                 2 => SegmentRole::Fence,
+                4 => SegmentRole::Order,
                 _ => return Err(FormatError::Field { what: WHAT, field: "role", why: "no such role" }),
             },
             frame_bytes: at::FRAME_BYTES.u32(bytes),

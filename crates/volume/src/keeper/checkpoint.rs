@@ -8,12 +8,12 @@
 //! Deletes: a dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
 //! checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
+    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, kept_prefix,
+    parse_checkpoint_key, parse_kept_key,
 };
 use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{
@@ -22,6 +22,7 @@ use sawmill_format::map_part::{
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, Get, List, Put, PutOutcome};
 
+use super::past::{NamedParts, Roots, is_copy};
 use super::{Event, Keeper};
 use crate::map::GROUP_BYTES;
 use crate::shared::add;
@@ -33,11 +34,17 @@ const REPEAT_AFTER: Duration = Duration::from_millis(500);
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// An object of a checkpoint on its way.
-struct Outgoing {
+pub(super) struct Outgoing {
     key: String,
     body: Bytes,
     stored: bool,
     repeat_at: Option<Duration>,
+}
+
+impl Outgoing {
+    pub(super) fn new(key: String, body: Vec<u8>) -> Self {
+        Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
+    }
 }
 
 /// A checkpoint being written: all parts, then the root as the last object.
@@ -49,6 +56,8 @@ pub(super) struct Writing {
     /// Looks at what is in the root's way that made no sense.
     odd_looks: u32,
     deletable: Vec<u32>,
+    /// Older checkpoints that get a copy of their own with this one.
+    copies: Vec<u64>,
     /// Reads that may have looked up a deletable segment are of this generation or before.
     generation: u64,
 }
@@ -80,7 +89,7 @@ impl Keeper {
         let number = self.checkpoint_number + 1;
         let put_id = PutId(shared.world.random()?);
         let mut objects = Vec::new();
-        let mut parts = self.checkpoint_parts.clone();
+        let mut parts = self.newest_root.parts.clone();
         for group in view.map.dirty_groups() {
             let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
             view.map.mark_clean(group);
@@ -108,7 +117,8 @@ impl Keeper {
             });
         }
         parts.sort_by_key(|part| part.group);
-        let (segments, deletable) = view.segments.freeze(number);
+        let copies = self.copy_roots(&view, &mut objects);
+        let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
             volume_id: shared.record.volume_id,
             put_id,
@@ -124,13 +134,14 @@ impl Keeper {
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
             segments,
             parts,
+            kept,
         };
         self.log_bytes = 0;
         let generation = shared.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         self.writing =
-            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, generation });
+            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation });
         for object in 0..parts_left {
             self.put_object(object);
         }
@@ -175,7 +186,8 @@ impl Keeper {
         let is_root = writing.root_sent && object + 1 == writing.objects.len();
         let Some(outgoing) = writing.objects.get_mut(object) else { return };
         match outcome {
-            Ok(PutOutcome::Created) if !outgoing.stored => {
+            // A copy of a checkpoint has the same bytes whoever made it.
+            Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
                 self.shared.state.store_answered();
@@ -186,9 +198,9 @@ impl Keeper {
                     self.send_root_if_ready();
                 }
             }
-            Ok(PutOutcome::Created) => {}
-            Ok(PutOutcome::Taken) if is_root => self.ask_for_rival(),
-            Ok(PutOutcome::Taken) => {
+            Ok(_) if outgoing.stored => {}
+            Ok(_) if is_root => self.ask_for_rival(),
+            Ok(_) => {
                 let text = format!("{} exists although its name is random", outgoing.key);
                 self.shared.fail(Error::new(ErrorKind::Internal, text));
             }
@@ -273,17 +285,22 @@ impl Keeper {
         self.clean_checkpoint = writing.root.clean;
         let doomed = if shared.readers.passed(writing.generation) { writing.deletable } else { Vec::new() };
         let keep = [previous, writing.root.number];
-        let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
-        let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
-        self.checkpoint_parts = writing.root.parts;
-        self.list_old_checkpoints(keep, named, doomed);
+        let named = self.named_parts(&writing.root);
+        let roots = Roots::of(&writing.root, &self.newest_root, &mut self.had_copies);
+        self.take_over(writing.root, &writing.copies);
+        self.list_old_checkpoints(keep, named, roots, doomed);
     }
 
-    fn delete_segments(&self, sequences: Vec<u32>) {
+    pub(super) fn delete_segments(&self, sequences: Vec<u32>) {
         let volume_id = self.shared.record.volume_id;
-        let keys = sequences.iter().map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect();
+        // What belongs to an ancestor is only forgotten.
+        let own = sequences.iter().filter(|one| self.shared.lineage.ancestor(u64::from(**one)).is_none());
+        let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = self.shared.clone();
         let tell = move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { sequences, outcome });
+        if keys.is_empty() {
+            return tell(Ok(()));
+        }
         self.shared.store.delete(keys, Class::Background, Box::new(tell));
     }
 
@@ -297,7 +314,8 @@ impl Keeper {
         let view = self.shared.view();
         for sequence in sequences {
             view.segments.remove(*sequence);
-            if let Some((cache, owner)) = &self.shared.cache {
+            let own = self.shared.lineage.ancestor(u64::from(*sequence)).is_none();
+            if let Some((cache, owner, _)) = self.shared.cache.as_ref().filter(|_| own) {
                 cache.forget_segment(*owner, *sequence);
             }
         }
@@ -306,7 +324,7 @@ impl Keeper {
 
     /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such
     /// roots have gone: a list that lags must never lead back to a root that misses a segment.
-    fn list_old_checkpoints(&mut self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>, doomed: Vec<u32>) {
+    fn list_old_checkpoints(&mut self, keep: [u64; 2], named: NamedParts, roots: Roots, doomed: Vec<u32>) {
         let volume_id = self.shared.record.volume_id;
         let [previous, _] = keep;
         let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
@@ -318,9 +336,7 @@ impl Keeper {
                 // Only what this attachment knows about: it may be a stale one, and the parts those of its
                 // successor.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
-                known
-                    && part.volume_id == volume_id
-                    && !named.contains(&(part.group, part.number, part.put_id))
+                known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
             })
         };
         // The list may not show the youngest of the old roots yet.
@@ -328,10 +344,22 @@ impl Keeper {
         let heard = |keys: Vec<String>| Event::RootsListed { keys, doomed };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
         self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
+        if roots.to_look_for {
+            let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
+            let is_unneeded = move |key: &str| {
+                parse_kept_key(key).is_some_and(|(id, number, put_id)| {
+                    let known = number <= loaded || own_puts.contains(&put_id);
+                    known && id == volume_id && !roots.kept.contains(&(number, put_id))
+                })
+            };
+            let heard = |keys| Event::PartsListed { keys };
+            self.list(kept_prefix(volume_id), None, is_unneeded, heard);
+        }
+        self.list_releases();
     }
 
     /// Lists what is old below `prefix`. A failed listing only leaves it for the next checkpoint to find.
-    fn list(
+    pub(super) fn list(
         &mut self,
         prefix: String,
         known: Option<String>,
@@ -367,7 +395,7 @@ impl Keeper {
         if doomed.is_empty() {
             self.cleaning -= 1;
         } else {
-            self.delete_segments(doomed);
+            self.ask_for_pins(doomed);
         }
     }
 

@@ -10,13 +10,14 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
-//! delete).
+//! delete), `past` (what of
+//! the past a checkpoint carries and a delete spares), `pins` (what clones need, looked up before a delete), `orders` (snapshots, retention, rollback).
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_format::checkpoint::PartEntry;
+use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
@@ -28,9 +29,13 @@ use crate::write;
 
 mod checkpoint;
 mod inbox;
+mod orders;
+mod past;
+mod pins;
 mod upload;
 
 pub(crate) use inbox::{Event, Inbox};
+pub(crate) use orders::Ordered;
 pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
@@ -52,8 +57,7 @@ pub(crate) struct KeeperStart {
     /// The highest checkpoint number in use.
     pub(crate) checkpoint_number: u64,
     /// The checkpoint that was read.
-    pub(crate) loaded_number: u64,
-    pub(crate) checkpoint_parts: Vec<PartEntry>,
+    pub(crate) loaded: Checkpoint,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -86,8 +90,17 @@ pub(crate) struct Keeper {
     /// The checkpoint this attachment began from, and the puts of its own.
     loaded_number: u64,
     own_puts: HashSet<PutId>,
-    /// Parts of the newest durable checkpoint, by group.
-    checkpoint_parts: Vec<PartEntry>,
+    /// The newest durable checkpoint.
+    newest_root: Checkpoint,
+    /// Checkpoints that cuts begin from and that have no copy of their own yet.
+    uncopied: Vec<Checkpoint>,
+    /// There were copies of checkpoints when they were last looked for.
+    had_copies: bool,
+    /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
+    cut_parts: BTreeMap<u64, Vec<PartEntry>>,
+    /// Orders in turn, and the one whose segment is on its way.
+    orders: VecDeque<Ordered>,
+    ordered: Option<Ordered>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
@@ -116,10 +129,15 @@ impl Keeper {
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
             checkpoint_number: start.checkpoint_number,
-            readable_number: start.loaded_number,
-            loaded_number: start.loaded_number,
+            readable_number: start.loaded.number,
+            loaded_number: start.loaded.number,
             own_puts: HashSet::new(),
-            checkpoint_parts: start.checkpoint_parts,
+            had_copies: !start.loaded.kept.is_empty(),
+            newest_root: start.loaded,
+            uncopied: Vec::new(),
+            cut_parts: BTreeMap::new(),
+            orders: VecDeque::new(),
+            ordered: None,
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
@@ -140,12 +158,15 @@ impl Keeper {
         }
         if self.shared.state.is_dead() {
             self.closed = true;
+            self.refuse_orders();
             self.shared.inbox.set_closed();
             return None;
         }
         self.apply_stored();
         self.repeat_failed(now);
+        self.take_orders();
         self.seal(now);
+        self.carry_out_orders();
         self.advance_over_padding();
         self.keep_checkpoints(now);
         self.finish_closing();
@@ -178,6 +199,8 @@ impl Keeper {
             Event::RootsDeleted { doomed } => self.hear_roots_deleted(doomed),
             Event::PartsListed { keys } => self.hear_parts_listed(keys),
             Event::CleanedUp => self.cleaning -= 1,
+            Event::PinAsked { doomed, slot, outcome } => self.hear_pin(doomed, slot, outcome),
+            Event::ReleasesListed { slots } => self.hear_releases(&slots),
             Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome),
         }
     }
@@ -207,7 +230,10 @@ impl Keeper {
             return false;
         }
         journal.ring.close();
-        self.pending.is_empty() && self.uploads.is_empty() && self.received_end == journal.ring.next()
+        self.pending.is_empty()
+            && self.uploads.is_empty()
+            && self.orders.is_empty()
+            && self.received_end == journal.ring.next()
     }
 
     fn finish_closing(&mut self) {

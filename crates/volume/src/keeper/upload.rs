@@ -11,6 +11,7 @@ use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
 use super::{Event, Keeper, is_padding};
 use crate::record::Record;
+use crate::recovery::roll_forward::live_bytes_of;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
 use crate::segment::table::SegmentInfo;
@@ -108,7 +109,14 @@ impl Keeper {
             return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
         };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
-        let header = SegmentHeader {
+        let header = SegmentHeader { position_end, ..self.next_header(SegmentRole::Data)? };
+        builder::build(records, journal, &self.buffers, header)
+    }
+
+    /// The header of the next segment, empty, ending where the last one did.
+    pub(super) fn next_header(&self, role: SegmentRole) -> crate::Result<SegmentHeader> {
+        let shared = &self.shared;
+        Ok(SegmentHeader {
             volume_id: shared.record.volume_id,
             put_id: PutId(shared.world.random()?),
             sequence: self.next_sequence,
@@ -117,19 +125,18 @@ impl Keeper {
             stored_through: self.stored_sequence,
             checkpoint_number: self.checkpoint_number,
             position_start: self.sealed_position,
-            position_end,
+            position_end: self.sealed_position,
             wall_unix_ms: shared.world.unix_ms(),
             next_sequence: self.next_sequence + 1,
-            role: SegmentRole::Data,
+            role,
             frame_bytes: shared.record.frame_bytes,
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
-        };
-        builder::build(records, journal, &self.buffers, header)
+        })
     }
 
-    fn send(&mut self, built: Built, records: Vec<Arc<Record>>) {
+    pub(super) fn send(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
         self.next_sequence += 1;
@@ -221,7 +228,7 @@ impl Keeper {
             epoch: header.epoch,
             header_bytes: upload.header_bytes,
             data_bytes: header.data_bytes,
-            live_bytes: header.data_bytes,
+            live_bytes: live_bytes_of(header),
             object_bytes: upload.object_bytes,
             wall_unix_ms: header.wall_unix_ms,
             dead_since: 0,
@@ -241,6 +248,9 @@ impl Keeper {
         journal.set_stored(header.sequence, header.position_end, counted);
         add(&shared.tally.segments_stored, 1);
         add(&shared.tally.segment_bytes_stored, upload.object_bytes);
+        if upload.header.role == SegmentRole::Order {
+            self.finish_order(&upload.header);
+        }
     }
 }
 

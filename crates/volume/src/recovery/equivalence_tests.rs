@@ -139,7 +139,7 @@ impl World {
             parts.push(PartEntry { group, number, put_id, bytes: length, extents, crc });
             self.put(&part_key(&identity), bytes);
         }
-        let (segments, _) = state.view.segments.freeze(number);
+        let (segments, _) = state.view.segments.freeze(number, &|_, _| false);
         let root = Checkpoint {
             volume_id,
             put_id,

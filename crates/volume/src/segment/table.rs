@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
+use sawmill_format::kept::DeadEntry;
 
 /// What is known of one stored segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +84,13 @@ impl SegmentTable {
     }
 
     /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all
-    /// segments for it; the second list holds those that an earlier checkpoint had already found dead.
-    pub(crate) fn freeze(&self, number: u64) -> (Vec<SegmentEntry>, Vec<u32>) {
+    /// segments for it; the second list holds those that an earlier checkpoint had already found dead and
+    /// that nobody `needs`, asked with the sequence and the checkpoint that found it dead.
+    pub(crate) fn freeze(
+        &self,
+        number: u64,
+        needs: &dyn Fn(u32, u64) -> bool,
+    ) -> (Vec<SegmentEntry>, Vec<u32>) {
         let mut inner = self.inner.write();
         let mut deletable = Vec::new();
         let mut entries = Vec::with_capacity(inner.by_sequence.len());
@@ -92,7 +98,7 @@ impl SegmentTable {
             if info.live_bytes == 0 {
                 if info.dead_since == 0 {
                     info.dead_since = number;
-                } else {
+                } else if !needs(*sequence, info.dead_since) {
                     deletable.push(*sequence);
                 }
             }
@@ -108,6 +114,14 @@ impl SegmentTable {
             });
         }
         (entries, deletable)
+    }
+
+    /// Since which checkpoint each dead segment is dead.
+    pub(crate) fn dead(&self) -> Vec<DeadEntry> {
+        let inner = self.inner.read();
+        let dead = inner.by_sequence.iter().filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
+        dead.map(|(sequence, info)| DeadEntry { sequence: u64::from(*sequence), since: info.dead_since })
+            .collect()
     }
 
     /// Every segment, for checks.
