@@ -93,6 +93,13 @@ pub(crate) fn wait(
     })
 }
 
+/// Orders something of the process that serves a volume for writing; `None`: nobody does.
+pub(crate) fn order(volume_folder: &Path, query: &str) -> Result<Option<serde_json::Value>> {
+    let target = format!("/order?{query}");
+    let body = request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?;
+    Ok(body.map(|body| serde_json::from_slice(&body).unwrap_or_default()))
+}
+
 /// The control sockets in a volume's folder, the writer's first.
 fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(volume_folder) else { return Vec::new() };
@@ -106,6 +113,10 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
 
 /// One GET over a Unix socket. `None`: nobody listens.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+    request("GET", socket, target, patience)
+}
+
+fn request(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
     let mut stream = match UnixStream::connect(socket) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -126,7 +137,7 @@ fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option
     };
     stream.set_read_timeout(patience).map_err(silent)?;
     stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
-    let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(silent)?;

@@ -28,6 +28,7 @@ use crate::admin::{Admin, Door, Subject};
 use crate::config::{Places, VolumeAddress};
 use crate::control;
 use crate::exit::{Exit, Failure, Result};
+use crate::past::Past;
 
 /// How long a command that somebody waits for tries to reach a store.
 const COMMAND_PATIENCE_S: u64 = 20;
@@ -108,6 +109,7 @@ impl JournalPlan {
 /// One open volume and what was used to open it.
 pub(crate) struct Served {
     pub(crate) address: VolumeAddress,
+    shown: String,
     pub(crate) volume: Arc<Volume>,
     meter: Arc<Meter<Arc<Volume>>>,
     store: Arc<Client>,
@@ -115,9 +117,9 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// The export's name: the volume's.
+    /// The export's name: the volume's, with the cut that is shown.
     pub(crate) fn name(&self) -> &str {
-        &self.address.name
+        &self.shown
     }
 }
 
@@ -225,6 +227,7 @@ fn open_volume(
     let options = OpenOptions {
         journal_path: journal_path.clone(),
         cache: cache.map(|cache| Arc::clone(&cache.cache)),
+        cut: address.cut.as_ref().map(|(_, cut)| cut.clone()),
         ..plan.options.clone()
     };
     let read_only = options.read_only;
@@ -235,6 +238,7 @@ fn open_volume(
     }
     Ok(Served {
         address: address.clone(),
+        shown: address.shown(),
         meter: Arc::new(Meter::new(Arc::clone(&volume))),
         volume,
         store,
@@ -288,10 +292,15 @@ fn start_admin(
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
     let (told, waited) = (Arc::downgrade(serving), Arc::downgrade(serving));
+    let ordered = Arc::downgrade(serving);
     let subject = Subject {
         status: Box::new(move |only| told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()),
         wait: Box::new(move |name, safety, timeout| match waited.upgrade() {
             Some(serving) => serving.wait(name, safety, timeout),
+            None => Err(Failure::new(Exit::Unavailable, "the process is about to end")),
+        }),
+        order: Box::new(move |name, past| match ordered.upgrade() {
+            Some(serving) => serving.order(name, past),
             None => Err(Failure::new(Exit::Unavailable, "the process is about to end")),
         }),
     };
@@ -352,10 +361,19 @@ impl Serving {
 
     /// Waits until everything that a volume has accepted is as safe as asked.
     pub(crate) fn wait(&self, name: &str, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
-        let served = self.volumes.iter().find(|served| served.name() == name).ok_or_else(|| {
+        self.find(name)?.volume.wait(safety, timeout).map_err(Failure::from)
+    }
+
+    /// Carries out an order about a volume's past.
+    fn order(&self, name: &str, past: &Past) -> Result<Option<String>> {
+        let undo = past.carry_out(&self.find(name)?.volume)?;
+        Ok(undo.map(|undo| undo.snapshot))
+    }
+
+    fn find(&self, name: &str) -> Result<&Served> {
+        self.volumes.iter().find(|served| served.name() == name).ok_or_else(|| {
             Failure::new(Exit::NotFound, format!("volume {name} is not served by this process"))
-        })?;
-        served.volume.wait(safety, timeout).map_err(Failure::from)
+        })
     }
 
     /// Stops all volumes at once. What was accepted is in their journals.

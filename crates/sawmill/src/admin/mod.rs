@@ -6,8 +6,9 @@
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
+//! | `POST /order?create_snapshot=NAME` and so on | `{"done": true}` once it is; Unix sockets only |
 //!
-//! Invariants: it reads and never changes anything; it runs on one thread of its own, so that no request of
+//! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no request of
 //! it can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere
 //! can read it through a browser.
 //!
@@ -41,6 +42,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::exit::{Exit, Failure, Result};
+use crate::past::Past;
 use status::ProcessStatus;
 
 /// Long polls at the same time; each holds a thread.
@@ -54,10 +56,14 @@ pub(crate) struct Subject {
     pub(crate) status: Box<Tell>,
     /// Waits for a volume; blocks.
     pub(crate) wait: Box<Wait>,
+    /// Carries out an order about a volume's past; blocks. Answers with the snapshot that undoes it, if any.
+    pub(crate) order: Box<Order>,
 }
 
 /// See [`Subject::status`].
 type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
+/// See [`Subject::order`].
+type Order = dyn Fn(&str, &Past) -> Result<Option<String>> + Send + Sync;
 /// See [`Subject::wait`].
 type Wait = dyn Fn(&str, Safety, Option<Duration>) -> Result<bool> + Send + Sync;
 
@@ -245,6 +251,10 @@ async fn answer(
     if only.is_none() && !names_this_machine(request) {
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
     }
+    let query = request.uri().query().unwrap_or_default();
+    if let (Some(volume), &Method::POST, "/order") = (only, request.method(), request.uri().path()) {
+        return order(query, shared, volume).await;
+    }
     if request.method() != Method::GET {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is understood"));
     }
@@ -281,6 +291,31 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
+    let act = move |subject: &Subject| {
+        let reached = (subject.wait)(&volume, safety, timeout)?;
+        Ok(serde_json::json!({ "reached": reached }))
+    };
+    blocking(shared, act).await
+}
+
+async fn order(query: &str, shared: &Arc<Shared>, volume: &str) -> Response<Full<Bytes>> {
+    let past = match Past::parse(query) {
+        Ok(past) => past,
+        Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
+    };
+    let volume = volume.to_owned();
+    let act = move |subject: &Subject| {
+        let undo = (subject.order)(&volume, &past)?;
+        Ok(serde_json::json!({ "done": true, "undo": undo }))
+    };
+    blocking(shared, act).await
+}
+
+/// Does what may take long on a thread of its own, a bounded number of them.
+async fn blocking(
+    shared: &Arc<Shared>,
+    act: impl FnOnce(&Subject) -> Result<serde_json::Value> + Send + 'static,
+) -> Response<Full<Bytes>> {
     if shared.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_MAX {
         shared.waits.fetch_sub(1, Ordering::Relaxed);
         let failure =
@@ -289,13 +324,13 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     }
     let waiting = Arc::clone(shared);
     let outcome = tokio::task::spawn_blocking(move || {
-        let outcome = (waiting.subject.wait)(&volume, safety, timeout);
+        let outcome = act(&waiting.subject);
         waiting.waits.fetch_sub(1, Ordering::Relaxed);
         outcome
     })
     .await;
     match outcome {
-        Ok(Ok(reached)) => reply("application/json", format!("{{\"reached\":{reached}}}")),
+        Ok(Ok(answer)) => reply("application/json", answer.to_string()),
         Ok(Err(failure)) => refuse(StatusCode::CONFLICT, &failure),
         Err(error) => {
             let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));

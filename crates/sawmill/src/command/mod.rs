@@ -4,13 +4,18 @@
 //! with `sawmill: error:`, also when clap found it.
 
 mod check;
+mod clone;
 mod create;
 mod delete;
 mod doctor;
 mod info;
 mod inspect;
 mod list;
+mod log;
+mod rollback;
 mod serve;
+mod set;
+mod snapshot;
 mod verify_crash;
 mod wait;
 
@@ -63,6 +68,11 @@ enum Command {
     List(list::Arguments),
     Info(info::Arguments),
     Delete(delete::Arguments),
+    Set(set::Arguments),
+    Snapshot(snapshot::Arguments),
+    Log(log::Arguments),
+    Rollback(rollback::Arguments),
+    Clone(clone::Arguments),
     Wait(wait::Arguments),
     Inspect(inspect::Arguments),
     Check(check::Arguments),
@@ -94,6 +104,11 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::List(arguments) => list::run(&context, &arguments),
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
+        Command::Set(arguments) => set::run(&context, &arguments),
+        Command::Snapshot(arguments) => snapshot::run(&context, &arguments),
+        Command::Log(arguments) => log::run(&context, &arguments),
+        Command::Rollback(arguments) => rollback::run(&context, &arguments),
+        Command::Clone(arguments) => clone::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
