@@ -7,6 +7,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
+use crate::kept::{CHECKPOINT_VERSION, Kept};
 use crate::layout::{count_u32, layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
@@ -27,7 +28,7 @@ layout! {
     FLAGS: 104, 4, "flags";
     SEGMENT_COUNT: 108, 4, "segment_count";
     PART_COUNT: 112, 4, "part_count";
-    FENCE_COUNT: 116, 4, "fence_count";
+    KEPT_BYTES: 116, 4, "kept_bytes";
     EXTENT_TOTAL: 120, 8, "extent_total";
     LIVE_BYTES: 128, 8, "live_bytes";
     RESERVED: 136, 24, "reserved";
@@ -143,16 +144,22 @@ pub struct Checkpoint {
     pub segments: Vec<SegmentEntry>,
     /// The parts of the map, sorted by group.
     pub parts: Vec<PartEntry>,
+    /// What of the past is kept. With nothing in it the object is of version 1.
+    pub kept: Kept,
 }
 
 impl Checkpoint {
     /// The object's bytes. What [`Checkpoint::check`] refuses would be written but never read back.
     pub fn encode(&self) -> Vec<u8> {
         debug_assert_eq!(self.check(), Ok(()));
-        let length = LEAST_BYTES + segment_at::SIZE * self.segments.len() + part_at::SIZE * self.parts.len();
+        let kept = if self.kept.is_empty() { Vec::new() } else { self.kept.encode() };
+        let tables = segment_at::SIZE * self.segments.len() + part_at::SIZE * self.parts.len();
+        let length = LEAST_BYTES + tables + kept.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
-        self.put_fixed(&mut bytes, length);
+        self.put_fixed(&mut bytes, length, kept.len());
+        let (_, rest) = bytes.split_at_mut(at::SIZE + tables);
+        rest.copy_from_slice(&kept);
         let (segments, parts) = bytes[at::SIZE..].split_at_mut(segment_at::SIZE * self.segments.len());
         for (bytes, entry) in segments.chunks_exact_mut(segment_at::SIZE).zip(&self.segments) {
             entry.put(bytes);
@@ -164,8 +171,10 @@ impl Checkpoint {
         bytes
     }
 
-    fn put_fixed(&self, bytes: &mut [u8], length: usize) {
-        preamble::put(bytes, KIND, length);
+    fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) {
+        let version = if kept_bytes == 0 { preamble::VERSION } else { CHECKPOINT_VERSION };
+        preamble::put_version(bytes, KIND, version, length);
+        at::KEPT_BYTES.put(bytes, count_u32(kept_bytes).to_le_bytes());
         at::VOLUME_ID.put(bytes, self.volume_id.0);
         at::PUT_ID.put(bytes, self.put_id.0);
         at::NUMBER.put(bytes, self.number.to_le_bytes());
@@ -188,11 +197,15 @@ impl Checkpoint {
         let segment_count = at::SEGMENT_COUNT.u32(bytes);
         let tables = u64::from(segment_count) * segment_at::SIZE as u64
             + u64::from(at::PART_COUNT.u32(bytes)) * part_at::SIZE as u64;
-        let agrees = tables == (bytes.len() - LEAST_BYTES) as u64;
+        let kept_bytes = at::KEPT_BYTES.u32(bytes);
+        let agrees = tables + u64::from(kept_bytes) == (bytes.len() - LEAST_BYTES) as u64;
         check_field(WHAT, "length", "it does not agree with segment_count and part_count", agrees)?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
+        let (tables, kept) = tables.split_at(tables.len() - kept_bytes as usize);
         let (segments, parts) = tables.split_at(segment_at::SIZE * segment_count as usize);
-        preamble::check_reserved(KIND, bytes, &[at::RESERVED, at::FENCE_COUNT])?;
+        preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
+        let has_kept = preamble::Preamble::decode(bytes)?.version != preamble::VERSION;
+        check_field(WHAT, "kept_bytes", "it does not agree with the version", has_kept == (kept_bytes > 0))?;
         let flags = at::FLAGS.u32(bytes);
         if flags & !FLAG_CLEAN != 0 {
             return Err(FormatError::Reserved { what: WHAT });
@@ -217,6 +230,7 @@ impl Checkpoint {
                 .map(SegmentEntry::get)
                 .collect::<Result<_>>()?,
             parts: parts.chunks_exact(part_at::SIZE).map(PartEntry::get).collect::<Result<_>>()?,
+            kept: if has_kept { Kept::decode(kept)? } else { Kept::default() },
         };
         checkpoint.check()?;
         Ok(checkpoint)
@@ -227,7 +241,8 @@ impl Checkpoint {
         let segments_sorted = self.segments.is_sorted_by(|one, next| one.sequence < next.sequence);
         check_field(WHAT, "sequence", "the segments are not sorted, or one is there twice", segments_sorted)?;
         let parts_sorted = self.parts.is_sorted_by(|one, next| one.group < next.group);
-        check_field(WHAT, "group", "the parts are not sorted, or one is there twice", parts_sorted)
+        check_field(WHAT, "group", "the parts are not sorted, or one is there twice", parts_sorted)?;
+        self.kept.check()
     }
 }
 
@@ -283,6 +298,24 @@ impl PartEntry {
             crc: part_at::CRC.u32(bytes),
         })
     }
+}
+
+/// The key of a copy of a checkpoint that is kept for a cut. Its own place is for the newest alone: a list
+/// that lags must never make an old one look new.
+pub fn kept_key(volume_id: VolumeId, number: u64, put_id: PutId) -> String {
+    format!("{}{number:020}-{put_id}", kept_prefix(volume_id))
+}
+
+/// The prefix of all kept copies of checkpoints of a volume, for listing.
+pub fn kept_prefix(volume_id: VolumeId) -> String {
+    format!("{volume_id}/kept/")
+}
+
+/// The volume, number and put in the key of a kept copy; `None` when it is another key.
+pub fn parse_kept_key(key: &str) -> Option<(VolumeId, u64, PutId)> {
+    let (volume_id, rest) = key.split_once("/kept/")?;
+    let (number, put_id) = rest.split_once('-')?;
+    Some((volume_id.parse().ok()?, parse_number(number)?, put_id.parse().ok()?))
 }
 
 /// The key of a checkpoint.

@@ -18,7 +18,7 @@ layout! {
 pub const MAGIC: [u8; 4] = *b"SAWM";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = at::SIZE;
-/// The version this build writes, and the newest it reads.
+/// The version this build writes, and the newest it reads, of everything but a checkpoint that keeps cuts.
 pub const VERSION: u16 = 1;
 /// Bytes of the CRC at the end of a structure.
 pub(crate) const CRC_BYTES: usize = 4;
@@ -43,11 +43,13 @@ pub enum Kind {
     CacheIndex = 7,
     /// [`crate::transfer`]
     TransferProgress = 16,
+    /// [`crate::kept::Pin`]
+    Pin = 10,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -56,6 +58,7 @@ impl Kind {
         Kind::Staging,
         Kind::CacheIndex,
         Kind::TransferProgress,
+        Kind::Pin,
     ];
 
     /// Its name in errors and pages.
@@ -69,6 +72,15 @@ impl Kind {
             Kind::Staging => "staging header",
             Kind::CacheIndex => "cache index",
             Kind::TransferProgress => "transfer progress",
+            Kind::Pin => "pin",
+        }
+    }
+
+    /// The newest version of it that this build reads.
+    pub const fn version_max(self) -> u16 {
+        match self {
+            Kind::Checkpoint => crate::kept::CHECKPOINT_VERSION,
+            _ => VERSION,
         }
     }
 
@@ -107,9 +119,14 @@ impl Preamble {
 
 /// Writes the preamble to the first 16 bytes.
 pub(crate) fn put(bytes: &mut [u8], kind: Kind, length: usize) {
+    put_version(bytes, kind, VERSION, length);
+}
+
+/// As [`put`], of a version other than the first.
+pub(crate) fn put_version(bytes: &mut [u8], kind: Kind, version: u16, length: usize) {
     at::MAGIC.put(bytes, MAGIC);
     at::KIND.put(bytes, (kind as u16).to_le_bytes());
-    at::VERSION.put(bytes, VERSION.to_le_bytes());
+    at::VERSION.put(bytes, version.to_le_bytes());
     at::LENGTH.put(bytes, (length as u64).to_le_bytes());
 }
 
@@ -132,8 +149,9 @@ pub(crate) fn open(bytes: &[u8], kind: Kind) -> Result<u64> {
         return Err(FormatError::Kind { what, expected: kind as u16, found });
     }
     let found = at::VERSION.u16(bytes);
-    if found != VERSION {
-        return Err(FormatError::Version { what, found, supported: VERSION });
+    let supported = kind.version_max();
+    if found == 0 || found > supported {
+        return Err(FormatError::Version { what, found, supported });
     }
     Ok(at::LENGTH.u64(bytes))
 }

@@ -89,6 +89,8 @@ pub enum SegmentRole {
     Fence = 2,
     /// Live data of older segments, written anew by garbage collection. Covers no journal positions.
     Moved = 3,
+    /// What somebody ordered at this place of the log; its data is a [`crate::kept::Order`].
+    Order = 4,
 }
 
 /// What an extent does to its addresses.
@@ -418,6 +420,7 @@ fn role_of(bytes: &[u8]) -> Result<SegmentRole> {
         1 => Ok(SegmentRole::Data),
         2 => Ok(SegmentRole::Fence),
         3 => Ok(SegmentRole::Moved),
+        4 => Ok(SegmentRole::Order),
         _ => Err(FormatError::Field { what: WHAT, field: "role", why: "no such role" }),
     }
 }

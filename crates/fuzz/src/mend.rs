@@ -5,7 +5,7 @@
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
-use sawmill_format::{cache_index, checkpoint, map_part, segment, transfer, volume_record};
+use sawmill_format::{cache_index, checkpoint, kept, map_part, segment, transfer, volume_record};
 
 const CRC_BYTES: usize = 4;
 
@@ -73,6 +73,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
+        Kind::Pin => kept::pin_at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
     };
     bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
@@ -100,6 +101,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             let texts = (transfer::at::FAR_NAME_BYTES, 1);
             share(&mut bytes, fixed, texts, (transfer::at::FAR_STATE_BYTES, 1));
         }
+        Kind::Pin => bytes.truncate(fixed + CRC_BYTES),
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
     }
     match kind {

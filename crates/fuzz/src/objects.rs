@@ -7,6 +7,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
 };
+use sawmill_format::kept;
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part, part_first_address};
 use sawmill_format::preamble::{Kind, Preamble};
@@ -170,9 +171,19 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::Staging => staging(bytes),
             Kind::CacheIndex => index(bytes),
             Kind::TransferProgress => transfer(bytes),
+            Kind::Pin => pin(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
+}
+
+fn pin(bytes: &[u8]) {
+    let volume_id = volume_at(bytes, kept::pin_at::VOLUME_ID);
+    let slot = u64_at(bytes, kept::pin_at::SLOT).unwrap_or(0);
+    let Ok(value) = kept::Pin::decode(bytes, volume_id, slot) else { return };
+    assert_eq!(value.encode(), bytes);
+    assert!(kept::Pin::decode(bytes, volume_id, slot ^ 1).is_err());
+    assert!(kept::Pin::decode(bytes, other(volume_id), slot).is_err());
 }
 
 /// Puts the checksums of a record's head right.

@@ -6,7 +6,10 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use sawmill_volume::Cut;
+
 use crate::exit::{Failure, Result};
+use crate::moment::parse_cut;
 
 /// The environment variable that names the default store.
 pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
@@ -33,6 +36,18 @@ pub(crate) struct VolumeAddress {
     pub(crate) store_url: String,
     /// Name of the volume in it.
     pub(crate) name: String,
+    /// Which state of its past, as it was written and as it is meant; `None`: the present.
+    pub(crate) cut: Option<(String, Cut)>,
+}
+
+impl VolumeAddress {
+    /// Name and cut, as people write them.
+    pub(crate) fn shown(&self) -> String {
+        match &self.cut {
+            Some((text, _)) => format!("{}@{text}", self.name),
+            None => self.name.clone(),
+        }
+    }
 }
 
 impl Places {
@@ -91,7 +106,7 @@ impl Places {
         if text.contains(':') || text.starts_with('/') {
             let (store_url, name) = sawmill_store::split_volume_url(text)?;
             check_name(&name)?;
-            return Ok(VolumeAddress { store_url, name });
+            return Ok(VolumeAddress { store_url, name, cut: None });
         }
         if text.contains('/') {
             return Err(Failure::usage(format!(
@@ -100,7 +115,16 @@ impl Places {
             )));
         }
         check_name(text)?;
-        Ok(VolumeAddress { store_url: self.default_store()?, name: text.to_owned() })
+        Ok(VolumeAddress { store_url: self.default_store()?, name: text.to_owned(), cut: None })
+    }
+
+    /// As [`resolve`](Self::resolve), with or without `@` and a state of the past after the name.
+    pub(crate) fn resolve_cut(&self, text: &str) -> Result<VolumeAddress> {
+        let name_at = text.rfind('/').map_or(0, |slash| slash + 1);
+        let Some(at) = text[name_at..].find('@') else { return self.resolve(text) };
+        let cut = &text[name_at + at + 1..];
+        let address = self.resolve(&text[..name_at + at])?;
+        Ok(VolumeAddress { cut: Some((cut.to_owned(), parse_cut(cut)?)), ..address })
     }
 
     fn home_folder(&self, xdg: Option<&PathBuf>, below_home: &str, variable: &str) -> Result<PathBuf> {
@@ -179,6 +203,18 @@ mod tests {
         let address = places().resolve("s3://bucket/prefix/disk1").unwrap();
         assert_eq!(address.name, "disk1");
         assert!(address.store_url.starts_with("s3://bucket/prefix"), "{address:?}");
+    }
+
+    #[test]
+    fn a_cut_follows_the_name() {
+        let address = places().resolve_cut("file:///srv/a@b/disk1@2026-11-21T10:00:00Z").unwrap();
+        assert_eq!(
+            (address.name.as_str(), address.shown().as_str()),
+            ("disk1", "disk1@2026-11-21T10:00:00Z")
+        );
+        assert!(matches!(address.cut, Some((_, Cut::Time(_)))));
+        assert_eq!(places().resolve_cut("disk1").unwrap().cut, None);
+        assert!(places().resolve_cut("disk1@").is_err());
     }
 
     #[test]

@@ -121,6 +121,13 @@ pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
     Ok(request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?.is_some())
 }
 
+/// Orders something about the past of a volume of the process that serves it for writing; `None`: nobody does.
+pub(crate) fn order_past(volume_folder: &Path, query: &str) -> Result<Option<serde_json::Value>> {
+    let target = format!("/order?{query}");
+    let body = request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?;
+    Ok(body.map(|body| serde_json::from_slice(&body).unwrap_or_default()))
+}
+
 /// The control sockets in a volume's folder, the writer's first.
 fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(volume_folder) else { return Vec::new() };

@@ -17,7 +17,9 @@ mod exit;
 #[cfg(test)]
 mod guide;
 mod machine;
+mod moment;
 mod output;
+mod past;
 mod transfer;
 mod units;
 mod wiring;

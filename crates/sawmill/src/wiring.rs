@@ -109,6 +109,7 @@ impl JournalPlan {
 /// One open volume and what was used to open it.
 pub(crate) struct Served {
     pub(crate) address: VolumeAddress,
+    shown: String,
     pub(crate) volume: Arc<Volume>,
     meter: Arc<Meter<Arc<Volume>>>,
     store: Arc<Client>,
@@ -116,9 +117,9 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// The export's name: the volume's.
+    /// The export's name: the volume's, with the cut that is shown.
     pub(crate) fn name(&self) -> &str {
-        &self.address.name
+        &self.shown
     }
 }
 
@@ -228,6 +229,7 @@ fn open_volume(
     let options = OpenOptions {
         journal_path: journal_path.clone(),
         cache: cache.map(|cache| Arc::clone(&cache.cache)),
+        cut: address.cut.as_ref().map(|(_, cut)| cut.clone()),
         ..plan.options.clone()
     };
     let read_only = options.read_only;
@@ -238,6 +240,7 @@ fn open_volume(
     }
     Ok(Served {
         address: address.clone(),
+        shown: address.shown(),
         meter: Arc::new(Meter::new(Arc::clone(&volume))),
         volume,
         store,
@@ -388,6 +391,10 @@ impl Serving {
     fn carry_out(&self, name: &str, order: Order) -> Result<serde_json::Value> {
         let volume = &self.served(name)?.volume;
         match order {
+            Order::Past(past) => {
+                let undo = past.carry_out(volume)?.map(|undo| undo.snapshot);
+                Ok(serde_json::json!({ "undo": undo }))
+            }
             Order::Resize { size_bytes } => {
                 self.resize(name, size_bytes)?;
                 Ok(serde_json::json!({ "size_bytes": size_bytes }))

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
-use sawmill_store::{Class, Get, ObjectStore, StoreError, StoreErrorKind};
+use sawmill_store::{Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
 
 use crate::{Error, ErrorKind};
 
@@ -36,6 +36,21 @@ pub(crate) fn get_all(
         answers[index] = found(outcome);
     }
     answers
+}
+
+/// Puts all of `objects` side by side. One that is there already is fine: their names are random.
+pub(crate) fn put_all(store: &dyn ObjectStore, objects: Vec<(String, Vec<u8>)>) -> crate::Result<()> {
+    let (tell, hear) = sync_channel(objects.len().max(1));
+    for (key, body) in objects {
+        let tell = tell.clone();
+        let done = Box::new(move |outcome: sawmill_store::Result<PutOutcome>| {
+            // The asker waits for all answers, so it is there.
+            let _ = tell.send(outcome);
+        });
+        store.put(Put { key, body: Bytes::from(body), class: Class::Upload }, done);
+    }
+    drop(tell);
+    hear.into_iter().try_for_each(|outcome| outcome.map(drop).map_err(|error| store_error(&error)))
 }
 
 /// Gets one object or a part of it.

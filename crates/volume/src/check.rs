@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use sawmill_format::ids::VolumeId;
 use sawmill_format::segment::{FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Class, ObjectStore};
@@ -65,11 +66,12 @@ pub fn check(
     let mapped = mapped_by_segment(&stored, &mut report);
     let total = segments.len() as u64;
     for chunk in segments.chunks(PARALLEL) {
-        let key = |sequence: u32| segment_key(record.volume_id, u64::from(sequence));
+        let owner = |sequence: u32| stored.view.lineage.owner(record.volume_id, u64::from(sequence));
+        let key = |sequence: u32| segment_key(owner(sequence), u64::from(sequence));
         let wanted = chunk.iter().map(|(sequence, _)| (key(*sequence), None)).collect();
         for ((sequence, info), answer) in chunk.iter().zip(ask::get_all(store, wanted, Class::Background)) {
             let damage = match answer {
-                Ok(Some(bytes)) => check_segment(record, *sequence, info, &bytes, &mut report),
+                Ok(Some(bytes)) => check_segment(owner(*sequence), *sequence, info, &bytes, &mut report),
                 // A dead segment may have been deleted after the checkpoint that lists it.
                 Ok(None) if info.dead_since > 0 => Ok(()),
                 Ok(None) => Err("it is gone".to_owned()),
@@ -115,14 +117,14 @@ fn mapped_by_segment(stored: &open::Stored, report: &mut CheckReport) -> BTreeMa
 }
 
 fn check_segment(
-    record: &VolumeRecord,
+    volume_id: VolumeId,
     sequence: u32,
     info: &SegmentInfo,
     bytes: &Bytes,
     report: &mut CheckReport,
 ) -> std::result::Result<(), String> {
     report.bytes += bytes.len() as u64;
-    let identity = SegmentIdentity { volume_id: record.volume_id, sequence: u64::from(sequence) };
+    let identity = SegmentIdentity { volume_id, sequence: u64::from(sequence) };
     let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
     let agrees = header.epoch == info.epoch
         && header.data_bytes == info.data_bytes
@@ -135,12 +137,8 @@ fn check_segment(
     }
     let body = &bytes[header.header_bytes() as usize..];
     for (frame, entry) in header.frames.iter().enumerate() {
-        let identity = FrameIdentity {
-            volume_id: record.volume_id,
-            sequence: header.sequence,
-            epoch: header.epoch,
-            frame: frame as u32,
-        };
+        let identity =
+            FrameIdentity { volume_id, sequence: header.sequence, epoch: header.epoch, frame: frame as u32 };
         let start = entry.body_offset as usize;
         let part = body.get(start..start + entry.stored_bytes as usize).ok_or("a frame lies past its end")?;
         frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;

@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use sawmill_format::segment::{FrameIdentity, frame_open, raw_frame_range, segment_key};
 use sawmill_store::{Class, Get, StoreErrorKind};
 
-use crate::cache::FrameKey;
 use crate::read::Streams;
 use crate::segment::table::SegmentInfo;
 use crate::shared::Shared;
@@ -122,13 +121,12 @@ pub(crate) fn fetch(shared: &Arc<Shared>, wanted: Vec<(FrameName, Option<Waiter>
 
 /// Lengthens a run by frames that follow it, are not cached and not under way.
 fn take_neighbours(shared: &Shared, run: &mut Run) {
-    let Some((cache, owner)) = &shared.cache else { return };
     let Some(info) = shared.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(shared.record.frame_bytes));
     let mut waiting = shared.fetcher.waiting.lock();
     for _ in 0..NEIGHBOURS {
         let next = FrameName { frame: run.first.frame + run.count, ..run.first };
-        let key = FrameKey { owner: *owner, sequence: next.sequence, epoch: next.epoch, frame: next.frame };
+        let Some((cache, key)) = shared.cached(next) else { return };
         if u64::from(next.frame) >= frames || waiting.contains_key(&next) || cache.contains(key) {
             return;
         }
@@ -147,7 +145,7 @@ fn get(shared: &Arc<Shared>, run: Run) {
     };
     let start = frame_range(run.first.frame).start;
     let end = frame_range(run.first.frame + run.count - 1).end;
-    let key = segment_key(shared.record.volume_id, u64::from(run.first.sequence));
+    let key = segment_key(shared.owner_of(run.first.sequence), u64::from(run.first.sequence));
     let asked = shared.clone();
     let get = Get { key, range: Some(start..end), class: run.class };
     let tell = move |outcome: sawmill_store::Result<Bytes>| match outcome {
@@ -205,7 +203,7 @@ fn open_frames(shared: &Arc<Shared>, run: Run, info: &SegmentInfo, bytes: &Bytes
         );
         let length = (range.end - range.start) as usize;
         let identity = FrameIdentity {
-            volume_id: shared.record.volume_id,
+            volume_id: shared.owner_of(name.sequence),
             sequence: u64::from(name.sequence),
             epoch: info.epoch,
             frame: name.frame,
@@ -223,8 +221,7 @@ fn open_frames(shared: &Arc<Shared>, run: Run, info: &SegmentInfo, bytes: &Bytes
 }
 
 fn hand_over(shared: &Arc<Shared>, name: FrameName, data: Bytes) {
-    if let Some((cache, owner)) = &shared.cache {
-        let key = FrameKey { owner: *owner, sequence: name.sequence, epoch: name.epoch, frame: name.frame };
+    if let Some((cache, key)) = shared.cached(name) {
         let (cache, kept) = (cache.clone(), data.clone());
         shared.pool.run_if_calm(move || cache.insert(key, &kept));
     }
@@ -247,6 +244,10 @@ fn take_waiters(shared: &Shared, name: FrameName) -> Vec<Waiter> {
 
 /// The store said the object is not there. For a reader beside a writer that means: the writer has moved on.
 fn missing(shared: &Arc<Shared>, run: Run, what: &str) {
+    if let Some(cut) = &shared.fixed_cut {
+        let what = format!("{what}; {cut} was given up under its reader: open another one");
+        return fail(shared, run, ErrorKind::NotFound, &what);
+    }
     if !shared.read_only {
         return fail(shared, run, ErrorKind::Corrupt, what);
     }
@@ -273,7 +274,7 @@ fn missing(shared: &Arc<Shared>, run: Run, what: &str) {
 }
 
 fn fail(shared: &Shared, run: Run, kind: ErrorKind, what: &str) {
-    let key = segment_key(shared.record.volume_id, u64::from(run.first.sequence));
+    let key = segment_key(shared.owner_of(run.first.sequence), u64::from(run.first.sequence));
     for name in run.frames() {
         let waiters = take_waiters(shared, name);
         let text = format!("{key}, frame {}: {what}", name.frame);

@@ -2,7 +2,7 @@
 //!
 //! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a
 //! flush), [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
-//! anything). The places: [`journal`] (the log on the local disk), [`segment`] (batches as objects), [`map`]
+//! anything), [`cuts`] (snapshots, the past, clones). The places: [`journal`] (the log on the local disk), [`segment`] (batches as objects), [`map`]
 //! (address to location), [`cache`] (frames on the local disk), [`fetch`] (frames from the store). What
 //! people look at: [`status`], [`inspect`], [`check`]. What they may choose: [`options`], within [`limits`].
 //!
@@ -14,6 +14,7 @@
 mod ask;
 pub mod cache;
 pub mod check;
+mod cuts;
 mod disk;
 mod driver;
 mod fetch;
@@ -29,6 +30,7 @@ pub mod map;
 mod names;
 mod open;
 pub mod options;
+mod past;
 mod pool;
 mod read;
 mod readers;
@@ -45,12 +47,15 @@ mod world;
 mod write;
 
 pub use cache::ReadCache;
+pub use cuts::{Cut, CutInfo, PastReport, clone, clone_in, past};
 pub use disk::{Disk, Disks, Lock, RealDisks, Seen, open_cache};
 pub use gc::{Choice as GcChoice, GcPolicy};
-pub use names::{Deleted, Listed, create, create_in, delete, find, list, rename};
+pub use names::{Deleted, Listed, create, create_in, delete, delete_in, find, list, rename};
 pub use options::{CreateOptions, FlushMode, OpenOptions};
+pub use past::Undo;
 pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};
+pub use sawmill_format::kept::CutKind;
 pub use status::{Counters, GcReport, Health, Positions, Safety, Status};
 pub use steps::Stepped;
 pub use volume::Volume;

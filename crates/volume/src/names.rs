@@ -5,13 +5,15 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::segment::segment_key;
+use sawmill_format::kept::Kept;
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
+use crate::cuts::{Kin, bury, let_go, put_tombstone};
 use crate::open::{self, demand_fencing, fence};
 use crate::options::CreateOptions;
+use crate::recovery::checkpoint;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -25,12 +27,14 @@ pub struct Listed {
 }
 
 /// What a delete removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
     /// Objects.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Clones that still need the data: it goes with the last of them.
+    pub pinned_by: Vec<String>,
 }
 
 /// Makes a new, empty volume. Refuses a store that cannot keep two writers apart, unless told to go on.
@@ -81,6 +85,7 @@ pub fn create_in(
         live_bytes: 0,
         segments: Vec::new(),
         parts: Vec::new(),
+        kept: Kept { retention_s: options.retention_s, ..Kept::default() },
     };
     put(store, &checkpoint_key(volume_id, 1), first.encode())?;
     let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
@@ -174,8 +179,13 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
 }
 
 /// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever,
-/// so that the writer cannot take its absence for success.
+/// so that the writer cannot take its absence for success. What clones still need goes with the last of them.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+    delete_in(&RealWorld::default(), store, name)
+}
+
+/// As [`delete`] in a given world.
+pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     let record = find(store, name)?;
     if let Some(other) = other_name(store, &record)? {
         let text = format!(
@@ -185,26 +195,27 @@ pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
         return Err(Error::new(ErrorKind::Refused, text));
     }
     let volume_id = record.volume_id;
-    let world = RealWorld::default();
-    let kept = match open::end_of_log(store, &record) {
-        Ok(mut end) => Some(fence(store, &record, &mut end, PutId(world.random()?), &world)?),
+    let lost = |kind| matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound);
+    let fence = match open::end_of_log(store, &record) {
+        Ok(mut end) => fence(store, &record, &mut end, PutId(world.random()?), world)?,
         // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => None,
+        Err(error) if lost(error.kind()) => 0,
         Err(error) => return Err(error),
     };
-    let ask = Blocking(store);
-    let convert = |error: sawmill_store::StoreError| store_error(&error);
-    ask.delete(vec![volume_key(name)], Class::Upload).map_err(convert)?;
-    let kept = kept.map(|sequence| segment_key(volume_id, sequence));
-    let mut deleted = Deleted { objects: 1, bytes: 0 };
-    let objects = ask.list(&format!("{volume_id}/"), Class::Upload).map_err(convert)?;
-    let doomed: Vec<_> = objects.into_iter().filter(|object| Some(&object.key) != kept.as_ref()).collect();
-    for objects in doomed.chunks(1000) {
-        let keys = objects.iter().map(|object| object.key.clone()).collect();
-        ask.delete(keys, Class::Upload).map_err(convert)?;
-        deleted.objects += objects.len() as u64;
-        deleted.bytes += objects.iter().map(|object| object.size_bytes).sum::<u64>();
-    }
+    // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base tells.
+    let lineage = match checkpoint::newest(store, volume_id) {
+        Ok(newest) => newest.checkpoint.kept.lineage,
+        Err(error) if lost(error.kind()) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    put_tombstone(world, store, volume_id, fence, name)?;
+    let removed = Blocking(store).delete(vec![volume_key(name)], Class::Upload);
+    removed.map_err(|error| store_error(&error))?;
+    let mut deleted = bury(store, volume_id, fence)?;
+    deleted.objects += 1;
+    let ancestors = let_go(world, store, &Kin { clone_id: volume_id, lineage: &lineage })?;
+    deleted.objects += ancestors.objects;
+    deleted.bytes += ancestors.bytes;
     Ok(deleted)
 }
 
@@ -217,13 +228,13 @@ fn decode(name: &str, bytes: &[u8]) -> Result<VolumeRecord> {
     VolumeRecord::decode(bytes, name).map_err(damaged)
 }
 
-fn exists(name: &str) -> Error {
+pub(crate) fn exists(name: &str) -> Error {
     let text =
         format!("there is a volume {name:?} already: choose another name, or `sawmill delete {name}` first");
     Error::new(ErrorKind::Exists, text)
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let fine = !name.is_empty()
         && name.len() <= 128
         && !name.starts_with('.')

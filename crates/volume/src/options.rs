@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use sawmill_format::volume_record::FlushMode;
 
 use crate::cache::ReadCache;
+use crate::cuts::Cut;
 use crate::gc::GcPolicy;
 use crate::limits;
 
@@ -25,6 +26,8 @@ pub struct CreateOptions {
     pub segment_bytes: u32,
     /// What a completed flush means.
     pub flush: FlushMode,
+    /// How far back every moment is kept, in seconds; 0: not at all.
+    pub retention_s: u64,
     /// Go on although the store does not keep its word on conditional create.
     pub no_fencing: bool,
 }
@@ -38,6 +41,7 @@ impl CreateOptions {
             block_bytes: 4096,
             segment_bytes: limits::SEGMENT_BYTES_DEFAULT,
             flush: FlushMode::Logged,
+            retention_s: 0,
             no_fencing: false,
         }
     }
@@ -58,6 +62,8 @@ pub struct OpenOptions {
     pub cache: Option<Arc<ReadCache>>,
     /// Open for reading only: no journal, no fence, nothing written.
     pub read_only: bool,
+    /// Show this state of the past and no other; for reading only.
+    pub cut: Option<Cut>,
     /// Go on although the journal that holds the newest writes is lost; the volume becomes a cut.
     pub accept_journal_loss: bool,
     /// Go on although the store does not keep its word on conditional create.
@@ -84,6 +90,7 @@ impl OpenOptions {
             staging_bytes: limits::STAGING_BYTES_DEFAULT,
             cache: None,
             read_only: false,
+            cut: None,
             accept_journal_loss: false,
             no_fencing: false,
             segment_age_max: Duration::from_secs(5),

@@ -1,14 +1,16 @@
 //! What the rooms of one open volume share. Each field has one room that changes it; the others look.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
-use crate::cache::{OwnerId, ReadCache};
-use crate::fetch::Fetcher;
+use crate::cache::{FrameKey, OwnerId, ReadCache};
+use crate::cuts::{Cut, CutBook, Lineage};
+use crate::fetch::{Fetcher, FrameName};
 use crate::geometry::Geometries;
 use crate::journal::Journal;
 use crate::keeper::Inbox;
@@ -18,7 +20,7 @@ use crate::pool::Pool;
 use crate::readers::Readers;
 use crate::record::Record;
 use crate::segment::resident::Residents;
-use crate::segment::table::SegmentTable;
+use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::state::State;
 use crate::status::Counters;
 use crate::world::World;
@@ -30,6 +32,29 @@ pub(crate) struct View {
     pub(crate) map: ObjectMap,
     /// Changed by the keeper.
     pub(crate) segments: SegmentTable,
+    /// What of the past is kept. Changed by the keeper.
+    pub(crate) cuts: Mutex<CutBook>,
+    /// Whose segments the map names.
+    pub(crate) lineage: Lineage,
+    /// The map is another one than the newest checkpoint's with changes: the next writes all of it.
+    pub(crate) is_replaced: AtomicBool,
+}
+
+impl View {
+    /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
+    pub(crate) fn rolled_back_to(&self, then: View) -> View {
+        then.map.mark_all_dirty();
+        let segments = self.segments.emptied();
+        for (sequence, info) in self.segments.snapshot() {
+            let live_bytes = then.segments.get(sequence).map_or(0, |info| info.live_bytes);
+            let dead_since = if live_bytes == 0 && info.live_bytes == 0 { info.dead_since } else { 0 };
+            let is_settled = info.is_settled && dead_since != 0;
+            segments.add(sequence, SegmentInfo { live_bytes, dead_since, is_settled, ..info });
+        }
+        let cuts = Mutex::new(self.cuts.lock().clone());
+        let (lineage, is_replaced) = (self.lineage.clone(), AtomicBool::new(true));
+        View { map: then.map, segments, cuts, lineage, is_replaced }
+    }
 }
 
 /// See the head of this file.
@@ -45,10 +70,15 @@ pub(crate) struct Shared {
     pub(crate) journal: Option<Arc<Journal>>,
     /// Addresses whose newest bytes are not in a stored segment yet.
     pub(crate) journal_map: JournalMap<Arc<Record>>,
-    /// Replaced as a whole only when a read-only attachment moves to a newer cut.
+    /// Replaced as a whole only when a read-only attachment moves to a newer cut, and by a rollback.
     pub(crate) view: RwLock<Arc<View>>,
     pub(crate) residents: Residents,
-    pub(crate) cache: Option<(Arc<ReadCache>, OwnerId)>,
+    /// The read cache, the volume's name in it, and those of its ancestors.
+    pub(crate) cache: Option<(Arc<ReadCache>, OwnerId, Vec<OwnerId>)>,
+    /// Whose segments the map names.
+    pub(crate) lineage: Lineage,
+    /// A read-only attachment shows this cut and no other.
+    pub(crate) fixed_cut: Option<Cut>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) pool: Arc<Pool>,
     /// Garbage collection's own thread: users must never wait for it.
@@ -64,6 +94,20 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn view(&self) -> Arc<View> {
         self.view.read().clone()
+    }
+
+    /// The volume whose segment it is: this one, or an ancestor.
+    pub(crate) fn owner_of(&self, sequence: u32) -> VolumeId {
+        self.lineage.owner(self.record.volume_id, u64::from(sequence))
+    }
+
+    /// The read cache, and the name of a frame in it. Clones share what their ancestors own.
+    pub(crate) fn cached(&self, name: FrameName) -> Option<(&Arc<ReadCache>, FrameKey)> {
+        let (cache, own, ancestors) = self.cache.as_ref()?;
+        let ancestor = self.lineage.ancestor(u64::from(name.sequence));
+        let owner = ancestor.map_or(*own, |(index, _)| ancestors[index]);
+        let FrameName { sequence, epoch, frame } = name;
+        Some((cache, FrameKey { owner, sequence, epoch, frame }))
     }
 
     /// The volume stops for good: every waiter hears why.

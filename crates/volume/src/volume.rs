@@ -11,6 +11,7 @@ use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
+use crate::cuts::stored_cut;
 use crate::disk::Lock;
 use crate::driver::{Driver, JournalLoop};
 use crate::fetch::{self, Fetcher};
@@ -55,7 +56,7 @@ impl Unstarted {
 
 /// See the head of this file.
 pub struct Volume {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     recovery: RecoveryReport,
     driver: Driver,
     staging: Option<std::path::PathBuf>,
@@ -83,7 +84,10 @@ impl Volume {
         reader_threads: usize,
     ) -> Result<Unstarted> {
         let mut reporter = Reporter::new(&*world);
-        let stored = open::stored(&*store, name, &mut reporter)?;
+        let stored = match &options.cut {
+            Some(cut) => stored_cut(&*store, name, cut, &mut reporter)?,
+            None => open::stored(&*store, name, &mut reporter)?,
+        };
         let recovery = reporter.report;
         let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
         let checkpoint_number = stored.newest.number_max;
@@ -99,6 +103,10 @@ impl Volume {
         world: Arc<dyn World>,
         reader_threads: usize,
     ) -> Result<(Unstarted, JournalWriter, Keeper)> {
+        if options.cut.is_some() {
+            let text = "a state of the past is for reading only: roll back to it, or clone it, to write";
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
         let mut reporter = Reporter::new(&*world);
         let attached = open::attach(&*store, name, options, &*world, &mut reporter)?;
         let recovery = reporter.report;
@@ -109,8 +117,7 @@ impl Volume {
             stored_sequence: end.stored_sequence,
             stored_position: end.position,
             checkpoint_number: attached.stored.newest.number_max,
-            loaded_number: attached.stored.newest.checkpoint.number,
-            checkpoint_parts: attached.stored.newest.checkpoint.parts.clone(),
+            loaded: attached.stored.newest.checkpoint.clone(),
             size_bytes: attached.stored.record.size_bytes,
             log_bytes: end.log_bytes,
             received_end: attached.start.position,
@@ -447,8 +454,11 @@ fn share(
     let collector = start("collector", collectors, Priority::Lowest)?;
     let cache = options.cache.clone().map(|cache| {
         let owner = cache.owner(record.volume_id);
-        (cache, owner)
+        let ancestors = stored.view.lineage.entries().iter().map(|entry| cache.owner(entry.volume_id));
+        let ancestors = ancestors.collect();
+        (cache, owner, ancestors)
     });
+    let lineage = stored.view.lineage.clone();
     Ok(Arc::new(Shared {
         name: record.name.clone(),
         record,
@@ -462,6 +472,8 @@ fn share(
         view: RwLock::new(Arc::new(stored.view)),
         residents: crate::segment::resident::Residents::default(),
         cache,
+        lineage,
+        fixed_cut: options.cut.clone(),
         readers: Arc::new(Readers::default()),
         pool,
         collector,

@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, journal, map_part, preamble, segment, staging, transfer, volume_record,
+    cache_index, checkpoint, journal, kept, map_part, preamble, segment, staging, transfer, volume_record,
     write_log,
 };
 
-use crate::samples::{CHECKPOINT, PART, SEGMENT, VOLUME};
+use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 10] = [
+const PAGES: [(&str, &[Table]); 11] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -29,6 +29,17 @@ const PAGES: [(&str, &[Table]); 10] = [
         ],
     ),
     ("checkpoint.md", &[checkpoint::at::TABLE, checkpoint::segment_at::TABLE, checkpoint::part_at::TABLE]),
+    (
+        "kept.md",
+        &[
+            kept::kept_at::TABLE,
+            kept::cut_at::TABLE,
+            kept::lineage_at::TABLE,
+            kept::dead_at::TABLE,
+            kept::order_at::TABLE,
+            kept::pin_at::TABLE,
+        ],
+    ),
     ("map_part.md", &[map_part::at::TABLE]),
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
     ("staging.md", &[staging::at::TABLE]),
@@ -118,6 +129,10 @@ fn the_overview_shows_keys_as_the_code_makes_them() {
         volume_record::volume_key("disk1"),
         segment::segment_key(VOLUME, SEGMENT.sequence),
         checkpoint::checkpoint_key(VOLUME, CHECKPOINT.number),
+        checkpoint::kept_key(VOLUME, 8, PUT),
+        kept::pin_key(VOLUME, 3),
+        kept::released_key(VOLUME, 3),
+        kept::tombstone_key(VOLUME),
         part_key(&PART),
     ];
     for key in keys {

@@ -9,6 +9,7 @@ use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, Segm
 use sawmill_format::crc::{Crc32c, crc32c, payload_check};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
+use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
 use sawmill_format::preamble::Preamble;
 use sawmill_format::segment::*;
@@ -132,15 +133,75 @@ prop_compose! {
     }
 }
 
+fn names() -> impl Strategy<Value = String> {
+    "[a-zA-Z0-9._-]{1,128}"
+}
+
+prop_compose! {
+    fn cut_entries()(
+        rows in vec((0u8..3, names(), ids(), any::<[u64; 5]>()), 0..6),
+    ) -> Vec<CutEntry> {
+        let mut cuts: Vec<_> = rows.into_iter().map(|(kind, name, (_, put_id), numbers)| {
+            let kind = [CutKind::Retained, CutKind::Snapshot, CutKind::Pin][usize::from(kind)];
+            let name = if kind == CutKind::Snapshot { name } else { String::new() };
+            let [number, through_sequence, position, wall_unix_ms, pin] = numbers;
+            CutEntry { kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin }
+        }).collect();
+        cuts.sort();
+        cuts.dedup();
+        cuts
+    }
+}
+
+prop_compose! {
+    fn kept_blocks()(
+        (retention_s, pins_next) in any::<(u64, u64)>(), cuts in cut_entries(), is_empty: bool,
+        lineage in vec((1u64..1 << 40, ids(), any::<[u64; 3]>()), 0..4),
+        dead in vec((1u64..1 << 40, any::<u64>()), 0..6),
+    ) -> Kept {
+        let (mut through_sequence, mut sequence) = (0, 0);
+        let lineage = lineage.into_iter().map(|(step, (volume_id, _), [pin, cut_number, cut_through])| {
+            through_sequence += step;
+            LineageEntry { through_sequence, volume_id, pin, cut_number, cut_through }
+        }).collect();
+        let dead = dead.into_iter().map(|(step, since)| {
+            sequence += step;
+            DeadEntry { sequence, since }
+        }).collect();
+        if is_empty { Kept::default() } else { Kept { retention_s, pins_next, cuts, lineage, dead } }
+    }
+}
+
+prop_compose! {
+    fn orders()(kind in 0u8..4, name in names(), numbers in any::<[u64; 3]>(), (_, put_id) in ids()) -> Order {
+        let [retention_s, number, through_sequence] = numbers;
+        match kind {
+            0 => Order::CreateSnapshot(name),
+            1 => Order::DeleteSnapshot(name),
+            2 => Order::SetRetention(retention_s),
+            _ => Order::RollBack { number, put_id, through_sequence },
+        }
+    }
+}
+
+prop_compose! {
+    fn pins()(
+        name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(), numbers in any::<[u64; 3]>(),
+    ) -> Pin {
+        let [slot, number, through_sequence] = numbers;
+        Pin { volume_id, put_id, slot, clone_id, number, through_sequence, name }
+    }
+}
+
 prop_compose! {
     fn checkpoints()(
         (volume_id, put_id) in ids(), numbers in uniform16(any::<u64>()), clean: bool,
-        segments in segment_entries(), parts in part_entries(),
+        segments in segment_entries(), parts in part_entries(), kept in kept_blocks(),
     ) -> Checkpoint {
         let [number, epoch, through_sequence, next_sequence, position, wall_unix_ms, ..] = numbers;
         Checkpoint {
             volume_id, put_id, number, epoch, through_sequence, next_sequence, position, wall_unix_ms,
-            size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8], segments, parts,
+            size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8], segments, parts, kept,
         }
     }
 }
@@ -234,6 +295,16 @@ proptest! {
         prop_assert_eq!(header_bytes_of(&object[..16]), Ok(header.header_bytes()));
         let identity = SegmentIdentity { volume_id: header.volume_id, sequence: header.sequence };
         prop_assert_eq!(open_segment(&object, &identity), Ok((header, data)));
+    }
+
+    #[test]
+    fn orders_round_trip(value in orders()) {
+        prop_assert_eq!(Order::decode(&value.encode()), Ok(value));
+    }
+
+    #[test]
+    fn pins_round_trip(value in pins()) {
+        prop_assert_eq!(Pin::decode(&value.encode(), value.volume_id, value.slot), Ok(value));
     }
 
     #[test]

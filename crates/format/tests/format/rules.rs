@@ -322,7 +322,7 @@ fn unknown_flags_are_refused_as_reserved() {
     let what = "journal superblock";
     assert_eq!(Superblock::decode(&superblock, VOLUME), Err(FormatError::Reserved { what }));
     let bytes = checkpoint_value().encode();
-    for (offset, byte) in [(104, 3), (116, 1), (136, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
+    for (offset, byte) in [(104, 3), (136, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
         let changed = resealed(bytes.clone(), bytes.len(), |bytes| bytes[offset] = byte);
         let what = "checkpoint";
         assert_eq!(

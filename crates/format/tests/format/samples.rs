@@ -6,6 +6,7 @@ use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::kept::{self, CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
 use sawmill_format::segment::{self, *};
@@ -47,6 +48,7 @@ pub(crate) fn all() -> Vec<Case> {
         staging_header(),
     ];
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
+    cases.extend([checkpoint_with_cuts(), pin_case(), order_segment()]);
     cases.extend(records());
     cases
 }
@@ -236,7 +238,82 @@ pub(crate) fn checkpoint_value() -> Checkpoint {
         live_bytes: 5 << 20,
         segments: vec![segment(257, 0, true), segment(258, 1 << 20, false), segment(259, 4 << 20, false)],
         parts: vec![part(0, 12), part(7, 13)],
+        kept: Kept::default(),
     }
+}
+
+/// What a clone with a snapshot and a retention window keeps.
+pub(crate) fn kept_value() -> Kept {
+    let cut = |kind, number, name: &str, pin| CutEntry {
+        kind,
+        number,
+        through_sequence: 250 + number,
+        name: name.to_owned(),
+        put_id: PUT,
+        position: 900_000 + number,
+        wall_unix_ms: WALL_UNIX_MS - number,
+        pin,
+    };
+    Kept {
+        retention_s: 86_400,
+        pins_next: 4,
+        cuts: vec![
+            cut(CutKind::Retained, 7, "", 0),
+            cut(CutKind::Snapshot, 8, "before-update", 0),
+            cut(CutKind::Pin, 8, "", 3),
+        ],
+        lineage: vec![LineageEntry {
+            through_sequence: 200,
+            volume_id: VolumeId([0xba; 16]),
+            pin: 2,
+            cut_number: 5,
+            cut_through: 199,
+        }],
+        dead: vec![DeadEntry { sequence: 257, since: 9 }],
+    }
+}
+
+fn checkpoint_with_cuts() -> Case {
+    checkpoint_case("checkpoint/v2-cuts", Checkpoint { kept: kept_value(), ..checkpoint_value() })
+}
+
+pub(crate) fn pin_value() -> Pin {
+    Pin {
+        volume_id: VOLUME,
+        put_id: PUT,
+        slot: 3,
+        clone_id: VolumeId([0xc1; 16]),
+        number: 8,
+        through_sequence: 258,
+        name: "copy".to_owned(),
+    }
+}
+
+fn pin_case() -> Case {
+    let value = pin_value();
+    Case {
+        name: "pin/v1-clone",
+        bytes: value.encode(),
+        value: format!("{value:#?}"),
+        table: kept::pin_at::TABLE,
+        decode: Box::new(move |bytes| Ok(Pin::decode(bytes, VOLUME, 3)? == value)),
+    }
+}
+
+/// An order to roll back, as the data of its segment.
+fn order_segment() -> Case {
+    let order = Order::RollBack { number: 8, put_id: PUT, through_sequence: 258 };
+    let data = order.encode();
+    let header = SegmentHeader {
+        role: SegmentRole::Order,
+        position_start: 1_000_650,
+        frame_bytes: 64 << 10,
+        data_bytes: data.len() as u64,
+        extents: Vec::new(),
+        frames: raw_frames(data.len() as u64, 64 << 10).unwrap(),
+        ..segment_value()
+    };
+    segment_case("segment/v1-order", SegmentHeader { position_end: 1_000_650, ..header }, data)
 }
 
 fn checkpoint_case(name: &'static str, value: Checkpoint) -> Case {

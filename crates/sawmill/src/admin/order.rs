@@ -7,12 +7,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{Failure, Result};
+use crate::past::Past;
 
 /// What a volume is told to do.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
     /// `POST /gc?threshold=0.3`: collect garbage.
     CollectGarbage { threshold: f64 },
+    /// `POST /order?create_snapshot=NAME` and so on, see [`Past`]. Answered with `{"undo": SNAPSHOT or null}`.
+    Past(Past),
     /// `POST /resize?size_bytes=N`: take another size; answered once that is durable.
     Resize { size_bytes: u64 },
 }
@@ -29,6 +32,7 @@ impl Order {
     pub(crate) fn parse(path: &str, query: &str) -> Option<Result<Order>> {
         match path {
             "/gc" => Some(Self::parse_gc(query)),
+            "/order" => Some(Past::parse(query).map(Order::Past)),
             "/resize" => Some(Self::parse_resize(query)),
             _ => None,
         }

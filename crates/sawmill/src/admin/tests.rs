@@ -30,6 +30,7 @@ fn subject() -> Subject {
             Order::CollectGarbage { threshold: 1.0 } => {
                 Ok(serde_json::json!({ "moved_bytes": 7, "moved_segments": 1 }))
             }
+            Order::Past(past) => Ok(serde_json::json!({ "undo": past.to_query() })),
             Order::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
             Order::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
             Order::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),

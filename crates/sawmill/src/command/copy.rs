@@ -60,6 +60,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
                 block_bytes: record.block_bytes,
                 segment_bytes: record.segment_bytes,
                 flush: record.flush_mode,
+                retention_s: 0,
                 no_fencing: arguments.no_fencing,
             },
             attach: &arguments.attach,

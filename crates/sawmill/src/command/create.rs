@@ -1,11 +1,13 @@
 //! `sawmill create`: a new volume in a store.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use sawmill_volume::{CreateOptions, FlushMode};
 
 use super::Context;
 use crate::exit::{Exit, Result};
-use crate::units::{human_size, parse_size, parse_size_u32};
+use crate::units::{human_size, parse_duration, parse_size, parse_size_u32};
 use crate::{output, wiring};
 
 /// Create a volume.
@@ -37,6 +39,10 @@ pub(super) struct Shape {
     /// What a completed flush means: on the local disk, in the store, or a mere barrier.
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: Flush,
+
+    /// Keep every stored moment for this long: 24h, 90m; 0: none. `sawmill set` changes it.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    retention: Duration,
 
     /// Go on although the store lets two writers win; you promise that there is one.
     #[arg(long)]
@@ -72,6 +78,7 @@ impl Shape {
             block_bytes: self.block_size,
             segment_bytes: self.segment_bytes,
             flush: self.flush.into(),
+            retention_s: self.retention.as_secs(),
             no_fencing: self.no_fencing,
         }
     }

@@ -28,6 +28,8 @@ struct Document<'a> {
     store: &'a str,
     objects: u64,
     bytes: u64,
+    /// Clones that still need the data; it goes with the last of them.
+    needed_by: &'a [String],
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
@@ -54,11 +56,17 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         store: &address.store_url,
         objects: deleted.objects,
         bytes: deleted.bytes,
+        needed_by: &deleted.pinned_by,
     };
     if context.json {
         output::json(&document)?;
     } else {
         let bytes = human_size(deleted.bytes);
+        if !deleted.pinned_by.is_empty() {
+            let clones = deleted.pinned_by.join(", ");
+            output::line(&format!("deleted {}; its data goes with its clones: {clones}", address.name))?;
+            return Ok(Exit::Ok);
+        }
         output::line(&format!("deleted {} ({} objects, {bytes})", address.name, deleted.objects))?;
     }
     Ok(Exit::Ok)

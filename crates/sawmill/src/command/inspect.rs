@@ -121,6 +121,7 @@ impl SegmentDocument {
                 SegmentRole::Data => "data",
                 SegmentRole::Fence => "fence",
                 SegmentRole::Moved => "moved",
+                SegmentRole::Order => "order",
             },
             previous_sequence: header.previous_sequence,
             next_sequence: header.next_sequence,

@@ -5,6 +5,7 @@
 
 mod attach;
 mod check;
+mod clone;
 mod copy;
 mod create;
 mod delete;
@@ -15,9 +16,13 @@ mod import;
 mod info;
 mod inspect;
 mod list;
+mod log;
 mod rename;
 mod resize;
+mod rollback;
 mod serve;
+mod set;
+mod snapshot;
 mod verify_crash;
 mod wait;
 
@@ -71,6 +76,11 @@ enum Command {
     Info(info::Arguments),
     Delete(delete::Arguments),
     Gc(gc::Arguments),
+    Set(set::Arguments),
+    Snapshot(snapshot::Arguments),
+    Log(log::Arguments),
+    Rollback(rollback::Arguments),
+    Clone(clone::Arguments),
     Wait(wait::Arguments),
     Import(import::Arguments),
     Export(export::Arguments),
@@ -108,6 +118,11 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
         Command::Gc(arguments) => gc::run(&context, &arguments),
+        Command::Set(arguments) => set::run(&context, &arguments),
+        Command::Snapshot(arguments) => snapshot::run(&context, &arguments),
+        Command::Log(arguments) => log::run(&context, &arguments),
+        Command::Rollback(arguments) => rollback::run(&context, &arguments),
+        Command::Clone(arguments) => clone::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),

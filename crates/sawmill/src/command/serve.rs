@@ -36,7 +36,8 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// accepted is lost, but the newest of it is on this machine alone. SIGUSR1 collects garbage now.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Names in the default store, or URLs ending in the name.
+    /// Names in the default store, or URLs ending in the name. With --read-only also a state of the past:
+    /// VOL@SNAPSHOT, VOL@2026-11-21T10:00:00Z, VOL@position:N.
     #[arg(value_name = "VOL", required = true)]
     volumes: Vec<String>,
 
@@ -232,15 +233,23 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
 }
 
 fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
-    let volumes = arguments.volumes.iter().map(|text| places.resolve(text)).collect::<Result<Vec<_>>>()?;
+    let volumes =
+        arguments.volumes.iter().map(|text| places.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
     for (index, address) in volumes.iter().enumerate() {
-        if volumes[..index].iter().any(|other| other.name == address.name) {
+        if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
             return Err(Failure::usage(format!(
                 "the volume name {} is given twice; exports need different names: serve one of them by \
                  another process",
                 address.name
             )));
         }
+    }
+    if let Some(address) = volumes.iter().find(|address| address.cut.is_some() && !arguments.read_only) {
+        return Err(Failure::usage(format!(
+            "{} is a state of the past: add --read-only, or write to a clone: sawmill clone {} NEW",
+            address.shown(),
+            address.shown()
+        )));
     }
     if arguments.read_only && arguments.journal.is_some() {
         return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));

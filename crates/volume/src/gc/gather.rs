@@ -17,7 +17,7 @@ use sawmill_format::segment::{
 use sawmill_store::{Class, Get, StoreErrorKind};
 
 use super::sweep::Plan;
-use crate::cache::FrameKey;
+use crate::fetch::FrameName;
 use crate::journal::{JournalRead, Reach};
 use crate::limits;
 use crate::map::MapExtent;
@@ -200,10 +200,10 @@ fn copy_local(
 }
 
 fn read_cache(shared: &Shared, sequence: u32, from: u32, into: &mut [u8]) -> bool {
-    let Some((cache, owner)) = &shared.cache else { return false };
     let Some(info) = shared.view().segments.get(sequence) else { return false };
     let frame_bytes = shared.record.frame_bytes;
-    let key = FrameKey { owner: *owner, sequence, epoch: info.epoch, frame: from / frame_bytes };
+    let name = FrameName { sequence, epoch: info.epoch, frame: from / frame_bytes };
+    let Some((cache, key)) = shared.cached(name) else { return false };
     cache.read(key, from % frame_bytes, into)
 }
 

@@ -4,7 +4,8 @@
 //! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
 //! groups.
 
-use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, p
 use sawmill_store::{Class, Get, Put, PutOutcome};
 
 use super::cleanup::Cleanup;
+use super::past::{Roots, is_copy};
 use super::{Event, Keeper};
 use crate::map::GROUP_BYTES;
 use crate::shared::add;
@@ -25,11 +27,17 @@ const REPEAT_AFTER: Duration = Duration::from_millis(500);
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// An object of a checkpoint on its way.
-struct Outgoing {
+pub(super) struct Outgoing {
     key: String,
     body: Bytes,
     stored: bool,
     repeat_at: Option<Duration>,
+}
+
+impl Outgoing {
+    pub(super) fn new(key: String, body: Vec<u8>) -> Self {
+        Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
+    }
 }
 
 /// A checkpoint being written: all parts, then the root as the last object.
@@ -41,6 +49,8 @@ pub(super) struct Writing {
     /// Looks at what is in the root's way that made no sense.
     odd_looks: u32,
     deletable: Vec<u32>,
+    /// Older checkpoints that get a copy of their own with this one.
+    copies: Vec<u64>,
     /// Reads that may have looked up a deletable segment are of this generation or before.
     generation: u64,
 }
@@ -74,7 +84,12 @@ impl Keeper {
         let number = self.checkpoint_number + 1;
         let put_id = PutId(shared.world.random()?);
         let mut objects = Vec::new();
-        let mut parts = self.checkpoint_parts.clone();
+        // After a rollback nothing of the map before it counts, also not where the map is empty now.
+        let mut parts = if view.is_replaced.swap(false, Ordering::AcqRel) {
+            Vec::new()
+        } else {
+            self.newest_root.parts.clone()
+        };
         for group in view.map.dirty_groups() {
             let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
             view.map.mark_clean(group);
@@ -102,7 +117,8 @@ impl Keeper {
             });
         }
         parts.sort_by_key(|part| part.group);
-        let (segments, deletable) = view.segments.freeze(number);
+        let copies = self.copy_roots(&view, &mut objects);
+        let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
             volume_id: shared.record.volume_id,
             put_id,
@@ -118,13 +134,14 @@ impl Keeper {
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
             segments,
             parts,
+            kept,
         };
         self.log_bytes = 0;
         let generation = shared.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         self.writing =
-            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, generation });
+            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation });
         for object in 0..parts_left {
             self.put_object(object);
         }
@@ -169,7 +186,8 @@ impl Keeper {
         let is_root = writing.root_sent && object + 1 == writing.objects.len();
         let Some(outgoing) = writing.objects.get_mut(object) else { return };
         match outcome {
-            Ok(PutOutcome::Created) if !outgoing.stored => {
+            // A copy of a checkpoint has the same bytes whoever made it.
+            Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
                 self.shared.state.store_answered();
@@ -180,9 +198,9 @@ impl Keeper {
                     self.send_root_if_ready();
                 }
             }
-            Ok(PutOutcome::Created) => {}
-            Ok(PutOutcome::Taken) if is_root => self.ask_for_rival(),
-            Ok(PutOutcome::Taken) => {
+            Ok(_) if outgoing.stored => {}
+            Ok(_) if is_root => self.ask_for_rival(),
+            Ok(_) => {
                 let text = format!("{} exists although its name is random", outgoing.key);
                 self.shared.fail(Error::new(ErrorKind::Internal, text));
             }
@@ -267,10 +285,10 @@ impl Keeper {
         self.clean_checkpoint = writing.root.clean;
         self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
         self.finish_resize();
-        let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
-        let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
-        self.checkpoint_parts = writing.root.parts;
-        self.cleanup =
-            Cleanup::after(previous, writing.root.number, named, writing.deletable, writing.generation);
+        let named = Arc::new(self.named_parts(&writing.root));
+        let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.had_copies));
+        let (deletable, generation) = (writing.deletable, writing.generation);
+        self.cleanup = Cleanup::after(previous, writing.root.number, named, roots, deletable, generation);
+        self.take_over(writing.root, &writing.copies);
     }
 }

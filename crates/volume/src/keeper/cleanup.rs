@@ -5,18 +5,22 @@
 //!    checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
 //! 2. Segments go only after all such roots have gone: a list that lags must never lead back to a root that
 //!    misses a segment.
-//! 3. Segments go only after every read that may have looked them up has ended.
+//! 3. Segments go only after every read that may have looked them up has ended, and after a look for clones
+//!    that pin them (`pins`).
 //! 4. What could not be deleted is tried again, also when nothing else happens any more.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_format::checkpoint::{checkpoint_key, checkpoint_prefix, parse_checkpoint_key};
-use sawmill_format::ids::PutId;
+use sawmill_format::checkpoint::{
+    checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
+};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
 
+use super::past::{NamedParts, Roots};
 use super::{Event, Keeper};
 use crate::shared::add;
 
@@ -42,8 +46,6 @@ enum Stage {
     Segments,
 }
 
-type PartName = (u64, u64, PutId);
-
 /// What the newest durable checkpoint lets go.
 #[derive(Default)]
 pub(super) struct Cleanup {
@@ -51,8 +53,10 @@ pub(super) struct Cleanup {
     not_before: Duration,
     previous: u64,
     number: u64,
-    /// The parts that the newest two checkpoints name.
-    named: HashSet<PartName>,
+    /// The parts that the newest two checkpoints and all cuts name.
+    named: Arc<NamedParts>,
+    /// The copies of checkpoints that cuts need.
+    roots: Arc<Roots>,
     doomed: Vec<u32>,
     /// Reads that may have looked up a doomed segment are of this generation or before.
     generation: u64,
@@ -63,7 +67,8 @@ impl Cleanup {
     pub(super) fn after(
         previous: u64,
         number: u64,
-        named: HashSet<PartName>,
+        named: Arc<NamedParts>,
+        roots: Arc<Roots>,
         doomed: Vec<u32>,
         generation: u64,
     ) -> Self {
@@ -73,9 +78,15 @@ impl Cleanup {
             previous,
             number,
             named,
+            roots,
             doomed,
             generation,
         }
+    }
+
+    /// Whether there is nothing left to delete.
+    pub(super) fn is_resting(&self) -> bool {
+        self.stage == Stage::Rest
     }
 
     /// How long until there is something to try.
@@ -116,7 +127,7 @@ impl Keeper {
     fn dead_bytes_max(&self) -> u64 {
         let view = self.shared.view();
         let least = DEAD_SEGMENTS_LEAST * u64::from(self.shared.record.segment_bytes);
-        let checkpoint_bytes: u64 = self.checkpoint_parts.iter().map(|part| u64::from(part.bytes)).sum();
+        let checkpoint_bytes: u64 = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
         least.max(view.segments.totals().object_bytes / 16).max(2 * checkpoint_bytes)
     }
 
@@ -138,17 +149,32 @@ impl Keeper {
             return;
         }
         if !self.shared.readers.passed(self.cleanup.generation) {
+            // Reads of an older generation may have kept the checkpoint from beginning a new one.
+            self.shared.readers.advance();
             self.cleanup.not_before = now + READS_LOOK_EVERY;
             return;
         }
         self.cleanup.stage = Stage::UnderWay;
         self.cleaning += 1;
-        let sequences = self.cleanup.doomed.clone();
-        let volume_id = self.shared.record.volume_id;
-        let keys = sequences.iter().map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect();
-        let answered = self.shared.clone();
+        self.ask_for_pins(self.cleanup.doomed.clone());
+    }
+
+    /// Nobody has pinned them.
+    pub(super) fn delete_unpinned(&mut self, sequences: Vec<u32>) {
+        if self.cleanup.stage == Stage::UnderWay {
+            self.cleanup.doomed.clone_from(&sequences);
+        }
+        let shared = self.shared.clone();
+        let volume_id = shared.record.volume_id;
+        // What belongs to an ancestor is only forgotten.
+        let own = sequences.iter().filter(|one| shared.lineage.ancestor(u64::from(**one)).is_none());
+        let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
+        let answered = shared.clone();
         let tell = move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { sequences, outcome });
-        self.shared.store.delete(keys, Class::Background, Box::new(tell));
+        if keys.is_empty() {
+            return tell(Ok(()));
+        }
+        shared.store.delete(keys, Class::Background, Box::new(tell));
     }
 
     /// Segments whose delete failed stay in the table as dead.
@@ -165,7 +191,8 @@ impl Keeper {
         let view = self.shared.view();
         for sequence in sequences {
             view.segments.remove(*sequence);
-            if let Some((cache, owner)) = &self.shared.cache {
+            let own = self.shared.lineage.ancestor(u64::from(*sequence)).is_none();
+            if let Some((cache, owner, _)) = self.shared.cache.as_ref().filter(|_| own) {
                 cache.forget_segment(*owner, *sequence);
             }
         }
@@ -202,9 +229,7 @@ impl Keeper {
                 // Only what this attachment knows about: it may be a stale one, and the parts those of its
                 // successor.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
-                known
-                    && part.volume_id == volume_id
-                    && !named.contains(&(part.group, part.number, part.put_id))
+                known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
             })
         };
         // The list may not show the youngest of the old roots yet.
@@ -212,10 +237,22 @@ impl Keeper {
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
         self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
+        if self.cleanup.roots.to_look_for {
+            let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
+            let roots = self.cleanup.roots.clone();
+            let is_unneeded = move |key: &str| {
+                parse_kept_key(key).is_some_and(|(id, number, put_id)| {
+                    let known = number <= loaded || own_puts.contains(&put_id);
+                    known && id == volume_id && !roots.kept.contains(&(number, put_id))
+                })
+            };
+            self.list(kept_prefix(volume_id), None, is_unneeded, |keys| Event::PartsListed { keys });
+        }
+        self.list_releases();
     }
 
     /// Lists what is old below `prefix`.
-    fn list(
+    pub(super) fn list(
         &mut self,
         prefix: String,
         known: Option<String>,

@@ -19,7 +19,7 @@ use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentRole, raw_frames};
 use super::inbox::GcOrder;
 use super::upload::Upload;
 use super::{Event, Keeper};
-use crate::cache::FrameKey;
+use crate::fetch::FrameName;
 use crate::gc::gather::{self, Gathered, NotGathered};
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -133,7 +133,7 @@ impl Keeper {
 
     fn is_pressing(&self) -> bool {
         let totals = self.shared.view().segments.totals();
-        self.options.gc.is_pressing(totals.live_bytes, totals.used_data_bytes())
+        self.options.gc.is_pressing(totals.own_live_bytes, totals.own_used_bytes)
     }
 
     /// Whether there is something to choose; ends an order that has nothing left.
@@ -143,8 +143,8 @@ impl Keeper {
         }
         if let Some(order) = &self.collector.order {
             if !order.is_settling && self.ordered_victims().is_empty() {
-                // What has become dead goes with the second checkpoint from here.
-                self.checkpoints_wanted = 2;
+                // What has become dead goes with the second checkpoint that begins from here on.
+                self.checkpoints_wanted = 2 + u32::from(self.writing.is_some());
                 if let Some(order) = &mut self.collector.order {
                     order.is_settling = true;
                 }
@@ -152,13 +152,14 @@ impl Keeper {
             return self.collector.order.as_ref().is_some_and(|order| !order.is_settling);
         }
         let totals = self.shared.view().segments.totals();
-        self.options.gc.is_due(totals.live_bytes, totals.used_data_bytes())
+        self.options.gc.is_due(totals.own_live_bytes, totals.own_used_bytes)
             && !self.chosen_victims().is_empty()
     }
 
     /// An order is done when what it made dead has been deleted.
-    pub(super) fn finish_order(&mut self) {
-        let settled = self.checkpoints_wanted == 0 && self.writing.is_none() && self.cleaning == 0;
+    pub(super) fn finish_gc_order(&mut self) {
+        let is_clean = self.cleaning == 0 && self.cleanup.is_resting();
+        let settled = self.checkpoints_wanted == 0 && self.writing.is_none() && is_clean;
         if settled && self.collector.order.as_ref().is_some_and(|order| order.is_settling) {
             if let Some(order) = self.collector.order.take() {
                 self.shared.inbox.end_gc_order(order, Ok(self.collector.report));
@@ -185,7 +186,7 @@ impl Keeper {
 
     fn chosen_victims(&self) -> Vec<u32> {
         let totals = self.shared.view().segments.totals();
-        let (live_bytes, data_bytes) = (totals.live_bytes, totals.used_data_bytes());
+        let (live_bytes, data_bytes) = (totals.own_live_bytes, totals.own_used_bytes);
         let now_ms = self.shared.world.unix_ms();
         self.options.gc.choose(&self.candidates(), live_bytes, data_bytes, now_ms, self.moved_bytes_max())
     }
@@ -203,8 +204,7 @@ impl Keeper {
         self.shared.collector.run(move || {
             let view = shared.view();
             let chosen: HashSet<u32> = victims.iter().copied().collect();
-            let may_plug =
-                |sequence| !left_alone.contains(&sequence) && view.segments.get(sequence).is_some();
+            let may_plug = |sequence| !left_alone.contains(&sequence) && view.segments.is_own(sequence);
             let plan = Plan::make(&view.map, &|sequence| chosen.contains(&sequence), &may_plug, bytes_max);
             shared.inbox.push_event(Event::Planned { plan, victims });
         });
@@ -359,8 +359,9 @@ impl Keeper {
 }
 
 fn insert_frames(shared: &Shared, sequence: u32, epoch: u64, frames: &[(u32, Bytes)]) {
-    let Some((cache, owner)) = &shared.cache else { return };
     for (frame, data) in frames {
-        cache.insert(FrameKey { owner: *owner, sequence, epoch, frame: *frame }, data);
+        if let Some((cache, key)) = shared.cached(FrameName { sequence, epoch, frame: *frame }) {
+            cache.insert(key, data);
+        }
     }
 }

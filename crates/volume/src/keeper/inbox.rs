@@ -9,6 +9,7 @@ use bytes::Bytes;
 use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
+use super::orders::Ordered;
 use crate::gc::gather;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -45,6 +46,14 @@ pub(crate) enum Event {
     CleanedUp,
     CleanUpFailed {
         what: String,
+    },
+    PinAsked {
+        doomed: Vec<u32>,
+        slot: u64,
+        outcome: sawmill_store::Result<Bytes>,
+    },
+    ReleasesListed {
+        slots: Vec<u64>,
     },
     Planned {
         plan: Plan,
@@ -106,6 +115,8 @@ pub(crate) struct Inbox {
     /// The keeper has records already and looks again in time: a few more need not wake it.
     has_pending: AtomicBool,
     events: Mutex<Vec<Event>>,
+    orders: Mutex<Vec<Ordered>>,
+    has_orders: AtomicBool,
     seal_through: AtomicU64,
     stored: AtomicU64,
     stored_sequence: AtomicU64,
@@ -162,6 +173,37 @@ impl Inbox {
 
     pub(crate) fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut *self.events.lock())
+    }
+
+    /// Somebody orders something; who asks when it is too late is told so.
+    pub(crate) fn push_order(&self, shared: &Shared, ordered: Ordered) {
+        let position = ordered.position;
+        self.has_orders.store(true, Ordering::SeqCst);
+        self.orders.lock().push(ordered);
+        self.seal_through(position);
+        if let Some(journal) = &shared.journal {
+            journal.wake.ring();
+        }
+        self.wake.ring();
+        if (shared.state.is_dead() || self.is_closed())
+            && let Some(error) = shared.state.refusal()
+        {
+            self.fail_orders(&error);
+        }
+    }
+
+    pub(crate) fn take_orders(&self) -> Vec<Ordered> {
+        if !self.has_orders.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.orders.lock())
+    }
+
+    fn fail_orders(&self, error: &Error) {
+        let orders = std::mem::take(&mut *self.orders.lock());
+        for ordered in orders {
+            (ordered.tell)(Err(error.clone()));
+        }
     }
 
     /// Everything before `position` shall be sealed without waiting for a full batch.
@@ -279,6 +321,7 @@ impl Inbox {
         }
         // One that was taken up ends with the keeper.
         self.gc_ordered.store(false, Ordering::Release);
+        self.fail_orders(error);
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
             (waiter.tell)(Err(error.clone()));

@@ -11,13 +11,14 @@
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
 //! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `resize` (another size,
-//! in a checkpoint).
+//! in a checkpoint), `orders` (snapshots, retention, rollback), `past` (what of the past a checkpoint carries and
+//! a delete spares), `pins` (what clones need, looked up before a delete).
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_format::checkpoint::PartEntry;
+use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
@@ -32,10 +33,14 @@ mod checkpoint;
 mod cleanup;
 mod collect;
 mod inbox;
+mod orders;
+mod past;
+mod pins;
 mod resize;
 mod upload;
 
 pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
+pub(crate) use orders::Ordered;
 pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
@@ -60,8 +65,7 @@ pub(crate) struct KeeperStart {
     /// The highest checkpoint number in use.
     pub(crate) checkpoint_number: u64,
     /// The checkpoint that was read.
-    pub(crate) loaded_number: u64,
-    pub(crate) checkpoint_parts: Vec<PartEntry>,
+    pub(crate) loaded: Checkpoint,
     /// Size of the disk.
     pub(crate) size_bytes: u64,
     /// Bytes of log since that checkpoint.
@@ -96,12 +100,21 @@ pub(crate) struct Keeper {
     /// The checkpoint this attachment began from, and the puts of its own.
     loaded_number: u64,
     own_puts: HashSet<PutId>,
-    /// Parts of the newest durable checkpoint, by group.
-    checkpoint_parts: Vec<PartEntry>,
     /// Size of the disk, as the next checkpoint says it.
     size_bytes: u64,
     /// The resize that the checkpoint being written carries.
     resizing: Option<Resize>,
+    /// The newest durable checkpoint.
+    newest_root: Checkpoint,
+    /// Checkpoints that cuts begin from and that have no copy of their own yet.
+    uncopied: Vec<Checkpoint>,
+    /// There were copies of checkpoints when they were last looked for.
+    had_copies: bool,
+    /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
+    cut_parts: BTreeMap<u64, Vec<PartEntry>>,
+    /// Orders in turn, and the one whose segment is on its way.
+    orders: VecDeque<Ordered>,
+    ordered: Option<Ordered>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
@@ -136,12 +149,17 @@ impl Keeper {
             stored_sequence: start.stored_sequence,
             stored_position: start.stored_position,
             checkpoint_number: start.checkpoint_number,
-            readable_number: start.loaded_number,
-            loaded_number: start.loaded_number,
+            readable_number: start.loaded.number,
+            loaded_number: start.loaded.number,
             own_puts: HashSet::new(),
-            checkpoint_parts: start.checkpoint_parts,
             size_bytes: start.size_bytes,
             resizing: None,
+            had_copies: !start.loaded.kept.is_empty(),
+            newest_root: start.loaded,
+            uncopied: Vec::new(),
+            cut_parts: BTreeMap::new(),
+            orders: VecDeque::new(),
+            ordered: None,
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
@@ -169,13 +187,16 @@ impl Keeper {
                 self.stop_collecting(&error);
             }
             self.closed = true;
+            self.refuse_orders();
             self.shared.inbox.set_closed();
             return None;
         }
         self.apply_stored();
         self.repeat_failed(now);
+        self.take_orders();
         self.seal(now);
         let collect_in = self.collect(now);
+        self.carry_out_orders();
         self.advance_over_padding();
         if !self.pending.is_empty() || !self.uploads.is_empty() || !self.collector.is_resting() {
             self.busy_at = now;
@@ -183,7 +204,7 @@ impl Keeper {
         self.begin_resize();
         self.keep_checkpoints(now);
         self.clean_up(now);
-        self.finish_order();
+        self.finish_gc_order();
         self.finish_closing();
         self.shared.inbox.tell_stored();
         if self.pending.is_empty() && self.uploads.is_empty() {
@@ -219,6 +240,8 @@ impl Keeper {
             Event::Planned { plan, victims } => self.hear_planned(plan, victims),
             Event::Gathered { outcome } => self.hear_gathered(outcome, now),
             Event::Kept { sequence } => self.hear_kept(sequence),
+            Event::PinAsked { doomed, slot, outcome } => self.hear_pin(doomed, slot, outcome, now),
+            Event::ReleasesListed { slots } => self.hear_releases(&slots),
         }
     }
 
@@ -247,7 +270,10 @@ impl Keeper {
             return false;
         }
         journal.ring.close();
-        self.pending.is_empty() && self.uploads.is_empty() && self.received_end == journal.ring.next()
+        self.pending.is_empty()
+            && self.uploads.is_empty()
+            && self.orders.is_empty()
+            && self.received_end == journal.ring.next()
     }
 
     fn finish_closing(&mut self) {

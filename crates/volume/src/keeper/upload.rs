@@ -12,6 +12,7 @@ use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 use super::{Event, Keeper, is_padding};
 use crate::map::Location;
 use crate::record::Record;
+use crate::recovery::roll_forward::live_bytes_of;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
 use crate::segment::table::SegmentInfo;
@@ -149,7 +150,7 @@ impl Keeper {
         })
     }
 
-    fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
+    pub(super) fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
         let (object_bytes, stage, is_kept) = (object.len() as u64, Stage::UnderWay, true);
@@ -248,7 +249,7 @@ impl Keeper {
             epoch: header.epoch,
             header_bytes: upload.header_bytes,
             data_bytes: header.data_bytes,
-            live_bytes: header.data_bytes,
+            live_bytes: live_bytes_of(header),
             object_bytes: upload.object_bytes,
             wall_unix_ms: header.wall_unix_ms,
             dead_since: 0,
@@ -271,6 +272,9 @@ impl Keeper {
         add(&shared.tally.segment_bytes_stored, upload.object_bytes);
         if is_moved {
             self.moved_applied();
+        }
+        if upload.header.role == SegmentRole::Order {
+            self.finish_order(&upload.header);
         }
     }
 }

@@ -332,7 +332,7 @@ fn fence_at_end(
         match fence(store, &stored.record, &mut stored.end, put_id, world) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Exists => {
-                roll_forward(store, stored.record.volume_id, Some(&stored.view), &mut stored.end)?;
+                roll_forward(store, stored.record.volume_id, Some(&mut stored.view), &mut stored.end)?;
                 if stored.end.epoch != epoch {
                     if stored.end.fence_put_id == Some(put_id) {
                         return Ok(());

@@ -15,6 +15,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
 
 use crate::ask::store_error;
+use crate::cuts::Place;
 use crate::options::OpenOptions;
 use crate::recovery::checkpoint::{self, Newest};
 use crate::recovery::roll_forward::{LogEnd, roll_forward};
@@ -96,10 +97,10 @@ fn stored_from(
             if newest.notes.is_empty() { String::new() } else { format!("; {}", newest.notes.join("; ")) }
         ),
     );
-    let view = checkpoint::load(store, root)?;
+    let mut view = checkpoint::load(store, root)?;
     reporter.step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
     let mut end = start_of(root);
-    roll_forward(store, record.volume_id, Some(&view), &mut end)?;
+    roll_forward(store, record.volume_id, Some(&mut view), &mut end)?;
     reporter.step(
         "roll forward",
         format!(
@@ -117,7 +118,8 @@ fn stored_from(
     Ok(Stored { record, newest, view, end })
 }
 
-fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
+/// The end of the log as a checkpoint knew it.
+pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
     LogEnd {
         epoch: root.epoch,
         fence_put_id: None,
@@ -126,6 +128,7 @@ fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
         position: root.position,
         clean: root.clean,
         log_bytes: 0,
+        place: Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms),
         segments: 0,
         extents: 0,
     }

@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use sawmill_store::Class;
 
 use super::{Place, resolve};
-use crate::cache::FrameKey;
 use crate::fetch::{self, FrameName, Waiter};
 use crate::shared::{Shared, View, add};
 
@@ -76,11 +75,13 @@ pub(super) fn note(shared: &Arc<Shared>, view: &View, address: u64, length: u64)
 
 /// Fetches the stored frames of a range that are not cached, in the background.
 pub(super) fn fetch_range(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
-    let Some((cache, owner)) = &shared.cache else { return };
+    if shared.cache.is_none() {
+        return;
+    }
     let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
     for atom in resolve(shared, view, address, length) {
         let Place::Frame { name, .. } = atom.place else { continue };
-        let key = FrameKey { owner: *owner, sequence: name.sequence, epoch: name.epoch, frame: name.frame };
+        let Some((cache, key)) = shared.cached(name) else { continue };
         if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {
             wanted.push((name, None));
         }

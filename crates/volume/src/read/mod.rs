@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Allocation, Reply, Request};
 use sawmill_format::journal::RecordOperation;
 
-use crate::cache::{CacheRead, FrameKey};
+use crate::cache::CacheRead;
 use crate::fetch::{self, Fetched, FrameName};
 use crate::journal::{JournalRead, Reach};
 use crate::readers::Reading;
@@ -263,9 +263,7 @@ fn serve(
             }
         }
         Place::Frame { name, offset } => {
-            let Some((cache, owner)) = &shared.cache else { return Ok(Served::Absent) };
-            let key =
-                FrameKey { owner: *owner, sequence: name.sequence, epoch: name.epoch, frame: name.frame };
+            let Some((cache, key)) = shared.cached(*name) else { return Ok(Served::Absent) };
             if may_wait {
                 return Ok(if cache.read(key, *offset, into) { Served::Done } else { Served::Absent });
             }
@@ -443,7 +441,7 @@ impl Job {
 }
 
 fn short_frame(shared: &Shared, name: FrameName) -> Error {
-    let key = sawmill_format::segment::segment_key(shared.record.volume_id, u64::from(name.sequence));
+    let key = sawmill_format::segment::segment_key(shared.owner_of(name.sequence), u64::from(name.sequence));
     let text = format!("{key}: frame {} is shorter than the map says; run `sawmill check`", name.frame);
     Error::new(ErrorKind::Corrupt, text)
 }

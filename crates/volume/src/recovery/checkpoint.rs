@@ -4,6 +4,10 @@
 //! checkpoint that cannot be read is passed over for the one before, from which more is rolled forward: the
 //! result is the same.
 
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
     Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
 };
@@ -12,6 +16,7 @@ use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use crate::ask::{self, store_error};
+use crate::cuts::{CutBook, Lineage};
 use crate::map::{DATA_SPACE_BYTES, MapExtent, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::shared::View;
@@ -131,7 +136,17 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
         let text = format!("{key}: no volume has {} bytes; nothing was changed", checkpoint.size_bytes);
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
-    let view = View { map: ObjectMap::new(checkpoint.size_bytes), segments: SegmentTable::default() };
+    let view = View {
+        map: ObjectMap::new(checkpoint.size_bytes),
+        segments: SegmentTable::behind(
+            checkpoint.kept.lineage.last().map_or(Ok(0), |last| sequence32(last.through_sequence))?,
+        ),
+        cuts: Mutex::new(CutBook::of(checkpoint)),
+        lineage: Lineage::new(&checkpoint.kept.lineage),
+        is_replaced: AtomicBool::new(false),
+    };
+    let dead: HashMap<u64, u64> =
+        checkpoint.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();
     for entry in &checkpoint.segments {
         if entry.data_bytes > DATA_SPACE_BYTES
             || entry.live_bytes > entry.data_bytes
@@ -149,7 +164,10 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
             live_bytes: entry.live_bytes,
             object_bytes: entry.object_bytes,
             wall_unix_ms: entry.wall_unix_ms,
-            dead_since: if entry.live_bytes == 0 { checkpoint.number } else { 0 },
+            dead_since: match entry.live_bytes {
+                0 => dead.get(&entry.sequence).copied().unwrap_or(checkpoint.number),
+                _ => 0,
+            },
             is_settled: false,
         };
         view.segments.add(sequence32(entry.sequence)?, info);

@@ -140,7 +140,7 @@ impl World {
             parts.push(PartEntry { group, number, put_id, bytes: length, extents, crc });
             self.put(&part_key(&identity), bytes);
         }
-        let (segments, _) = state.view.segments.freeze(number);
+        let (segments, _) = state.view.segments.freeze(number, &|_, _| false);
         let root = Checkpoint {
             volume_id,
             put_id,
@@ -156,6 +156,7 @@ impl World {
             live_bytes: state.view.map.mapped_bytes(),
             segments,
             parts,
+            kept: Default::default(),
         };
         self.put(&checkpoint_key(volume_id, number), root.encode());
     }

@@ -3,14 +3,19 @@
 //! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of
 //! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
 //! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
-//! can be there.
+//! can be there. An order in the log is carried out where it stands.
 
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::segment::{SegmentHeader, SegmentIdentity, SegmentRole, header_bytes_of, segment_key};
+use sawmill_format::kept::Order;
+use sawmill_format::segment::{
+    FrameIdentity, SegmentHeader, SegmentIdentity, SegmentRole, frame_open, header_bytes_of, raw_frame_range,
+    segment_key,
+};
 use sawmill_store::{Class, ObjectStore};
 
 use super::checkpoint::sequence32;
 use crate::ask;
+use crate::cuts::Place;
 use crate::keeper::apply_extents;
 use crate::segment::table::SegmentInfo;
 use crate::shared::View;
@@ -33,19 +38,49 @@ pub(crate) struct LogEnd {
     pub(crate) clean: bool,
     /// Bytes of segments since the checkpoint.
     pub(crate) log_bytes: u64,
+    /// The checkpoint that rolling forward began from, for what is ordered on the way.
+    pub(crate) place: Place,
     /// Segments and extents applied.
     pub(crate) segments: u64,
     pub(crate) extents: u64,
+}
+
+/// How far to roll forward: as long as the next segment exceeds none of these.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Until {
+    pub(crate) sequence: u64,
+    pub(crate) wall_unix_ms: u64,
+    /// Where a segment ends.
+    pub(crate) position: u64,
+}
+
+impl Until {
+    /// To the end of the log.
+    pub(crate) const END: Until = Until { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
 }
 
 /// Applies the segments after `end` to `view`, and moves `end` on.
 pub(crate) fn roll_forward(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
-    view: Option<&View>,
+    view: Option<&mut View>,
     end: &mut LogEnd,
 ) -> Result<()> {
+    roll_forward_until(store, volume_id, view, end, Until::END)
+}
+
+/// As [`roll_forward`], but not past `until`.
+pub(crate) fn roll_forward_until(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    mut view: Option<&mut View>,
+    end: &mut LogEnd,
+    until: Until,
+) -> Result<()> {
     'log: loop {
+        if end.next_sequence > until.sequence {
+            return Ok(());
+        }
         let first = u64::from(sequence32(end.next_sequence)?);
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
@@ -53,13 +88,90 @@ pub(crate) fn roll_forward(
                 // A fence was met: the rest of this batch lies in its window, and means nothing there or not.
                 break;
             }
+            if *sequence > until.sequence {
+                return Ok(());
+            }
             match header? {
-                Some(header) => take(view, end, &header)?,
+                Some(header) if is_beyond(&header, until) => return Ok(()),
+                Some(header) => {
+                    take(view.as_deref(), end, &header)?;
+                    if let (SegmentRole::Order, Some(view)) = (header.role, view.as_deref_mut()) {
+                        carry_out(store, view, end, &header)?;
+                    }
+                }
                 None if is_end(store, volume_id, end)? => return Ok(()),
                 None => continue 'log,
             }
         }
     }
+}
+
+fn is_beyond(header: &SegmentHeader, until: Until) -> bool {
+    header.sequence > until.sequence
+        || header.wall_unix_ms > until.wall_unix_ms
+        || header.position_end > until.position
+}
+
+/// Does what was ordered at this place of the log.
+fn carry_out(store: &dyn ObjectStore, view: &mut View, end: &LogEnd, header: &SegmentHeader) -> Result<()> {
+    let order = read_order(store, header)?;
+    let place = Place {
+        sequence: header.sequence,
+        position: header.position_end,
+        wall_unix_ms: header.wall_unix_ms,
+        ..end.place
+    };
+    view.cuts.lock().apply(&order, &place);
+    if let Order::RollBack { number, put_id, through_sequence } = order {
+        let then = cut_view(store, header.volume_id, number, put_id, through_sequence)?;
+        *view = view.rolled_back_to(then);
+    }
+    Ok(())
+}
+
+/// The order that a segment holds.
+pub(crate) fn read_order(store: &dyn ObjectStore, header: &SegmentHeader) -> Result<Order> {
+    let key = segment_key(header.volume_id, header.sequence);
+    let damaged = |what: String| {
+        Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed; run `sawmill check`"))
+    };
+    let range = raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, 0);
+    let (volume_id, sequence, epoch) = (header.volume_id, header.sequence, header.epoch);
+    let identity = FrameIdentity { volume_id, sequence, epoch, frame: 0 };
+    ask::again_if_damaged(|| {
+        let bytes = ask::get(store, &key, Some(range.clone()), Class::Read)?;
+        let bytes = bytes.ok_or_else(|| damaged("it is gone".into()))?;
+        let data = frame_open(&identity, &bytes).map_err(|error| damaged(error.to_string()))?;
+        Order::decode(data).map_err(|error| damaged(error.to_string()))
+    })
+}
+
+/// The state at a cut that a rollback names.
+pub(crate) fn cut_view(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    put_id: PutId,
+    through_sequence: u64,
+) -> Result<View> {
+    let root =
+        crate::cuts::kept_root(store, volume_id, number, put_id).map_err(|error| match error.kind() {
+            // The log needs it: a newer checkpoint may not.
+            ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
+            _ => error,
+        })?;
+    let mut view = super::checkpoint::load(store, &root)?;
+    let mut end = crate::open::start_of(&root);
+    let until = Until { sequence: through_sequence, ..Until::END };
+    roll_forward_until(store, volume_id, Some(&mut view), &mut end, until)?;
+    if end.stored_sequence != through_sequence {
+        let text = format!(
+            "segment {through_sequence} of the cut that a rollback names is gone: the log goes to {}",
+            end.stored_sequence
+        );
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    Ok(view)
 }
 
 /// Takes the next segment of the log.
@@ -78,7 +190,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
             end.epoch = header.epoch;
             end.fence_put_id = Some(header.put_id);
         }
-        SegmentRole::Data | SegmentRole::Moved => {
+        SegmentRole::Data | SegmentRole::Moved | SegmentRole::Order => {
             if header.epoch != end.epoch {
                 return damaged(format!("it is of epoch {} in the log of epoch {}", header.epoch, end.epoch));
             }
@@ -99,7 +211,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
                     epoch: header.epoch,
                     header_bytes: header.header_bytes() as u32,
                     data_bytes: header.data_bytes,
-                    live_bytes: header.data_bytes,
+                    live_bytes: live_bytes_of(header),
                     object_bytes: header.object_bytes(),
                     wall_unix_ms: header.wall_unix_ms,
                     dead_since: 0,
@@ -117,6 +229,11 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
     end.stored_sequence = header.sequence;
     end.next_sequence = header.next_sequence;
     Ok(())
+}
+
+/// What of a new segment's data the map will name: an order has none that anybody reads.
+pub(crate) fn live_bytes_of(header: &SegmentHeader) -> u64 {
+    if header.role == SegmentRole::Order { 0 } else { header.data_bytes }
 }
 
 /// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is

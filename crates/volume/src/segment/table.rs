@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
+use sawmill_format::kept::DeadEntry;
 
 use crate::gc::policy::Candidate;
 
@@ -32,42 +33,48 @@ pub(crate) struct Totals {
     pub(crate) live_bytes: u64,
     pub(crate) object_bytes: u64,
     /// Of these, what is in segments without any live data: they only wait to be deleted.
-    pub(crate) dead_data_bytes: u64,
-    /// See `dead_data_bytes`.
     pub(crate) dead_object_bytes: u64,
     /// Of `dead_object_bytes`, what another checkpoint would change nothing about.
     pub(crate) settled_object_bytes: u64,
+    /// Live data in segments of its own: an ancestor's are not for it to collect.
+    pub(crate) own_live_bytes: u64,
+    /// Data in segments of its own that hold any live data.
+    pub(crate) own_used_bytes: u64,
 }
 
 impl Totals {
-    /// Data in segments that hold any live data.
-    pub(crate) fn used_data_bytes(&self) -> u64 {
-        self.data_bytes - self.dead_data_bytes
-    }
-
-    fn add(&mut self, info: &SegmentInfo) {
+    /// Counts a segment in; `own` says whose it is.
+    fn add(&mut self, info: &SegmentInfo, own: bool) {
         self.segments += 1;
         self.data_bytes += info.data_bytes;
         self.live_bytes += info.live_bytes;
         self.object_bytes += info.object_bytes;
-        if info.live_bytes == 0 {
-            self.died(info);
+        match info.live_bytes {
+            0 => self.dead_object_bytes += info.object_bytes,
+            live_bytes if own => {
+                self.own_live_bytes += live_bytes;
+                self.own_used_bytes += info.data_bytes;
+            }
+            _ => {}
+        }
+        if info.is_settled {
+            self.settled_object_bytes += info.object_bytes;
         }
     }
 
-    fn died(&mut self, info: &SegmentInfo) {
-        self.dead_data_bytes += info.data_bytes;
-        self.dead_object_bytes += info.object_bytes;
-    }
-
-    fn remove(&mut self, info: &SegmentInfo) {
+    /// Counts a segment out again.
+    fn remove(&mut self, info: &SegmentInfo, own: bool) {
         self.segments -= 1;
         self.data_bytes -= info.data_bytes;
         self.live_bytes -= info.live_bytes;
         self.object_bytes -= info.object_bytes;
-        if info.live_bytes == 0 {
-            self.dead_data_bytes -= info.data_bytes;
-            self.dead_object_bytes -= info.object_bytes;
+        match info.live_bytes {
+            0 => self.dead_object_bytes -= info.object_bytes,
+            live_bytes if own => {
+                self.own_live_bytes -= live_bytes;
+                self.own_used_bytes -= info.data_bytes;
+            }
+            _ => {}
         }
         if info.is_settled {
             self.settled_object_bytes -= info.object_bytes;
@@ -85,13 +92,30 @@ struct Inner {
 #[derive(Default)]
 pub(crate) struct SegmentTable {
     inner: RwLock<Inner>,
+    /// The last sequence that belongs to an ancestor; 0: there is none.
+    ancestral_through: u32,
 }
 
 impl SegmentTable {
+    /// An empty table of a volume whose sequences up to `ancestral_through` belong to its ancestors.
+    pub(crate) fn behind(ancestral_through: u32) -> Self {
+        SegmentTable { ancestral_through, ..SegmentTable::default() }
+    }
+
+    /// An empty table of the same volume.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::behind(self.ancestral_through)
+    }
+
+    /// Whether a segment is there and its own.
+    pub(crate) fn is_own(&self, sequence: u32) -> bool {
+        sequence > self.ancestral_through && self.inner.read().by_sequence.contains_key(&sequence)
+    }
+
     /// Adds a segment; all of its data counts as live until [`lose`](Self::lose) is told otherwise.
     pub(crate) fn add(&self, sequence: u32, info: SegmentInfo) {
         let mut inner = self.inner.write();
-        inner.totals.add(&info);
+        inner.totals.add(&info, sequence > self.ancestral_through);
         inner.by_sequence.insert(sequence, info);
     }
 
@@ -100,12 +124,10 @@ impl SegmentTable {
         let Inner { by_sequence, totals } = &mut *self.inner.write();
         for (sequence, bytes) in losses {
             if let Some(info) = by_sequence.get_mut(sequence) {
-                let lost = (*bytes).min(info.live_bytes);
-                info.live_bytes -= lost;
-                totals.live_bytes -= lost;
-                if lost > 0 && info.live_bytes == 0 {
-                    totals.died(info);
-                }
+                let own = *sequence > self.ancestral_through;
+                totals.remove(info, own);
+                info.live_bytes -= (*bytes).min(info.live_bytes);
+                totals.add(info, own);
             }
         }
     }
@@ -113,7 +135,7 @@ impl SegmentTable {
     pub(crate) fn remove(&self, sequence: u32) {
         let mut inner = self.inner.write();
         if let Some(info) = inner.by_sequence.remove(&sequence) {
-            inner.totals.remove(&info);
+            inner.totals.remove(&info, sequence > self.ancestral_through);
         }
     }
 
@@ -126,8 +148,13 @@ impl SegmentTable {
     }
 
     /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all
-    /// segments for it; the second list holds those that an earlier checkpoint had already found dead.
-    pub(crate) fn freeze(&self, number: u64) -> (Vec<SegmentEntry>, Vec<u32>) {
+    /// segments for it; the second list holds those that an earlier checkpoint had already found dead and
+    /// that nobody `needs`, asked with the sequence and the checkpoint that found it dead.
+    pub(crate) fn freeze(
+        &self,
+        number: u64,
+        needs: &dyn Fn(u32, u64) -> bool,
+    ) -> (Vec<SegmentEntry>, Vec<u32>) {
         let Inner { by_sequence, totals } = &mut *self.inner.write();
         let mut deletable = Vec::new();
         let mut entries = Vec::with_capacity(by_sequence.len());
@@ -136,7 +163,9 @@ impl SegmentTable {
                 if info.dead_since == 0 {
                     info.dead_since = number;
                 } else {
-                    deletable.push(*sequence);
+                    if !needs(*sequence, info.dead_since) {
+                        deletable.push(*sequence);
+                    }
                     if !info.is_settled {
                         info.is_settled = true;
                         totals.settled_object_bytes += info.object_bytes;
@@ -157,10 +186,11 @@ impl SegmentTable {
         (entries, deletable)
     }
 
-    /// The segments with live data, for collection.
+    /// The segments of its own with live data, for collection.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let inner = self.inner.read();
-        let used = inner.by_sequence.iter().filter(|(_, info)| info.live_bytes > 0);
+        let own = inner.by_sequence.range(self.ancestral_through + 1..);
+        let used = own.filter(|(_, info)| info.live_bytes > 0);
         used.map(|(sequence, info)| Candidate {
             sequence: *sequence,
             live_bytes: info.live_bytes,
@@ -168,6 +198,14 @@ impl SegmentTable {
             wall_unix_ms: info.wall_unix_ms,
         })
         .collect()
+    }
+
+    /// Since which checkpoint each dead segment is dead.
+    pub(crate) fn dead(&self) -> Vec<DeadEntry> {
+        let inner = self.inner.read();
+        let dead = inner.by_sequence.iter().filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
+        dead.map(|(sequence, info)| DeadEntry { sequence: u64::from(*sequence), since: info.dead_since })
+            .collect()
     }
 
     /// Every segment, for checks.

@@ -1,0 +1,463 @@
+//! What of a volume's past is kept: the block at the end of a checkpoint of version 2, the orders in the log
+//! that change it, and the pins by which clones hold their ancestors.
+//!
+//! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and dead segments
+//! are sorted by sequence.
+//!
+//! Not here: which segment a cut needs, and when a cut ends (the engine's).
+
+use crate::error::{check_field, check_identity};
+use crate::ids::{PutId, VolumeId};
+use crate::layout::{count_u32, layout};
+use crate::preamble::{self, CRC_BYTES, Kind};
+use crate::{FormatError, Result, crc};
+
+layout! {
+    /// Bytes of the head of the block; cuts, lineage and dead segments follow.
+    kept_at, "Kept block", 32;
+    RETENTION_S: 0, 8, "retention_s";
+    PINS_NEXT: 8, 8, "pins_next";
+    CUT_COUNT: 16, 4, "cut_count";
+    LINEAGE_COUNT: 20, 4, "lineage_count";
+    DEAD_COUNT: 24, 4, "dead_count";
+    RESERVED: 28, 4, "reserved";
+}
+
+layout! {
+    /// Bytes of one cut.
+    cut_at, "Cut entry", 192;
+    NUMBER: 0, 8, "number";
+    PUT_ID: 8, 16, "put_id";
+    THROUGH_SEQUENCE: 24, 8, "through_sequence";
+    POSITION: 32, 8, "position";
+    WALL_UNIX_MS: 40, 8, "wall_unix_ms";
+    PIN: 48, 8, "pin";
+    KIND: 56, 1, "kind";
+    NAME_BYTES: 57, 1, "name_bytes";
+    RESERVED: 58, 6, "reserved";
+    NAME: 64, 128, "name";
+}
+
+layout! {
+    /// Bytes of one ancestor.
+    lineage_at, "Lineage entry", 48;
+    THROUGH_SEQUENCE: 0, 8, "through_sequence";
+    VOLUME_ID: 8, 16, "volume_id";
+    PIN: 24, 8, "pin";
+    CUT_NUMBER: 32, 8, "cut_number";
+    CUT_THROUGH: 40, 8, "cut_through";
+}
+
+layout! {
+    /// Bytes of one dead segment.
+    dead_at, "Dead entry", 16;
+    SEQUENCE: 0, 8, "sequence";
+    SINCE: 8, 8, "since";
+}
+
+layout! {
+    /// Bytes of a pin: an object of the base, made by whoever clones it.
+    pin_at, "Pin", 224;
+    PREAMBLE: 0, 16, "preamble";
+    VOLUME_ID: 16, 16, "volume_id";
+    PUT_ID: 32, 16, "put_id";
+    SLOT: 48, 8, "slot";
+    CLONE_ID: 56, 16, "clone_id";
+    NUMBER: 72, 8, "number";
+    THROUGH_SEQUENCE: 80, 8, "through_sequence";
+    NAME_BYTES: 88, 1, "name_bytes";
+    RESERVED: 89, 3, "reserved";
+    NAME: 92, 128, "name";
+    CRC: 220, 4, "crc";
+}
+
+/// The version of a checkpoint that has this block.
+pub const CHECKPOINT_VERSION: u16 = 2;
+/// The longest name of a snapshot.
+pub const NAME_BYTES_MAX: usize = 128;
+const WHAT: &str = "kept block";
+
+/// Why a cut is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum CutKind {
+    /// A checkpoint inside the retention window; everything after it is kept too.
+    Retained = 1,
+    /// A snapshot: it has a name.
+    Snapshot = 2,
+    /// A clone needs it.
+    Pin = 3,
+}
+
+/// A state of the past that can be had again: a checkpoint, and the segments after it up to some.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CutEntry {
+    /// Why it is kept.
+    pub kind: CutKind,
+    /// The checkpoint it begins from.
+    pub number: u64,
+    /// The last segment it includes.
+    pub through_sequence: u64,
+    /// The name of a snapshot; empty for the other kinds.
+    pub name: String,
+    /// The put of the checkpoint.
+    pub put_id: PutId,
+    /// All writes below this journal position are included.
+    pub position: u64,
+    /// When it was, in milliseconds since 1970, UTC, by the writer's clock.
+    pub wall_unix_ms: u64,
+    /// The slot of a pin; 0 for the other kinds.
+    pub pin: u64,
+}
+
+/// A range of sequences that another volume's segments have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LineageEntry {
+    /// Sequences up to this one, and after that of the entry before, are segments of that volume.
+    pub through_sequence: u64,
+    /// The ancestor.
+    pub volume_id: VolumeId,
+    /// The slot of our pin there.
+    pub pin: u64,
+    /// The checkpoint of the ancestor that our pin names.
+    pub cut_number: u64,
+    /// The last segment of the ancestor that our pin names.
+    pub cut_through: u64,
+}
+
+/// A segment without live bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeadEntry {
+    /// The segment.
+    pub sequence: u64,
+    /// The number of the checkpoint that first found it so.
+    pub since: u64,
+}
+
+/// The block.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// How far back every moment is kept; 0: not at all.
+    pub retention_s: u64,
+    /// The first pin slot that was not there yet.
+    pub pins_next: u64,
+    /// What is kept, sorted.
+    pub cuts: Vec<CutEntry>,
+    /// Whose segments those below our own are, sorted.
+    pub lineage: Vec<LineageEntry>,
+    /// Since when dead segments are dead, sorted.
+    pub dead: Vec<DeadEntry>,
+}
+
+impl Kept {
+    /// Whether there is nothing to say.
+    pub fn is_empty(&self) -> bool {
+        *self == Kept::default()
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut head = [0; kept_at::SIZE];
+        kept_at::RETENTION_S.put(&mut head, self.retention_s.to_le_bytes());
+        kept_at::PINS_NEXT.put(&mut head, self.pins_next.to_le_bytes());
+        kept_at::CUT_COUNT.put(&mut head, count_u32(self.cuts.len()).to_le_bytes());
+        kept_at::LINEAGE_COUNT.put(&mut head, count_u32(self.lineage.len()).to_le_bytes());
+        kept_at::DEAD_COUNT.put(&mut head, count_u32(self.dead.len()).to_le_bytes());
+        let mut bytes = head.to_vec();
+        for cut in &self.cuts {
+            bytes.extend(cut.encode());
+        }
+        for entry in &self.lineage {
+            let mut row = [0; lineage_at::SIZE];
+            lineage_at::THROUGH_SEQUENCE.put(&mut row, entry.through_sequence.to_le_bytes());
+            lineage_at::VOLUME_ID.put(&mut row, entry.volume_id.0);
+            lineage_at::PIN.put(&mut row, entry.pin.to_le_bytes());
+            lineage_at::CUT_NUMBER.put(&mut row, entry.cut_number.to_le_bytes());
+            lineage_at::CUT_THROUGH.put(&mut row, entry.cut_through.to_le_bytes());
+            bytes.extend(row);
+        }
+        for entry in &self.dead {
+            let mut row = [0; dead_at::SIZE];
+            dead_at::SEQUENCE.put(&mut row, entry.sequence.to_le_bytes());
+            dead_at::SINCE.put(&mut row, entry.since.to_le_bytes());
+            bytes.extend(row);
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Kept> {
+        preamble::check_available(WHAT, bytes, kept_at::SIZE)?;
+        let (head, rows) = bytes.split_at(kept_at::SIZE);
+        let sizes = [kept_at::CUT_COUNT, kept_at::LINEAGE_COUNT, kept_at::DEAD_COUNT]
+            .map(|field| u64::from(field.u32(head)));
+        let [cuts, lineage, dead] = sizes;
+        let need =
+            cuts * cut_at::SIZE as u64 + lineage * lineage_at::SIZE as u64 + dead * dead_at::SIZE as u64;
+        check_field(WHAT, "cut_count", "the counts do not agree with kept_bytes", need == rows.len() as u64)?;
+        preamble::check_reserved(Kind::Checkpoint, head, &[kept_at::RESERVED])?;
+        let (cuts, rows) = rows.split_at(cuts as usize * cut_at::SIZE);
+        let (lineage, dead) = rows.split_at(lineage as usize * lineage_at::SIZE);
+        let kept = Kept {
+            retention_s: kept_at::RETENTION_S.u64(head),
+            pins_next: kept_at::PINS_NEXT.u64(head),
+            cuts: cuts.chunks_exact(cut_at::SIZE).map(CutEntry::decode).collect::<Result<_>>()?,
+            lineage: lineage.chunks_exact(lineage_at::SIZE).map(get_lineage).collect(),
+            dead: dead.chunks_exact(dead_at::SIZE).map(get_dead).collect(),
+        };
+        check_field(WHAT, "retention_s", "version 1 says that nothing is kept", !kept.is_empty())?;
+        Ok(kept)
+    }
+
+    /// Whether the fields keep the rules of the block.
+    pub(crate) fn check(&self) -> Result<()> {
+        let cuts = self.cuts.is_sorted_by(|one, next| one < next);
+        check_field(WHAT, "number", "the cuts are not sorted, or one is there twice", cuts)?;
+        let lineage = self.lineage.is_sorted_by(|one, next| one.through_sequence < next.through_sequence);
+        check_field(WHAT, "through_sequence", "the lineage is not sorted", lineage)?;
+        let dead = self.dead.is_sorted_by(|one, next| one.sequence < next.sequence);
+        check_field(WHAT, "sequence", "the dead segments are not sorted", dead)?;
+        for cut in &self.cuts {
+            let named = cut.name.is_empty() != (cut.kind == CutKind::Snapshot);
+            check_field(WHAT, "name", "snapshots have names, and nothing else has", named)?;
+            let fits = cut.name.len() <= NAME_BYTES_MAX;
+            check_field(WHAT, "name_bytes", "a name is too long", fits)?;
+        }
+        Ok(())
+    }
+}
+
+fn get_lineage(row: &[u8]) -> LineageEntry {
+    LineageEntry {
+        through_sequence: lineage_at::THROUGH_SEQUENCE.u64(row),
+        volume_id: VolumeId(lineage_at::VOLUME_ID.array(row)),
+        pin: lineage_at::PIN.u64(row),
+        cut_number: lineage_at::CUT_NUMBER.u64(row),
+        cut_through: lineage_at::CUT_THROUGH.u64(row),
+    }
+}
+
+fn get_dead(row: &[u8]) -> DeadEntry {
+    DeadEntry { sequence: dead_at::SEQUENCE.u64(row), since: dead_at::SINCE.u64(row) }
+}
+
+/// The name in a field of 128 bytes; what follows it is zero.
+fn get_name(bytes: &[u8], name_bytes: u8) -> Result<String> {
+    let why = "it is no name";
+    let wrong = FormatError::Field { what: WHAT, field: "name", why };
+    let (name, rest) = bytes.split_at_checked(usize::from(name_bytes)).ok_or(wrong.clone())?;
+    check_field(WHAT, "name", "bytes follow after its end", rest.iter().all(|byte| *byte == 0))?;
+    str::from_utf8(name).map(str::to_owned).map_err(|_| wrong)
+}
+
+/// A name as a field; longer ones are cut, which [`Kept::check`] refuses before.
+fn name_field(name: &str) -> ([u8; NAME_BYTES_MAX], u8) {
+    let mut field = [0; NAME_BYTES_MAX];
+    let length = name.len().min(NAME_BYTES_MAX);
+    field[..length].copy_from_slice(&name.as_bytes()[..length]);
+    (field, length as u8)
+}
+
+impl CutEntry {
+    fn encode(&self) -> [u8; cut_at::SIZE] {
+        let mut row = [0; cut_at::SIZE];
+        let (name, name_bytes) = name_field(&self.name);
+        cut_at::NUMBER.put(&mut row, self.number.to_le_bytes());
+        cut_at::PUT_ID.put(&mut row, self.put_id.0);
+        cut_at::THROUGH_SEQUENCE.put(&mut row, self.through_sequence.to_le_bytes());
+        cut_at::POSITION.put(&mut row, self.position.to_le_bytes());
+        cut_at::WALL_UNIX_MS.put(&mut row, self.wall_unix_ms.to_le_bytes());
+        cut_at::PIN.put(&mut row, self.pin.to_le_bytes());
+        cut_at::KIND.put(&mut row, [self.kind as u8]);
+        cut_at::NAME_BYTES.put(&mut row, [name_bytes]);
+        cut_at::NAME.put(&mut row, name);
+        row
+    }
+
+    fn decode(row: &[u8]) -> Result<CutEntry> {
+        preamble::check_reserved(Kind::Checkpoint, row, &[cut_at::RESERVED])?;
+        Ok(CutEntry {
+            kind: match cut_at::KIND.u8(row) {
+                1 => CutKind::Retained,
+                2 => CutKind::Snapshot,
+                3 => CutKind::Pin,
+                _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" }),
+            },
+            number: cut_at::NUMBER.u64(row),
+            through_sequence: cut_at::THROUGH_SEQUENCE.u64(row),
+            name: get_name(cut_at::NAME.of(row), cut_at::NAME_BYTES.u8(row))?,
+            put_id: PutId(cut_at::PUT_ID.array(row)),
+            position: cut_at::POSITION.u64(row),
+            wall_unix_ms: cut_at::WALL_UNIX_MS.u64(row),
+            pin: cut_at::PIN.u64(row),
+        })
+    }
+}
+
+layout! {
+    /// Bytes of an order: the data of a segment with that role.
+    order_at, "Order", 176;
+    KIND: 0, 1, "kind";
+    NAME_BYTES: 1, 1, "name_bytes";
+    RESERVED: 2, 6, "reserved";
+    RETENTION_S: 8, 8, "retention_s";
+    NUMBER: 16, 8, "number";
+    PUT_ID: 24, 16, "put_id";
+    THROUGH_SEQUENCE: 40, 8, "through_sequence";
+    NAME: 48, 128, "name";
+}
+
+/// What somebody ordered at a place of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// The state here gets a name.
+    CreateSnapshot(String),
+    /// The snapshot of this name ends.
+    DeleteSnapshot(String),
+    /// How far back every moment is kept from here on, in seconds; 0: not at all.
+    SetRetention(u64),
+    /// The disk is from here on as it was at that cut.
+    RollBack {
+        /// The checkpoint it begins from.
+        number: u64,
+        /// The put of that checkpoint.
+        put_id: PutId,
+        /// The last segment it includes.
+        through_sequence: u64,
+    },
+}
+
+impl Order {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; order_at::SIZE];
+        let kind = match self {
+            Order::CreateSnapshot(name) | Order::DeleteSnapshot(name) => {
+                let (name, name_bytes) = name_field(name);
+                order_at::NAME_BYTES.put(&mut bytes, [name_bytes]);
+                order_at::NAME.put(&mut bytes, name);
+                if matches!(self, Order::CreateSnapshot(_)) { 1 } else { 2 }
+            }
+            Order::SetRetention(retention_s) => {
+                order_at::RETENTION_S.put(&mut bytes, retention_s.to_le_bytes());
+                3
+            }
+            Order::RollBack { number, put_id, through_sequence } => {
+                order_at::NUMBER.put(&mut bytes, number.to_le_bytes());
+                order_at::PUT_ID.put(&mut bytes, put_id.0);
+                order_at::THROUGH_SEQUENCE.put(&mut bytes, through_sequence.to_le_bytes());
+                4
+            }
+        };
+        order_at::KIND.put(&mut bytes, [kind]);
+        bytes
+    }
+
+    /// Reads an order; fields that its kind has no use for are zero.
+    pub fn decode(bytes: &[u8]) -> Result<Order> {
+        const WHAT: &str = "order";
+        preamble::check_available(WHAT, bytes, order_at::SIZE)?;
+        check_field(WHAT, "length", "bytes follow after the end", bytes.len() == order_at::SIZE)?;
+        let name = || get_name(order_at::NAME.of(bytes), order_at::NAME_BYTES.u8(bytes));
+        let order = match order_at::KIND.u8(bytes) {
+            1 => Order::CreateSnapshot(name()?),
+            2 => Order::DeleteSnapshot(name()?),
+            3 => Order::SetRetention(order_at::RETENTION_S.u64(bytes)),
+            4 => Order::RollBack {
+                number: order_at::NUMBER.u64(bytes),
+                put_id: PutId(order_at::PUT_ID.array(bytes)),
+                through_sequence: order_at::THROUGH_SEQUENCE.u64(bytes),
+            },
+            _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind of order" }),
+        };
+        if order.encode() != bytes {
+            return Err(FormatError::Reserved { what: WHAT });
+        }
+        Ok(order)
+    }
+}
+
+/// A clone's hold on a volume. Slots are taken one after the other and never given up, so that whoever asks
+/// for the next one by name misses none; a clone that ends leaves a word at [`released_key`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The volume that is held.
+    pub volume_id: VolumeId,
+    /// This put.
+    pub put_id: PutId,
+    /// Which slot, from 1.
+    pub slot: u64,
+    /// The clone.
+    pub clone_id: VolumeId,
+    /// The checkpoint it begins from.
+    pub number: u64,
+    /// The last segment it needs.
+    pub through_sequence: u64,
+    /// The clone's name when it was made, for people.
+    pub name: String,
+}
+
+impl Pin {
+    /// The object's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; pin_at::SIZE - CRC_BYTES];
+        let (name, name_bytes) = name_field(&self.name);
+        preamble::put(&mut bytes, Kind::Pin, pin_at::SIZE);
+        pin_at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
+        pin_at::PUT_ID.put(&mut bytes, self.put_id.0);
+        pin_at::SLOT.put(&mut bytes, self.slot.to_le_bytes());
+        pin_at::CLONE_ID.put(&mut bytes, self.clone_id.0);
+        pin_at::NUMBER.put(&mut bytes, self.number.to_le_bytes());
+        pin_at::THROUGH_SEQUENCE.put(&mut bytes, self.through_sequence.to_le_bytes());
+        pin_at::NAME_BYTES.put(&mut bytes, [name_bytes]);
+        pin_at::NAME.put(&mut bytes, name);
+        crc::seal(&mut bytes);
+        bytes
+    }
+
+    /// Reads the whole object.
+    pub fn decode(bytes: &[u8], volume_id: VolumeId, slot: u64) -> Result<Pin> {
+        const WHAT: &str = Kind::Pin.name();
+        preamble::open_whole(bytes, Kind::Pin, pin_at::SIZE)?;
+        preamble::check_reserved(Kind::Pin, bytes, &[pin_at::RESERVED])?;
+        check_identity(WHAT, "volume_id", volume_id, VolumeId(pin_at::VOLUME_ID.array(bytes)))?;
+        check_identity(WHAT, "slot", slot, pin_at::SLOT.u64(bytes))?;
+        Ok(Pin {
+            volume_id,
+            put_id: PutId(pin_at::PUT_ID.array(bytes)),
+            slot,
+            clone_id: VolumeId(pin_at::CLONE_ID.array(bytes)),
+            number: pin_at::NUMBER.u64(bytes),
+            through_sequence: pin_at::THROUGH_SEQUENCE.u64(bytes),
+            name: get_name(pin_at::NAME.of(bytes), pin_at::NAME_BYTES.u8(bytes))?,
+        })
+    }
+}
+
+/// The key of a pin.
+pub fn pin_key(volume_id: VolumeId, slot: u64) -> String {
+    format!("{}{slot:020}", pin_prefix(volume_id))
+}
+
+/// The prefix of all pins of a volume, for listing.
+pub fn pin_prefix(volume_id: VolumeId) -> String {
+    format!("{volume_id}/pin/")
+}
+
+/// The slot in a pin's key, or in the key of its release.
+pub fn parse_slot(key: &str) -> Option<u64> {
+    crate::layout::parse_number(key.rsplit_once('/')?.1)
+}
+
+/// The key of the word that the clone of a slot is gone; a copy of the pin.
+pub fn released_key(volume_id: VolumeId, slot: u64) -> String {
+    format!("{}{slot:020}", released_prefix(volume_id))
+}
+
+/// The prefix of all such words, for listing.
+pub fn released_prefix(volume_id: VolumeId) -> String {
+    format!("{volume_id}/released/")
+}
+
+/// The key of the word that a volume has been deleted and its data goes with its last pin.
+pub fn tombstone_key(volume_id: VolumeId) -> String {
+    format!("{volume_id}/deleted")
+}

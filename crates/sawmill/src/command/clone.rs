@@ -1,0 +1,58 @@
+//! `sawmill clone`: a new volume that begins as another one is, or was.
+
+use clap::Args;
+
+use super::Context;
+use crate::exit::{Exit, Failure, Result};
+use crate::{control, output, past, wiring};
+
+/// Make a volume that begins as another one is now, or was at a cut. No data is copied.
+///
+/// VOL@CUT is a snapshot, a time or a position: disk1@before, disk1@2026-11-21T10:00:00Z, disk1@position:N.
+/// Either can be deleted first: what the other needs stays.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The volume to begin from, with or without @CUT.
+    #[arg(value_name = "VOL[@CUT]")]
+    base: String,
+
+    /// Name of the new volume, in the same store.
+    #[arg(value_name = "NEW")]
+    name: String,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let base = context.places.resolve_cut(&arguments.base)?;
+    let new = if arguments.name.contains('/') {
+        let new = context.places.resolve(&arguments.name)?;
+        if new.store_url != base.store_url {
+            return Err(Failure::usage(format!(
+                "{} and {} are in different stores; a clone shares its base's data, so it is in the same one",
+                base.name, new.name
+            )));
+        }
+        new.name
+    } else {
+        arguments.name.clone()
+    };
+    if base.cut.is_none()
+        && let Some((folder, _)) = past::served(&context.places, &base)?
+    {
+        // What has been accepted so far shall be in it.
+        control::wait(&folder, &base.name, "stored", None)?;
+    }
+    let store = wiring::open_store(&base.store_url)?;
+    let cut = base.cut.as_ref().map(|(_, cut)| cut);
+    let record = sawmill_volume::clone(&*store, &base.name, cut, &new, arguments.no_fencing)?;
+    let document = super::info::RecordDocument::new(&base.store_url, &record);
+    if context.json {
+        output::json(&document)?;
+    } else {
+        output::line(&format!("cloned {} to {}", base.shown(), document.name))?;
+    }
+    Ok(Exit::Ok)
+}

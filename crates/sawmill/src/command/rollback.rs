@@ -1,0 +1,50 @@
+//! `sawmill rollback`: a volume becomes what it was.
+
+use clap::Args;
+
+use super::Context;
+use crate::exit::{Exit, Result};
+use crate::moment::parse_cut;
+use crate::output;
+use crate::past::{Attach, Past, order};
+
+/// Make a volume what it was: at a snapshot, at a time, at a position of its log.
+///
+/// The state before gets a snapshot, so that the rollback can be undone; delete that when it is not needed any
+/// more. Whoever has the disk mounted must let it go first: a file system does not expect its disk to change.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Which state: the name of a snapshot, a time such as 2026-11-21T10:00:00Z, or position:N.
+    #[arg(long, value_name = "CUT")]
+    to: String,
+
+    #[command(flatten)]
+    attach: Attach,
+}
+
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    volume: &'a str,
+    rolled_back_to: &'a str,
+    before: &'a str,
+    undo: String,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let cut = parse_cut(&arguments.to)?;
+    let address = context.places.resolve(&arguments.volume)?;
+    let before = order(&context.places, &address, &arguments.attach, &Past::RollBack(cut))?;
+    let before = before.unwrap_or_default();
+    let undo = format!("sawmill rollback {} --to {before}", arguments.volume);
+    if context.json {
+        let rolled_back_to = &arguments.to;
+        output::json(&Document { volume: &address.name, rolled_back_to, before: &before, undo })?;
+    } else {
+        output::line(&format!("{} is what it was at {}; to undo: {undo}", address.name, arguments.to))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,47 @@
+//! `sawmill set`: what of a volume can be changed after it was made.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Context;
+use crate::exit::{Exit, Result};
+use crate::output;
+use crate::past::{Attach, Past, order};
+use crate::units::{human_duration, parse_duration};
+
+/// Change a setting of a volume.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Keep every stored moment for this long: 24h, 90m; 0: none.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    retention: Duration,
+
+    #[command(flatten)]
+    attach: Attach,
+}
+
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    volume: &'a str,
+    retention_s: u64,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let retention_s = arguments.retention.as_secs();
+    order(&context.places, &address, &arguments.attach, &Past::SetRetention(retention_s))?;
+    if context.json {
+        output::json(&Document { volume: &address.name, retention_s })?;
+    } else if retention_s == 0 {
+        output::line(&format!("{}: the past is not kept, but for snapshots", address.name))?;
+    } else {
+        let shown = human_duration(Duration::from_secs(retention_s));
+        output::line(&format!("{}: every stored moment is kept for {shown}", address.name))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,247 @@
+//! What of the past is kept, and which segments that needs.
+//!
+//! Invariants: names are unique; a cut's checkpoint was durable when the cut was entered; `needs` never says
+//! no to a segment that some cut can reach.
+//!
+//! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K` still maps
+//! was live at `K`, so the first checkpoint that finds it dead has a higher number. A segment behind `K`'s last
+//! one was not in `K`, so the same holds. Nothing behind the cut's own last segment matters, except to a
+//! retained checkpoint, from which any later moment is rolled forward to.
+
+use std::sync::Arc;
+
+use sawmill_format::checkpoint::Checkpoint;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{CutEntry, CutKind, LineageEntry, Order};
+
+use super::PinSeen;
+
+/// Where in the log an order stands, and the checkpoint that was the newest there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) number: u64,
+    pub(crate) put_id: PutId,
+    /// The last segment the checkpoint includes.
+    pub(crate) root_sequence: u64,
+    pub(crate) root_wall_unix_ms: u64,
+    pub(crate) root_position: u64,
+    pub(crate) sequence: u64,
+    pub(crate) position: u64,
+    pub(crate) wall_unix_ms: u64,
+}
+
+impl Place {
+    /// A place in the log behind `root`.
+    pub(crate) fn behind(root: &Checkpoint, sequence: u64, position: u64, wall_unix_ms: u64) -> Self {
+        Place {
+            number: root.number,
+            put_id: root.put_id,
+            root_sequence: root.through_sequence,
+            root_wall_unix_ms: root.wall_unix_ms,
+            root_position: root.position,
+            sequence,
+            position,
+            wall_unix_ms,
+        }
+    }
+}
+
+/// See the head of this file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CutBook {
+    pub(crate) retention_s: u64,
+    /// The first pin slot that was not there when it was last asked for; 0 is 1.
+    pub(crate) pins_next: u64,
+    pub(crate) cuts: Vec<CutEntry>,
+}
+
+impl CutBook {
+    /// What a checkpoint says, with the checkpoint itself when moments are retained.
+    pub(crate) fn of(root: &Checkpoint) -> Self {
+        let kept = &root.kept;
+        let mut book =
+            CutBook { retention_s: kept.retention_s, pins_next: kept.pins_next, cuts: kept.cuts.clone() };
+        book.retain_root(root);
+        book
+    }
+
+    /// A durable checkpoint begins a retained moment, when any are kept.
+    pub(crate) fn retain_root(&mut self, root: &Checkpoint) {
+        if self.retention_s > 0 {
+            self.add_retained(&Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms));
+        }
+    }
+
+    fn add_retained(&mut self, place: &Place) {
+        if self.retained().any(|cut| cut.number == place.number && cut.put_id == place.put_id) {
+            return;
+        }
+        self.add(CutEntry {
+            kind: CutKind::Retained,
+            number: place.number,
+            through_sequence: place.root_sequence,
+            name: String::new(),
+            put_id: place.put_id,
+            position: place.root_position,
+            wall_unix_ms: place.root_wall_unix_ms,
+            pin: 0,
+        });
+    }
+
+    /// A clone's pin was met.
+    pub(crate) fn note(&mut self, seen: &PinSeen) {
+        self.pins_next = self.pins_next.max(seen.slot + 1);
+        self.add(CutEntry {
+            kind: CutKind::Pin,
+            number: seen.pin.number,
+            through_sequence: seen.pin.through_sequence,
+            name: String::new(),
+            put_id: seen.pin.put_id,
+            position: 0,
+            wall_unix_ms: 0,
+            pin: seen.slot,
+        });
+    }
+
+    pub(crate) fn add(&mut self, cut: CutEntry) {
+        let at = self.cuts.partition_point(|other| *other < cut);
+        self.cuts.insert(at, cut);
+    }
+
+    /// The snapshot of that name.
+    pub(crate) fn snapshot(&self, name: &str) -> Option<&CutEntry> {
+        self.cuts.iter().find(|cut| cut.kind == CutKind::Snapshot && cut.name == name)
+    }
+
+    /// Checkpoints from which any later moment can be had, oldest first.
+    pub(crate) fn retained(&self) -> impl Iterator<Item = &CutEntry> {
+        self.cuts.iter().filter(|cut| cut.kind == CutKind::Retained)
+    }
+
+    /// Carries out an order; a rollback changes only the map.
+    pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
+        match order {
+            Order::CreateSnapshot(name) => {
+                if self.snapshot(name).is_none() {
+                    self.add(CutEntry {
+                        kind: CutKind::Snapshot,
+                        number: place.number,
+                        through_sequence: place.sequence,
+                        name: name.clone(),
+                        put_id: place.put_id,
+                        position: place.position,
+                        wall_unix_ms: place.wall_unix_ms,
+                        pin: 0,
+                    });
+                }
+            }
+            Order::DeleteSnapshot(name) => {
+                self.cuts.retain(|cut| cut.kind != CutKind::Snapshot || cut.name != *name);
+            }
+            Order::SetRetention(retention_s) => {
+                self.retention_s = *retention_s;
+                if *retention_s > 0 && self.retained().next().is_none() {
+                    self.add_retained(place);
+                }
+            }
+            Order::RollBack { .. } => {}
+        }
+    }
+
+    /// Gives up what has left the retention window: every retained checkpoint but the newest one at or before
+    /// the start of the window, and those after it.
+    pub(crate) fn prune(&mut self, now_unix_ms: u64) {
+        let start = now_unix_ms.saturating_sub(self.retention_s.saturating_mul(1000));
+        let base = self.retained().filter(|cut| cut.wall_unix_ms <= start).map(|cut| cut.number).max();
+        let bound = match (self.retention_s, base) {
+            (0, _) => u64::MAX,
+            (_, Some(number)) => number,
+            (_, None) => 0,
+        };
+        self.cuts.retain(|cut| cut.kind != CutKind::Retained || cut.number >= bound);
+    }
+
+    /// Whether some cut can reach a segment that checkpoint `dead_since` was the first to find dead.
+    pub(crate) fn needs(&self, sequence: u64, dead_since: u64) -> bool {
+        needs(&self.cuts, sequence, dead_since)
+    }
+}
+
+/// See [`CutBook::needs`].
+pub(crate) fn needs(cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
+    cuts.iter().any(|cut| {
+        dead_since > cut.number && (cut.kind == CutKind::Retained || sequence <= cut.through_sequence)
+    })
+}
+
+/// Whose segments a volume's map names: those of its ancestors have the lower sequences.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lineage(Arc<[LineageEntry]>);
+
+impl Lineage {
+    pub(crate) fn new(entries: &[LineageEntry]) -> Self {
+        Lineage(entries.into())
+    }
+
+    /// The ancestor that owns a segment; `None` when it is the volume's own.
+    pub(crate) fn ancestor(&self, sequence: u64) -> Option<(usize, VolumeId)> {
+        let index = self.0.partition_point(|entry| entry.through_sequence < sequence);
+        self.0.get(index).map(|entry| (index, entry.volume_id))
+    }
+
+    /// The volume that owns a segment.
+    pub(crate) fn owner(&self, own: VolumeId, sequence: u64) -> VolumeId {
+        self.ancestor(sequence).map_or(own, |(_, volume_id)| volume_id)
+    }
+
+    pub(crate) fn entries(&self) -> &[LineageEntry] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(kind: CutKind, number: u64, through_sequence: u64, wall_unix_ms: u64) -> CutEntry {
+        let name = if kind == CutKind::Snapshot { format!("s{number}") } else { String::new() };
+        let put_id = PutId([number as u8; 16]);
+        CutEntry { kind, number, through_sequence, name, put_id, position: 0, wall_unix_ms, pin: 0 }
+    }
+
+    #[test]
+    fn a_snapshot_needs_what_died_after_its_checkpoint_up_to_its_end() {
+        let book = CutBook { cuts: vec![cut(CutKind::Snapshot, 5, 100, 0)], ..CutBook::default() };
+        assert!(book.needs(100, 6));
+        assert!(!book.needs(101, 6), "it came later");
+        assert!(!book.needs(50, 5), "it was dead already");
+    }
+
+    #[test]
+    fn the_window_keeps_one_checkpoint_before_its_start() {
+        let cuts = [(1, 1000), (2, 2000), (3, 3000), (4, 4000)];
+        let cuts: Vec<_> =
+            cuts.iter().map(|(number, wall)| cut(CutKind::Retained, *number, 0, *wall)).collect();
+        let mut book = CutBook { retention_s: 2, cuts, ..CutBook::default() };
+        book.prune(4500);
+        assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [2, 3, 4]);
+        assert!(book.needs(u64::MAX, 3) && !book.needs(1, 2));
+        book.retention_s = 0;
+        book.prune(4500);
+        assert_eq!(book.retained().count(), 0);
+    }
+
+    #[test]
+    fn a_sequence_belongs_to_the_first_ancestor_that_reaches_it() {
+        let entry = |through_sequence, id| LineageEntry {
+            through_sequence,
+            volume_id: VolumeId([id; 16]),
+            pin: 1,
+            cut_number: 1,
+            cut_through: through_sequence,
+        };
+        let lineage = Lineage::new(&[entry(10, 1), entry(20, 2)]);
+        let owner = |sequence| lineage.owner(VolumeId([3; 16]), sequence).0[0];
+        assert_eq!([1, 10, 11, 20, 21].map(owner), [1, 1, 2, 2, 3]);
+    }
+}

@@ -1,0 +1,273 @@
+//! Clones: a volume that begins from a cut of another, and shares its segments.
+//!
+//! A clone has an id, a map and a log of its own. Its sequences go on behind those of its base, so a sequence
+//! tells whose segment it is; its first checkpoint says which range is whose (the lineage). Nothing is copied
+//! but the map.
+//!
+//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still kept
+//! and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut or a
+//! volume makes that durable first and asks for pins after it (`keeper::pins`, `burial`): so one of the two
+//! sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name; `check`
+//! of the base says so.
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{CutKind, Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key};
+use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::volume_record::{VolumeRecord, volume_key};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+
+use super::find::{Cut, stored_cut};
+use super::{Kin, let_go};
+use crate::ask::{self, store_error};
+use crate::map::GROUP_BYTES;
+use crate::open::{self, Stored, demand_fencing};
+use crate::recovery::{Reporter, checkpoint};
+use crate::world::{RealWorld, World};
+use crate::{Error, ErrorKind, Result, names};
+
+/// How often a clone of the present is tried anew because the base went on meanwhile.
+const TRIES_MAX: u32 = 8;
+
+/// A pin that was met.
+pub(crate) struct PinSeen {
+    pub(crate) slot: u64,
+    pub(crate) pin: Pin,
+}
+
+/// Makes volume `name` of the state of volume `base` at `cut`, or of everything of it that is stored.
+pub fn clone(
+    store: &dyn ObjectStore,
+    base: &str,
+    cut: Option<&Cut>,
+    name: &str,
+    no_fencing: bool,
+) -> Result<VolumeRecord> {
+    names::check_name(name)?;
+    if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
+        return Err(names::exists(name));
+    }
+    demand_fencing(store, no_fencing)?;
+    clone_in(&RealWorld::default(), store, base, cut, name)
+}
+
+/// As [`clone`] in a given world, without a probe of the store.
+pub fn clone_in(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    base: &str,
+    cut: Option<&Cut>,
+    name: &str,
+) -> Result<VolumeRecord> {
+    names::check_name(name)?;
+    for _ in 0..TRIES_MAX {
+        let stored = match cut {
+            None => open::stored(store, base, &mut Reporter::new(world))?,
+            Some(cut) => stored_cut(store, base, cut, &mut Reporter::new(world))?,
+        };
+        let clone_id = VolumeId(world.random()?);
+        let lineage = pin_all(world, store, &stored, clone_id, name)?;
+        match look_again(store, base, &stored, cut) {
+            Ok(true) => return write(world, store, &stored, clone_id, lineage, name),
+            // The base went on: what was pinned may not be whole.
+            Ok(false) => release(world, store, clone_id, &lineage),
+            Err(error) => {
+                release(world, store, clone_id, &lineage);
+                return Err(error);
+            }
+        }
+    }
+    let text = format!(
+        "volume {base} goes on faster than it can be cloned: make a snapshot of it, and clone that instead"
+    );
+    Err(Error::new(ErrorKind::Unavailable, text))
+}
+
+/// Pins the cut in the volume and in its ancestors. Returns the clone's lineage.
+fn pin_all(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    stored: &Stored,
+    clone_id: VolumeId,
+    name: &str,
+) -> Result<Vec<LineageEntry>> {
+    let mut lineage = stored.view.lineage.entries().to_vec();
+    let base = LineageEntry {
+        through_sequence: stored.end.next_sequence - 1,
+        volume_id: stored.record.volume_id,
+        pin: 0,
+        cut_number: stored.newest.checkpoint.number,
+        cut_through: stored.end.stored_sequence,
+    };
+    // A clone that has written nothing owns nothing that a clone of it could need.
+    if lineage.last().is_none_or(|last| last.through_sequence < base.through_sequence) {
+        lineage.push(base);
+    }
+    let mut done: Vec<LineageEntry> = Vec::new();
+    for entry in &lineage {
+        match put_pin(world, store, entry, clone_id, name) {
+            Ok(slot) => done.push(LineageEntry { pin: slot, ..*entry }),
+            Err(error) => {
+                release(world, store, clone_id, &done);
+                return Err(error);
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Puts a pin into the first free slot. Slots are taken without gaps: one is tried only after the one before
+/// it was seen.
+fn put_pin(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    entry: &LineageEntry,
+    clone_id: VolumeId,
+    name: &str,
+) -> Result<u64> {
+    let prefix = pin_prefix(entry.volume_id);
+    let listed = Blocking(store).list(&prefix, Class::Read).map_err(|error| store_error(&error))?;
+    let mut slot = listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
+    // A list may show what is not there any more, of a volume that was deleted.
+    while slot > 1 && ask::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?.is_none() {
+        slot -= 1;
+    }
+    loop {
+        let pin = Pin {
+            volume_id: entry.volume_id,
+            put_id: PutId(world.random()?),
+            slot,
+            clone_id,
+            number: entry.cut_number,
+            through_sequence: entry.cut_through,
+            name: name.to_owned(),
+        };
+        let put =
+            Blocking(store).put(&pin_key(entry.volume_id, slot), Bytes::from(pin.encode()), Class::Upload);
+        match put.map_err(|error| store_error(&error))? {
+            PutOutcome::Created => return Ok(slot),
+            PutOutcome::Taken => slot += 1,
+        }
+    }
+}
+
+/// After the pins are there: whether the base is still there under its name, with the cut, and its own hold on
+/// its ancestors.
+fn look_again(store: &dyn ObjectStore, base: &str, stored: &Stored, cut: Option<&Cut>) -> Result<bool> {
+    let record = names::find(store, base)?;
+    let root = &stored.newest.checkpoint;
+    if record.volume_id != root.volume_id {
+        let text = format!("volume {base} was deleted and made anew meanwhile: nothing was cloned");
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    for entry in stored.view.lineage.entries() {
+        let released = released_key(entry.volume_id, entry.pin);
+        if ask::get(store, &released, None, Class::Read)?.is_some() {
+            let text = format!("volume {base} has let go of its ancestors meanwhile: nothing was cloned");
+            return Err(Error::new(ErrorKind::NotFound, text));
+        }
+    }
+    let newest = checkpoint::newest(store, record.volume_id)?.checkpoint;
+    if (newest.number, newest.put_id) == (root.number, root.put_id) {
+        return Ok(true);
+    }
+    let through = stored.end.stored_sequence;
+    let kept = newest.kept.cuts.iter().any(|entry| {
+        let reaches = match entry.kind {
+            CutKind::Retained => true,
+            CutKind::Snapshot => entry.through_sequence >= through,
+            CutKind::Pin => false,
+        };
+        reaches && (entry.number, entry.put_id) == (root.number, root.put_id)
+    });
+    if !kept && cut.is_some() {
+        tracing::debug!("the cut is not in checkpoint {}", newest.number);
+    }
+    Ok(kept)
+}
+
+/// Writes the clone's map and first checkpoint, then its name.
+fn write(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    stored: &Stored,
+    clone_id: VolumeId,
+    lineage: Vec<LineageEntry>,
+    name: &str,
+) -> Result<VolumeRecord> {
+    let put_id = PutId(world.random()?);
+    let mut parts = Vec::new();
+    let mut objects = Vec::new();
+    for group in stored.view.map.groups() {
+        let extents: Vec<_> = stored.view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+        if extents.is_empty() {
+            continue;
+        }
+        let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+            Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
+        })?;
+        parts.push(PartEntry {
+            group,
+            number: 1,
+            put_id,
+            bytes: bytes.len() as u32,
+            extents: extents.len() as u32,
+            crc: part_crc(&bytes),
+        });
+        objects.push((part_key(&identity), bytes));
+    }
+    let (mut segments, _) = stored.view.segments.freeze(1, &|_, _| true);
+    segments.retain(|segment| segment.live_bytes > 0);
+    let root = Checkpoint {
+        volume_id: clone_id,
+        put_id,
+        number: 1,
+        epoch: 0,
+        through_sequence: stored.end.next_sequence - 1,
+        next_sequence: stored.end.next_sequence,
+        position: stored.end.position,
+        wall_unix_ms: world.unix_ms(),
+        size_bytes: stored.record.size_bytes,
+        clean: true,
+        extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
+        live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
+        segments,
+        parts,
+        kept: Kept { lineage: lineage.clone(), ..Kept::default() },
+    };
+    objects.push((checkpoint_key(clone_id, 1), root.encode()));
+    let record = VolumeRecord {
+        volume_id: clone_id,
+        put_id,
+        created_unix_ms: world.unix_ms(),
+        name: name.to_owned(),
+        ..stored.record.clone()
+    };
+    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+    let named = ask::put_all(store, objects).and_then(|()| {
+        Blocking(store)
+            .put(&volume_key(name), Bytes::from(encoded), Class::Upload)
+            .map_err(|error| store_error(&error))
+    });
+    match named {
+        Ok(PutOutcome::Created) => Ok(record),
+        Ok(PutOutcome::Taken) => {
+            // Ours alone: nobody can have found them. A failure leaves small objects behind.
+            let _ = Blocking(store).delete(keys, Class::Background);
+            release(world, store, clone_id, &lineage);
+            Err(names::exists(name))
+        }
+        // The name may yet land: what it needs stays.
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives pins back, as far as the store lets us; what stays only keeps data alive.
+fn release(world: &dyn World, store: &dyn ObjectStore, clone_id: VolumeId, lineage: &[LineageEntry]) {
+    if let Err(error) = let_go(world, store, &Kin { clone_id, lineage }) {
+        tracing::warn!("pins of a clone that was not made stay behind: {error}");
+    }
+}

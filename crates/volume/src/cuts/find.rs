@@ -1,0 +1,237 @@
+//! A cut by name, time or position: which checkpoint it begins from, and how far to roll forward.
+//!
+//! Invariants: what is returned is exactly the state at a boundary of segments; a cut that is not kept any
+//! more is an error, never another cut.
+
+use std::fmt;
+
+use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, checkpoint_key, kept_key};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_store::{Class, ObjectStore};
+
+use super::book::CutBook;
+use crate::open::{self, Stored};
+use crate::recovery::Reporter;
+use crate::recovery::checkpoint::{self, Newest};
+use crate::recovery::roll_forward::{Until, roll_forward_until};
+use crate::shared::View;
+use crate::world::{RealWorld, World};
+use crate::{Error, ErrorKind, Result, ask};
+
+/// Which state of a volume's past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The snapshot of this name.
+    Snapshot(String),
+    /// The newest state at or before this moment, in milliseconds since 1970, UTC, by the writer's clock.
+    Time(u64),
+    /// The newest state that has no write at or past this position of the log.
+    Position(u64),
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cut::Snapshot(name) => write!(f, "snapshot {name:?}"),
+            Cut::Time(unix_ms) => write!(f, "the moment {unix_ms} ms after 1970"),
+            Cut::Position(position) => write!(f, "position {position}"),
+        }
+    }
+}
+
+/// Where a cut begins and ends.
+pub(crate) struct Entry {
+    pub(crate) number: u64,
+    pub(crate) put_id: PutId,
+    pub(crate) until: Until,
+    /// The segment that must be met, for a cut that names its last one.
+    pub(crate) last: Option<u64>,
+}
+
+/// Finds a cut among what a volume keeps; `root` is its newest checkpoint.
+pub(crate) fn entry_of(book: &CutBook, root: &Checkpoint, cut: &Cut) -> Result<Entry> {
+    if let Cut::Snapshot(name) = cut {
+        let entry = book.snapshot(name).ok_or_else(|| {
+            let text = format!("there is no snapshot {name:?}: `sawmill snapshot list` shows them");
+            Error::new(ErrorKind::NotFound, text)
+        })?;
+        let through = entry.through_sequence;
+        let until = Until { sequence: through, ..Until::END };
+        return Ok(Entry { number: entry.number, put_id: entry.put_id, until, last: Some(through) });
+    }
+    let (wall, position) = match cut {
+        Cut::Time(unix_ms) => (*unix_ms, u64::MAX),
+        Cut::Position(position) => (u64::MAX, *position),
+        Cut::Snapshot(_) => (u64::MAX, u64::MAX),
+    };
+    let fits = |entry: &&CutEntry| entry.wall_unix_ms <= wall && entry.position <= position;
+    let Some(found) = book.retained().filter(fits).max_by_key(|entry| entry.number) else {
+        let oldest = book.retained().map(|entry| (entry.wall_unix_ms, entry.position)).min();
+        let text = match oldest {
+            None => format!(
+                "{cut} is not kept: the volume has no retention; `sawmill set --retention 24h` keeps every \
+                 moment from then on, and `sawmill snapshot list` shows what else there is"
+            ),
+            Some((wall, position)) => format!(
+                "{cut} is before what is kept: the oldest is position {position}, {wall} ms after 1970; see \
+                 `sawmill log`"
+            ),
+        };
+        return Err(Error::new(ErrorKind::NotFound, text));
+    };
+    // What comes after the next checkpoint is found from there, and after a rollback only from there.
+    let next = book.retained().filter(|entry| entry.number > found.number).min_by_key(|entry| entry.number);
+    let sequence = match next {
+        Some(next) => next.through_sequence,
+        None if root.number > found.number => root.through_sequence,
+        None => u64::MAX,
+    };
+    let until = Until { sequence, wall_unix_ms: wall, position };
+    Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
+}
+
+/// Reads a volume's state at a cut.
+pub(crate) fn stored_cut(
+    store: &dyn ObjectStore,
+    name: &str,
+    cut: &Cut,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    let now = open::stored(store, name, reporter)?;
+    let entry = entry_of(&now.view.cuts.lock(), &now.newest.checkpoint, cut)?;
+    let root = kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
+    let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
+    reporter
+        .step("cut", format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position));
+    let number_max = now.newest.number_max;
+    let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
+    Ok(Stored { record: now.record, newest, view, end })
+}
+
+/// The map at a cut that begins from `root`.
+pub(crate) fn state_at(
+    store: &dyn ObjectStore,
+    root: &Checkpoint,
+    entry: &Entry,
+) -> Result<(View, crate::recovery::roll_forward::LogEnd)> {
+    let mut view = checkpoint::load(store, root)?;
+    let mut end = open::start_of(root);
+    roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.until)?;
+    // A checkpoint's own last segment is not met again.
+    if entry.last.is_some_and(|last| last != end.stored_sequence) {
+        let text = format!("the segments of the cut end at {}", end.stored_sequence);
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    Ok((view, end))
+}
+
+fn gone(cut: &Cut, error: Error) -> Error {
+    if error.kind() != ErrorKind::Corrupt {
+        return error;
+    }
+    let text =
+        format!("{cut} cannot be had: it was given up meanwhile, or its objects are damaged ({error})");
+    Error::new(ErrorKind::NotFound, text)
+}
+
+/// The checkpoint of a cut: its kept copy, or, while it is among the newest, itself.
+pub(crate) fn kept_root(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    put_id: PutId,
+) -> Result<Checkpoint> {
+    let identity = CheckpointIdentity { volume_id, number };
+    let mut damage = None;
+    for key in [kept_key(volume_id, number, put_id), checkpoint_key(volume_id, number)] {
+        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
+        match Checkpoint::decode(&bytes, &identity) {
+            // A late root of a writer that was shut out may have taken the place of one that went.
+            Ok(root) if root.put_id == put_id => return Ok(root),
+            Ok(_) => {}
+            Err(error) => damage = Some(format!("{key}: {error}")),
+        }
+    }
+    Err(match damage {
+        Some(text) => Error::new(ErrorKind::Corrupt, text),
+        None => {
+            let text = format!("checkpoint {number} of the cut is gone: the cut was given up meanwhile");
+            Error::new(ErrorKind::NotFound, text)
+        }
+    })
+}
+
+/// One cut, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutInfo {
+    /// Why it is kept.
+    pub kind: CutKind,
+    /// Its name, of a snapshot.
+    pub name: String,
+    /// Its checkpoint.
+    pub number: u64,
+    /// All writes below this position are in it.
+    pub position: u64,
+    /// When it was.
+    pub wall_unix_ms: u64,
+    /// Bytes of objects that would be deleted if it alone were given up.
+    pub unique_bytes: u64,
+    /// Bytes of segment objects that it needs and others need too.
+    pub shared_bytes: u64,
+}
+
+/// What a volume keeps of its past.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PastReport {
+    /// How far back every moment is kept; 0: not at all.
+    pub retention_s: u64,
+    /// The end of what is stored.
+    pub position: u64,
+    /// When the newest stored segment or checkpoint was made, as far as is known.
+    pub wall_unix_ms: u64,
+    /// The cuts, by kind, then oldest first.
+    pub cuts: Vec<CutInfo>,
+}
+
+/// What a volume keeps, as the store says it.
+pub fn past(store: &dyn ObjectStore, name: &str) -> Result<PastReport> {
+    let world = RealWorld::default();
+    let stored = open::stored(store, name, &mut Reporter::new(&world))?;
+    let book = stored.view.cuts.lock().clone();
+    let segments = stored.view.segments.snapshot();
+    let now_number = stored.newest.checkpoint.number + 1;
+    let info = |cut: &CutEntry| {
+        let alone = std::slice::from_ref(cut);
+        let others: Vec<_> = book.cuts.iter().filter(|other| *other != cut).cloned().collect();
+        let (mut unique_bytes, mut shared_bytes) = (0, 0);
+        for (sequence, info) in &segments {
+            let since = match (info.live_bytes, info.dead_since) {
+                (1.., _) => u64::MAX,
+                (0, 0) => now_number,
+                (0, since) => since,
+            };
+            if !super::book::needs(alone, u64::from(*sequence), since) {
+                continue;
+            }
+            let lives = info.live_bytes > 0 || super::book::needs(&others, u64::from(*sequence), since);
+            *(if lives { &mut shared_bytes } else { &mut unique_bytes }) += info.object_bytes;
+        }
+        CutInfo {
+            kind: cut.kind,
+            name: cut.name.clone(),
+            number: cut.number,
+            position: cut.position,
+            wall_unix_ms: cut.wall_unix_ms,
+            unique_bytes,
+            shared_bytes,
+        }
+    };
+    let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
+    Ok(PastReport {
+        retention_s: book.retention_s,
+        position: stored.end.position,
+        wall_unix_ms: newest.max(stored.newest.checkpoint.wall_unix_ms).min(world.unix_ms()),
+        cuts: book.cuts.iter().map(info).collect(),
+    })
+}

@@ -1,0 +1,133 @@
+//! Orders: snapshots, retention, rollback. Each becomes a segment of its own behind everything that was
+//! accepted when it was given, and is done when that segment is stored: then no fence stands before it, and
+//! every recovery meets it.
+//!
+//! Invariants: one order at a time is on its way; what an order needs of the past is not given up meanwhile.
+
+use bytes::Bytes;
+use sawmill_format::kept::Order;
+use sawmill_format::segment::{
+    FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentRole, frame_seal, raw_frames,
+};
+
+use super::{Keeper, is_padding};
+use crate::cuts::Place;
+use crate::segment::builder::Built;
+use crate::shared::View;
+use crate::{Error, ErrorKind, Result, limits};
+
+/// An order on its way to the keeper.
+pub(crate) struct Ordered {
+    pub(crate) order: Order,
+    /// The map of the cut, for a rollback.
+    pub(crate) then: Option<View>,
+    /// Everything accepted before this position comes first.
+    pub(crate) position: u64,
+    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
+impl Keeper {
+    pub(super) fn take_orders(&mut self) {
+        self.orders.extend(self.shared.inbox.take_orders());
+    }
+
+    /// The volume has ended: whoever ordered something is told why.
+    pub(super) fn refuse_orders(&mut self) {
+        self.take_orders();
+        let ended = || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
+        let error = self.shared.state.refusal().unwrap_or_else(ended);
+        for ordered in self.ordered.take().into_iter().chain(self.orders.drain(..)) {
+            (ordered.tell)(Err(error.clone()));
+        }
+    }
+
+    /// Sends the next order when everything before it is on its way.
+    pub(super) fn carry_out_orders(&mut self) {
+        while self.ordered.is_none() && self.uploads.len() < self.options.uploads_max {
+            let Some(front) = self.orders.front() else { return };
+            let before = |record: &&std::sync::Arc<crate::record::Record>| record.position < front.position;
+            let sealed = self.received_end >= front.position
+                && self.pending.iter().take_while(before).all(|record| is_padding(record));
+            if !sealed {
+                return;
+            }
+            let Some(ordered) = self.orders.pop_front() else { return };
+            if let Err(error) = self.check_order(&ordered.order) {
+                (ordered.tell)(Err(error));
+                continue;
+            }
+            match self.build_order(&ordered.order) {
+                Ok(built) => {
+                    self.ordered = Some(ordered);
+                    self.send_batch(built, Vec::new());
+                }
+                Err(error) => {
+                    (ordered.tell)(Err(error.clone()));
+                    return self.shared.fail(error);
+                }
+            }
+        }
+    }
+
+    /// Whether an order can be carried out, given all orders before it.
+    fn check_order(&self, order: &Order) -> Result<()> {
+        let view = self.shared.view();
+        let book = view.cuts.lock();
+        match order {
+            Order::CreateSnapshot(name) if book.snapshot(name).is_some() => {
+                let text = format!("there is a snapshot {name:?} already: choose another name, or delete it");
+                Err(Error::new(ErrorKind::Exists, text))
+            }
+            Order::DeleteSnapshot(name) if book.snapshot(name).is_none() => {
+                let text = format!("there is no snapshot {name:?}: `sawmill snapshot list` shows them");
+                Err(Error::new(ErrorKind::NotFound, text))
+            }
+            Order::RollBack { number, put_id, .. }
+                if !book.cuts.iter().any(|cut| cut.number == *number && cut.put_id == *put_id) =>
+            {
+                let text = "the cut to roll back to was given up meanwhile: nothing was changed";
+                Err(Error::new(ErrorKind::NotFound, text))
+            }
+            _ if self.next_sequence >= limits::SEQUENCE_MAX => {
+                let text = "the volume has used up its segment sequences; copy it to a new one";
+                Err(Error::new(ErrorKind::Full, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The segment that holds an order.
+    fn build_order(&self, order: &Order) -> Result<Built> {
+        let data = order.encode();
+        let data_bytes = data.len() as u64;
+        let mut header =
+            SegmentHeader { data_bytes, ..self.header(SegmentRole::Order, self.sealed_position)? };
+        header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
+            Error::new(ErrorKind::Internal, format!("an order does not fit a segment: {error}"))
+        })?;
+        let mut object = header.encode();
+        let header_bytes = object.len() as u32;
+        let SegmentHeader { volume_id, sequence, epoch, .. } = header;
+        let mut head = [0; FRAME_HEAD_BYTES];
+        frame_seal(&FrameIdentity { volume_id, sequence, epoch, frame: 0 }, &data, &mut head);
+        object.extend_from_slice(&head);
+        object.extend_from_slice(&data);
+        let (object, resident, coalesced_bytes) = (Bytes::from(object), Vec::new(), 0);
+        Ok(Built { header, object, header_bytes, resident, coalesced_bytes })
+    }
+
+    /// The segment of the order under way is stored, and so is all before it.
+    pub(super) fn finish_order(&mut self, header: &SegmentHeader) {
+        let Some(ordered) = self.ordered.take() else { return };
+        let view = self.shared.view();
+        let place =
+            Place::behind(&self.newest_root, header.sequence, header.position_end, header.wall_unix_ms);
+        view.cuts.lock().apply(&ordered.order, &place);
+        if let Some(then) = ordered.then {
+            *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
+            // Recovery shall not have to go through the cut again for long.
+            self.log_bytes = self.log_bytes.max(self.options.checkpoint_bytes);
+        }
+        (ordered.tell)(Ok(()));
+    }
+}

@@ -1,0 +1,138 @@
+//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts begin
+//! from, their parts, and the segments that cuts can reach.
+//!
+//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest two
+//! and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either can
+//! be read with all its cuts.
+
+use std::collections::HashSet;
+
+use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, kept_key};
+use sawmill_format::ids::PutId;
+use sawmill_format::kept::{CutEntry, CutKind, Kept};
+
+use super::Keeper;
+use super::checkpoint::Outgoing;
+use crate::cuts::needs;
+use crate::shared::View;
+
+/// Which map parts are still named.
+#[derive(Default)]
+pub(super) struct NamedParts {
+    named: HashSet<(u64, u64, PutId)>,
+    /// Of cuts that older attachments made the parts are not known: none up to here is given up.
+    unknown_through: u64,
+}
+
+impl NamedParts {
+    pub(super) fn holds(&self, group: u64, number: u64, put_id: PutId) -> bool {
+        number <= self.unknown_through || self.named.contains(&(group, number, put_id))
+    }
+}
+
+/// Which copies of checkpoints are still needed.
+#[derive(Default)]
+pub(super) struct Roots {
+    pub(super) kept: HashSet<(u64, PutId)>,
+    /// Some may be there that are not.
+    pub(super) to_look_for: bool,
+}
+
+impl Roots {
+    /// What the newest two checkpoints keep.
+    pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, had_copies: &mut bool) -> Self {
+        let name = |cut: &CutEntry| (cut.number, cut.put_id);
+        let begun = |root: &Checkpoint| {
+            root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(name).collect::<HashSet<_>>()
+        };
+        let mut kept = begun(newest);
+        kept.extend(begun(before));
+        // Once more after the last of them went.
+        let to_look_for = std::mem::replace(had_copies, !kept.is_empty()) || !kept.is_empty();
+        Roots { kept, to_look_for }
+    }
+}
+
+/// Whether a key is that of a checkpoint's copy.
+pub(super) fn is_copy(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
+}
+
+impl Keeper {
+    /// Adds copies of the checkpoints that cuts begin from, where there are none yet. Returns their numbers.
+    pub(super) fn copy_roots(&mut self, view: &View, objects: &mut Vec<Outgoing>) -> Vec<u64> {
+        if self.ordered.is_none() {
+            view.cuts.lock().prune(self.shared.world.unix_ms());
+        }
+        let book = view.cuts.lock();
+        let begins = |root: &Checkpoint| {
+            book.cuts
+                .iter()
+                .any(|cut| cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (root.number, root.put_id))
+        };
+        self.uncopied.retain(begins);
+        let mut copies = Vec::new();
+        for root in self.uncopied.iter().chain([&self.newest_root]).filter(|root| begins(root)) {
+            objects.push(Outgoing::new(kept_key(root.volume_id, root.number, root.put_id), root.encode()));
+            copies.push(root.number);
+        }
+        copies
+    }
+
+    /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
+    pub(super) fn freeze_past(&self, view: &View, number: u64) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
+        let book = view.cuts.lock().clone();
+        let before = &self.newest_root.kept.cuts;
+        let needed = |sequence: u32, dead_since: u64| {
+            let sequence = u64::from(sequence);
+            book.needs(sequence, dead_since) || needs(before, sequence, dead_since)
+        };
+        let (segments, deletable) = view.segments.freeze(number, &needed);
+        let dead = if book.cuts.is_empty() { Vec::new() } else { view.segments.dead() };
+        let kept = Kept {
+            retention_s: book.retention_s,
+            pins_next: book.pins_next,
+            cuts: book.cuts,
+            lineage: view.lineage.entries().to_vec(),
+            dead,
+        };
+        (kept, segments, deletable)
+    }
+
+    /// The parts that the newest two checkpoints and all cuts name, when `root` is the newest.
+    pub(super) fn named_parts(&mut self, root: &Checkpoint) -> NamedParts {
+        let view = self.shared.view();
+        let book = view.cuts.lock();
+        let begun: HashSet<u64> = book
+            .cuts
+            .iter()
+            .chain(&root.kept.cuts)
+            .chain(&self.newest_root.kept.cuts)
+            .filter(|cut| cut.kind != CutKind::Pin)
+            .map(|cut| cut.number)
+            .collect();
+        self.cut_parts.retain(|number, _| begun.contains(number));
+        if begun.contains(&self.newest_root.number) {
+            self.cut_parts.insert(self.newest_root.number, self.newest_root.parts.clone());
+        }
+        let unknown =
+            begun.iter().filter(|number| **number != root.number && !self.cut_parts.contains_key(number));
+        let unknown_through = unknown.copied().max().unwrap_or(0);
+        let parts = root.parts.iter().chain(&self.newest_root.parts).chain(self.cut_parts.values().flatten());
+        let named = parts.map(|part| (part.group, part.number, part.put_id)).collect();
+        NamedParts { named, unknown_through }
+    }
+
+    /// `root` is durable, and with it the copies of those in `copies`.
+    pub(super) fn take_over(&mut self, root: Checkpoint, copies: &[u64]) {
+        let old = std::mem::replace(&mut self.newest_root, root);
+        self.uncopied.retain(|root| !copies.contains(&root.number));
+        let view = self.shared.view();
+        let mut book = view.cuts.lock();
+        let begins = |cut: &CutEntry| (cut.number, cut.put_id) == (old.number, old.put_id);
+        if !copies.contains(&old.number) && book.cuts.iter().any(begins) {
+            self.uncopied.push(old);
+        }
+        book.retain_root(&self.newest_root);
+    }
+}

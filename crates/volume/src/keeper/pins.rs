@@ -1,0 +1,82 @@
+//! What clones need: pins are looked up after the checkpoint that allows a delete is durable, and before the
+//! delete.
+//!
+//! Why that is safe: a clone puts its pin and *then* looks whether its cut is still kept. If it found the cut
+//! kept, it looked before the checkpoint without the cut was durable, so its pin was there when we ask. Slots
+//! are taken one after the other and asked for by name, so no list that lags can hide one.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use sawmill_format::kept::{CutEntry, CutKind, Pin, parse_slot, pin_key, released_prefix};
+use sawmill_store::{Class, Get, StoreErrorKind};
+
+use super::{Event, Keeper};
+use crate::cuts::PinSeen;
+
+impl Keeper {
+    /// Asks for the next pin that was never seen; what is doomed goes when there is none.
+    pub(super) fn ask_for_pins(&mut self, doomed: Vec<u32>) {
+        let slot = self.shared.view().cuts.lock().pins_next.max(1);
+        let key = pin_key(self.shared.record.volume_id, slot);
+        let answered = self.shared.clone();
+        let tell = move |outcome| answered.inbox.push_event(Event::PinAsked { doomed, slot, outcome });
+        self.shared.store.get(Get { key, range: None, class: Class::Background }, Box::new(tell));
+    }
+
+    pub(super) fn hear_pin(
+        &mut self,
+        doomed: Vec<u32>,
+        slot: u64,
+        outcome: sawmill_store::Result<Bytes>,
+        now: Duration,
+    ) {
+        let pin = match outcome {
+            Err(error) if error.kind() == StoreErrorKind::NotFound => {
+                return self.delete_unpinned(doomed);
+            }
+            Err(error) => Err(error.to_string()),
+            Ok(bytes) => {
+                Pin::decode(&bytes, self.shared.record.volume_id, slot).map_err(|error| error.to_string())
+            }
+        };
+        let pin = match pin {
+            Ok(pin) => pin,
+            Err(error) => {
+                let key = pin_key(self.shared.record.volume_id, slot);
+                return self
+                    .hear_cleanup_failed(format!("dead segments, as {key} cannot be read: {error}"), now);
+            }
+        };
+        let view = self.shared.view();
+        let kept: Vec<u32> = {
+            let mut book = view.cuts.lock();
+            book.note(&PinSeen { slot, pin });
+            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
+            doomed.into_iter().filter(|one| !book.needs(u64::from(*one), since(*one))).collect()
+        };
+        self.ask_for_pins(kept);
+    }
+
+    /// Finds pins whose clones are gone. A list that lags only lets them live longer.
+    pub(super) fn list_releases(&mut self) {
+        let pinned = self.shared.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin);
+        if pinned {
+            let prefix = released_prefix(self.shared.record.volume_id);
+            self.list(
+                prefix,
+                None,
+                |_| true,
+                |keys| Event::ReleasesListed {
+                    slots: keys.iter().filter_map(|key| parse_slot(key)).collect(),
+                },
+            );
+        }
+    }
+
+    pub(super) fn hear_releases(&mut self, slots: &[u64]) {
+        self.cleaning -= 1;
+        let gone = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
+        self.shared.view().cuts.lock().cuts.retain(|cut| !gone(cut));
+    }
+}

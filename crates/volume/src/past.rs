@@ -1,0 +1,90 @@
+//! What an open volume is told about its past: snapshots, retention, rollback.
+//!
+//! Each waits until its order is stored. Not here: how (`keeper::orders`), and what it needs (`cuts`).
+
+use std::sync::mpsc::sync_channel;
+
+use sawmill_format::kept::Order;
+
+use crate::cuts::{Cut, entry_of, kept_root, state_at};
+use crate::keeper::Ordered;
+use crate::names::check_name;
+use crate::recovery::checkpoint;
+use crate::shared::View;
+use crate::volume::Volume;
+use crate::{Error, ErrorKind, Result};
+
+/// How a rollback is undone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undo {
+    /// The snapshot of the state before.
+    pub snapshot: String,
+}
+
+impl Volume {
+    /// Gives the present state a name: everything accepted before this call, and perhaps some of what comes
+    /// while it runs, all of it stored when it returns. Writes go on meanwhile.
+    pub fn create_snapshot(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        self.carry_out(Order::CreateSnapshot(name.to_owned()), None)
+    }
+
+    /// Ends a snapshot; what it alone needs is deleted in time.
+    pub fn delete_snapshot(&self, name: &str) -> Result<()> {
+        self.carry_out(Order::DeleteSnapshot(name.to_owned()), None)
+    }
+
+    /// How far back every moment is kept from now on, in seconds; 0: not at all.
+    pub fn set_retention(&self, retention_s: u64) -> Result<()> {
+        self.carry_out(Order::SetRetention(retention_s), None)
+    }
+
+    /// Makes the disk what it was at a cut. The state before gets a snapshot, to undo it. Writes that are
+    /// under way meanwhile come before or after it.
+    pub fn roll_back(&self, cut: &Cut) -> Result<Undo> {
+        let now = self.shared.world.unix_ms();
+        let snapshot = format!("before-rollback-{now}");
+        let (order, then) = self.find(cut)?;
+        self.create_snapshot(&snapshot)?;
+        self.carry_out(order, Some(then))?;
+        Ok(Undo { snapshot })
+    }
+
+    /// The order that rolls back to a cut, and the map there.
+    fn find(&self, cut: &Cut) -> Result<(Order, View)> {
+        let shared = &self.shared;
+        let volume_id = shared.record.volume_id;
+        let newest = checkpoint::newest(&*shared.store, volume_id)?.checkpoint;
+        let entry = entry_of(&shared.view().cuts.lock(), &newest, cut)?;
+        let root = kept_root(&*shared.store, volume_id, entry.number, entry.put_id)?;
+        let (then, end) = state_at(&*shared.store, &root, &entry)?;
+        let (number, put_id) = (entry.number, entry.put_id);
+        Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
+    }
+
+    fn carry_out(&self, order: Order, then: Option<View>) -> Result<()> {
+        self.order(order, then)?
+            .recv()
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+    }
+
+    /// Gives an order; the answer comes through the channel.
+    fn order(&self, order: Order, then: Option<View>) -> Result<std::sync::mpsc::Receiver<Result<()>>> {
+        let shared = &self.shared;
+        let Some(journal) = &shared.journal else {
+            let text = "the volume is open for reading only";
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        };
+        if let Some(error) = shared.state.refusal() {
+            return Err(error);
+        }
+        let (tell, hear) = sync_channel(1);
+        let tell = Box::new(move |outcome| {
+            // The asker may have given up.
+            let _ = tell.send(outcome);
+        });
+        let position = journal.ring.next();
+        shared.inbox.push_order(shared, Ordered { order, then, position, tell });
+        Ok(hear)
+    }
+}

@@ -1,0 +1,208 @@
+//! Clones share what they have in common, and none of them, nor their base, loses anything by what becomes of
+//! the others.
+
+mod faulty;
+
+use std::sync::Arc;
+
+use faulty::rig::{MIB, Rig};
+use faulty::{Machine, SEGMENT, keys, slot_version, stored, until, write_slot};
+use sawmill_device::ErrorKind;
+use sawmill_store::{CallKind, Fault};
+use sawmill_volume::{Cut, Volume, check, clone, delete, find};
+
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    machine
+}
+
+/// A machine for another volume of the same store.
+fn machine_for(machine: &Machine, name: &str) -> Machine {
+    let mut other = Machine::over(machine.plain.clone());
+    other.rig.name = name.into();
+    other.options.checkpoint_bytes = MIB;
+    other
+}
+
+fn churn(volume: &Volume, slots: std::ops::Range<u64>, version: u64) {
+    let wanted = volume.status().counters.checkpoints + 4;
+    until("checkpoints", || {
+        for slot in slots.clone() {
+            write_slot(volume, slot, version);
+        }
+        stored(volume);
+        volume.status().counters.checkpoints >= wanted
+    });
+}
+
+fn versions(volume: &Volume) -> [u64; 4] {
+    [0, 1, 2, 3].map(|slot| slot_version(volume, slot, 9))
+}
+
+/// A base with version 1 everywhere, and a snapshot of that.
+fn base(machine: &Machine) -> Arc<Volume> {
+    let volume = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    volume
+}
+
+fn sound(rig: &Rig) {
+    let record = find(&*rig.store, &rig.name).unwrap();
+    assert_eq!(check::check(&*rig.store, &record, &mut |_, _| ()).unwrap().damage, vec![], "{}", rig.name);
+}
+
+fn one() -> Option<Cut> {
+    Some(Cut::Snapshot("one".into()))
+}
+
+#[test]
+fn a_clone_and_its_base_go_their_own_ways() {
+    let machine = machine();
+    let volume = base(&machine);
+    let before = keys(&*machine.plain, "/seg/").len();
+    clone(&*machine.plain, "disk", one().as_ref(), "copy", false).unwrap();
+    assert_eq!(keys(&*machine.plain, "/seg/").len(), before, "no data is copied");
+    volume.delete_snapshot("one").unwrap();
+    churn(&volume, 0..4, 2);
+    let other = machine_for(&machine, "copy");
+    let copy = other.open();
+    assert_eq!(versions(&copy), [1; 4]);
+    churn(&copy, 1..2, 3);
+    churn(&volume, 0..4, 4);
+    assert_eq!((versions(&copy), versions(&volume)), ([1, 3, 1, 1], [4; 4]));
+    copy.close().unwrap();
+    volume.close().unwrap();
+    sound(&other);
+    machine.assert_sound("the base");
+    assert_eq!(versions(&other.open()), [1, 3, 1, 1]);
+}
+
+#[test]
+fn the_present_of_a_served_volume_can_be_cloned() {
+    let machine = machine();
+    let volume = base(&machine);
+    write_slot(&volume, 2, 5);
+    stored(&volume);
+    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    churn(&volume, 0..4, 6);
+    let copy = machine_for(&machine, "copy").open();
+    assert_eq!(versions(&copy), [1, 1, 5, 1]);
+}
+
+#[test]
+fn a_clone_of_a_clone_outlives_both() {
+    let machine = machine();
+    let volume = base(&machine);
+    volume.close().unwrap();
+    clone(&*machine.plain, "disk", one().as_ref(), "child", false).unwrap();
+    let second = machine_for(&machine, "child");
+    let child = second.open();
+    write_slot(&child, 1, 2);
+    child.create_snapshot("one").unwrap();
+    churn(&child, 1..3, 3);
+    clone(&*machine.plain, "child", one().as_ref(), "grandchild", false).unwrap();
+    child.delete_snapshot("one").unwrap();
+    churn(&child, 0..4, 4);
+    child.close().unwrap();
+    let third = machine_for(&machine, "grandchild");
+    let grandchild = third.open();
+    assert_eq!(versions(&grandchild), [1, 2, 1, 1]);
+    let deleted = delete(&*machine.plain, "disk").unwrap();
+    assert_eq!(deleted.pinned_by, ["child", "grandchild"]);
+    assert_eq!(delete(&*machine.plain, "child").unwrap().pinned_by, ["grandchild"]);
+    churn(&grandchild, 3..4, 5);
+    assert_eq!(versions(&grandchild), [1, 2, 1, 5]);
+    grandchild.close().unwrap();
+    sound(&third);
+    assert_eq!(versions(&third.open()), [1, 2, 1, 5]);
+    delete(&*machine.plain, "grandchild").unwrap();
+    // A fence of each volume stays for ever.
+    let left = keys(&*machine.plain, "");
+    assert!(left.len() == 3 && left.iter().all(|key| key.contains("/seg/")), "{left:?}");
+}
+
+#[test]
+fn a_family_can_be_deleted_in_any_order() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for order in orders {
+        let machine = machine();
+        base(&machine).close().unwrap();
+        clone(&*machine.plain, "disk", None, "child", false).unwrap();
+        clone(&*machine.plain, "child", None, "grandchild", false).unwrap();
+        let mut names = vec!["disk", "child", "grandchild"];
+        for index in order {
+            let name = ["disk", "child", "grandchild"][index];
+            delete(&*machine.plain, name).unwrap();
+            names.retain(|other| *other != name);
+            for left in &names {
+                let volume = machine_for(&machine, left).open();
+                assert_eq!(versions(&volume), [1; 4], "{left} after {name} of {order:?}");
+                volume.close().unwrap();
+            }
+        }
+        let left = keys(&*machine.plain, "");
+        assert!(left.iter().all(|key| key.contains("/seg/")) && left.len() <= 3, "{order:?}: {left:?}");
+    }
+}
+
+#[test]
+fn clones_of_one_base_share_its_frames_in_the_cache() {
+    let machine = machine();
+    base(&machine).close().unwrap();
+    let cache = sawmill_volume::open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap();
+    for number in 0..4 {
+        let name = format!("copy{number}");
+        clone(&*machine.plain, "disk", None, &name, false).unwrap();
+        let mut other = machine_for(&machine, &name);
+        other.options.cache = Some(cache.clone());
+        let copy = other.open();
+        assert_eq!(versions(&copy), [1; 4]);
+        copy.close().unwrap();
+    }
+    assert!(cache.stats().bytes <= 4 * SEGMENT as u64, "{:?}", cache.stats());
+}
+
+#[test]
+fn a_clone_of_a_cut_that_went_is_refused() {
+    let machine = machine();
+    let volume = base(&machine);
+    // The snapshot ends, and what it needs goes, between the look at the cut and the pin.
+    let (plain, held) = (machine.plain.clone(), Machine::over(machine.plain.clone()));
+    held.fault(Fault::Delay, |call| call.kind == CallKind::Put && call.key().contains("/pin/"));
+    let store = held.faults.clone();
+    let asks = std::thread::spawn(move || clone(&*store, "disk", one().as_ref(), "copy", true));
+    until("the pin", || !held.faults.held().is_empty());
+    volume.delete_snapshot("one").unwrap();
+    churn(&volume, 0..4, 2);
+    held.faults.release_all();
+    held.heal();
+    let error = asks.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(find(&*plain, "copy").is_err());
+    // Its pin was given back.
+    churn(&volume, 0..4, 3);
+    assert_eq!(keys(&*plain, "/released/").len(), 1);
+}
+
+#[test]
+fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
+    for part in ["/pin/", "/map/", "/checkpoint/", "volumes/"] {
+        let machine = machine();
+        let volume = base(&machine);
+        let other = Machine::over(machine.plain.clone());
+        other.fault(Fault::Fail(sawmill_store::StoreErrorKind::Denied), move |call| {
+            call.kind == CallKind::Put && call.key().contains(part)
+        });
+        assert!(clone(&*other.faults, "disk", one().as_ref(), "copy", true).is_err(), "{part}");
+        assert_eq!(find(&*machine.plain, "copy").unwrap_err().kind(), ErrorKind::NotFound);
+        churn(&volume, 0..4, 2);
+        clone(&*machine.plain, "disk", one().as_ref(), "copy", false).unwrap();
+        assert_eq!(versions(&machine_for(&machine, "copy").open()), [1; 4], "{part}");
+        volume.close().unwrap();
+        machine.assert_sound(part);
+    }
+}

@@ -1,0 +1,323 @@
+//! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as it is kept,
+//! and nothing else is kept.
+
+mod faulty;
+
+use std::sync::Arc;
+
+use faulty::rig::{MIB, Model};
+use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
+use sawmill_device::ErrorKind;
+use sawmill_format::checkpoint::parse_checkpoint_key;
+use sawmill_store::{CallKind, Fault};
+use sawmill_volume::{Cut, CutKind, OpenOptions, Volume, past};
+
+/// Opens the state at a cut to read, or says why not.
+fn open_cut(machine: &Machine, cut: Cut) -> sawmill_volume::Result<Arc<Volume>> {
+    let options = OpenOptions { read_only: true, cut: Some(cut), ..machine.options.clone() };
+    Volume::open(machine.plain.clone(), &machine.name, options)
+}
+
+fn snapshot(name: &str) -> Cut {
+    Cut::Snapshot(name.into())
+}
+
+/// Overwrites slots until so many more checkpoints are durable.
+fn checkpoints(volume: &Volume, slots: std::ops::Range<u64>, version: u64, more: u64) {
+    let wanted = volume.status().counters.checkpoints + more;
+    until("checkpoints", || {
+        for slot in slots.clone() {
+            write_slot(volume, slot, version);
+        }
+        stored(volume);
+        volume.status().counters.checkpoints >= wanted
+    });
+}
+
+/// A machine with small checkpoints.
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    machine
+}
+
+#[test]
+fn a_snapshot_stays_what_it_was_while_the_volume_goes_on() {
+    let machine = machine();
+    let volume = machine.open();
+    for slot in 0..6 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    checkpoints(&volume, 0..6, 2, 6);
+    assert!(volume.status().counters.segments_deleted > 0, "what no cut needs goes");
+    let one = open_cut(&machine, snapshot("one")).unwrap();
+    assert!((0..6).all(|slot| slot_version(&one, slot, 9) == 1));
+    volume.close().unwrap();
+    let volume = machine.open();
+    checkpoints(&volume, 0..6, 3, 4);
+    let again = open_cut(&machine, snapshot("one")).unwrap();
+    assert!((0..6).all(|slot| slot_version(&again, slot, 9) == 1), "also after a restart");
+    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 3));
+    machine.assert_sound("a snapshot and a volume");
+}
+
+#[test]
+fn a_deleted_snapshot_gives_back_what_it_alone_needed() {
+    let machine = machine();
+    let volume = machine.open();
+    for slot in 0..6 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    checkpoints(&volume, 0..6, 2, 4);
+    let report = past(&*machine.plain, "disk").unwrap();
+    assert_eq!(report.cuts.len(), 1);
+    assert!(report.cuts[0].unique_bytes >= 6 * SEGMENT as u64, "{report:?}");
+    volume.delete_snapshot("one").unwrap();
+    let gone = open_cut(&machine, snapshot("one")).err().unwrap();
+    assert_eq!(gone.kind(), ErrorKind::NotFound, "{gone}");
+    checkpoints(&volume, 0..6, 3, 5);
+    // What is live, what two checkpoints keep, and orders: far less than what the snapshot held besides.
+    until("the copies of checkpoints go", || keys(&*machine.plain, "/kept/").is_empty());
+    let left = machine.keys("/seg/").len();
+    volume.close().unwrap();
+    assert!(left < 40, "{left} segments are left");
+    machine.assert_sound("after the snapshot");
+}
+
+#[test]
+fn names_of_snapshots_are_unique_and_checked() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.create_snapshot("one").unwrap();
+    assert_eq!(volume.create_snapshot("one").unwrap_err().kind(), ErrorKind::Exists);
+    assert_eq!(volume.create_snapshot("a/b").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(volume.create_snapshot("").unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(volume.create_snapshot(&"x".repeat(129)).unwrap_err().kind(), ErrorKind::Invalid);
+    volume.create_snapshot(&"x".repeat(128)).unwrap();
+    assert_eq!(volume.delete_snapshot("two").unwrap_err().kind(), ErrorKind::NotFound);
+    volume.delete_snapshot("one").unwrap();
+    volume.create_snapshot("one").unwrap();
+}
+
+#[test]
+fn the_very_first_state_can_be_kept() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.create_snapshot("empty").unwrap();
+    checkpoints(&volume, 0..4, 1, 4);
+    let empty = open_cut(&machine, snapshot("empty")).unwrap();
+    assert!((0..4).all(|slot| slot_version(&empty, slot, 9) == 0));
+    volume.roll_back(&snapshot("empty")).unwrap();
+    assert!((0..4).all(|slot| slot_version(&volume, slot, 9) == 0));
+}
+
+#[test]
+fn a_name_survives_one_damaged_checkpoint() {
+    for wait in [false, true] {
+        let machine = machine();
+        let volume = machine.open();
+        for slot in 0..4 {
+            write_slot(&volume, slot, 1);
+        }
+        volume.create_snapshot("one").unwrap();
+        if wait {
+            checkpoints(&volume, 0..4, 2, 3);
+        } else {
+            write_slot(&volume, 0, 2);
+        }
+        volume.close().unwrap();
+        let newest = machine.keys("/checkpoint/").pop().unwrap();
+        assert!(parse_checkpoint_key(&newest).is_some());
+        machine.tamper(&newest, |bytes| bytes[70] ^= 1);
+        let one = open_cut(&machine, snapshot("one")).unwrap();
+        assert!((0..4).all(|slot| slot_version(&one, slot, 9) == 1), "wait {wait}");
+        let mut machine = machine;
+        machine.options.accept_journal_loss = true;
+        let volume = machine.open();
+        assert_eq!(volume.create_snapshot("one").unwrap_err().kind(), ErrorKind::Exists);
+        checkpoints(&volume, 0..4, 3, 4);
+        let one = open_cut(&machine, snapshot("one")).unwrap();
+        assert!((0..4).all(|slot| slot_version(&one, slot, 9) == 1), "wait {wait}");
+    }
+}
+
+#[test]
+fn a_fenced_writers_snapshot_is_not_told_done() {
+    let machine = machine();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    let successor = machine.successor();
+    let other = successor.open();
+    let error = volume.create_snapshot("late").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
+    other.create_snapshot("late").unwrap();
+    write_slot(&other, 0, 2);
+    stored(&other);
+    let late = open_cut(&successor, snapshot("late")).unwrap();
+    assert_eq!(slot_version(&late, 0, 9), 1);
+}
+
+#[test]
+fn a_rollback_is_exact_and_can_be_undone() {
+    let machine = machine();
+    let volume = machine.open();
+    let mut model = Model::new(8 * MIB, 5);
+    for _ in 0..60 {
+        model.act(&volume);
+    }
+    volume.create_snapshot("then").unwrap();
+    let then = model.bytes.clone();
+    for _ in 0..200 {
+        model.act(&volume);
+    }
+    let now = model.bytes.clone();
+    let undo = volume.roll_back(&snapshot("then")).unwrap();
+    model.bytes = then.clone();
+    model.compare_all(&volume);
+    for _ in 0..60 {
+        model.act(&volume);
+    }
+    let after = model.bytes.clone();
+    // Killed and recovered, over the rollback or from behind it.
+    volume.close_now();
+    let volume = machine.open();
+    model.compare_all(&volume);
+    volume.roll_back(&Cut::Snapshot(undo.snapshot.clone())).unwrap();
+    model.bytes = now;
+    model.compare_all(&volume);
+    volume.close().unwrap();
+    machine.assert_sound("after rollbacks");
+    let volume = machine.open();
+    model.compare_all(&volume);
+    for (cut, bytes) in [("then", then), (undo.snapshot.as_str(), model.bytes.clone())] {
+        model.bytes = bytes;
+        model.compare_all(&open_cut(&machine, snapshot(cut)).unwrap());
+    }
+    let second = past(&*machine.plain, "disk").unwrap();
+    let second = second.cuts.iter().rfind(|cut| cut.name.starts_with("before-rollback")).unwrap();
+    model.bytes = after;
+    model.compare_all(&open_cut(&machine, snapshot(&second.name)).unwrap());
+}
+
+#[test]
+fn a_rollback_is_recovered_from_either_checkpoint() {
+    let machine = machine();
+    let volume = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    checkpoints(&volume, 0..4, 2, 2);
+    volume.roll_back(&snapshot("one")).unwrap();
+    write_slot(&volume, 3, 7);
+    volume.close().unwrap();
+    let newest = machine.keys("/checkpoint/").pop().unwrap();
+    machine.tamper(&newest, |bytes| bytes[70] ^= 1);
+    let mut machine = machine;
+    machine.options.accept_journal_loss = true;
+    let volume = machine.open();
+    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [1, 1, 1, 7]);
+    checkpoints(&volume, 0..1, 8, 3);
+    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [8, 1, 1, 7]);
+}
+
+#[test]
+fn every_stored_moment_inside_the_retention_window_can_be_had() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.set_retention(3600).unwrap();
+    let mut moments = Vec::new();
+    for version in 1..=9 {
+        for slot in 0..6 {
+            write_slot(&volume, slot, version);
+        }
+        stored(&volume);
+        moments.push((volume.status().positions.stored, version));
+    }
+    until("several checkpoints", || volume.status().counters.checkpoints >= 5);
+    let undo = volume.roll_back(&Cut::Position(moments[3].0)).unwrap();
+    assert!((0..6).all(|slot| slot_version(&volume, slot, 9) == 4));
+    checkpoints(&volume, 0..6, 5, 3);
+    // The last of them is where the rollback stands, and so names the state after it.
+    for (position, version) in &moments[..8] {
+        let then = open_cut(&machine, Cut::Position(*position)).unwrap();
+        assert!((0..6).all(|slot| slot_version(&then, slot, 9) == *version), "position {position}");
+    }
+    let before = open_cut(&machine, Cut::Snapshot(undo.snapshot)).unwrap();
+    assert_eq!(slot_version(&before, 0, 9), 9);
+    let error = open_cut(&machine, Cut::Time(1)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("sawmill log"), "{error}");
+    volume.set_retention(0).unwrap();
+    checkpoints(&volume, 0..6, 6, 4);
+    assert!(open_cut(&machine, Cut::Position(moments[2].0)).is_err());
+    let report = past(&*machine.plain, "disk").unwrap();
+    assert!(report.cuts.iter().all(|cut| cut.kind == CutKind::Snapshot), "{report:?}");
+    volume.close().unwrap();
+    machine.assert_sound("after the window");
+}
+
+#[test]
+fn a_cut_given_up_under_its_reader_is_an_error_and_never_other_bytes() {
+    let machine = machine();
+    let volume = machine.open();
+    for slot in 0..6 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    let reader = open_cut(&machine, snapshot("one")).unwrap();
+    volume.delete_snapshot("one").unwrap();
+    checkpoints(&volume, 0..6, 2, 6);
+    use sawmill_device::BlockDeviceExt;
+    let error = reader.read_at(0, SEGMENT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("given up"), "{error}");
+}
+
+#[test]
+fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
+    for fault in [Fault::Late, Fault::LoseAnswer, Fault::Delay] {
+        for held in ["order", "root", "kept"] {
+            let machine = machine();
+            let volume = machine.open();
+            for slot in 0..4 {
+                write_slot(&volume, slot, 1);
+            }
+            volume.create_snapshot("first").unwrap();
+            checkpoints(&volume, 0..4, 2, 2);
+            machine.fault(fault.clone(), move |call| match held {
+                "order" => segment_put(call).is_some() && call.size_bytes < 1000,
+                "root" => root_put(call).is_some(),
+                _ => call.kind == CallKind::Put && call.key().contains("/kept/"),
+            });
+            let asked = volume.clone();
+            let asks = std::thread::spawn(move || {
+                let done = asked.create_snapshot("second").is_ok();
+                done && asked.roll_back(&Cut::Snapshot("first".into())).is_ok()
+            });
+            let before = machine.faults.calls().len();
+            until("calls", || machine.faults.calls().len() > before || asks.is_finished());
+            if held != "order" {
+                until("the orders", || asks.is_finished());
+            }
+            volume.close_now();
+            let rolled_back = asks.join().unwrap();
+            drop(volume);
+            machine.heal();
+            machine.faults.release_all();
+            let volume = machine.open();
+            let version = slot_version(&volume, 0, 9);
+            let what = format!("{fault:?} {held}");
+            assert!(version == 1 || !rolled_back && version == 2, "{what}: {version}");
+            checkpoints(&volume, 1..4, 3, 4);
+            assert_eq!(slot_version(&volume, 0, 9), version, "{what}");
+            let first = open_cut(&machine, snapshot("first")).unwrap();
+            assert!((0..4).all(|slot| slot_version(&first, slot, 9) == 1), "{what}");
+            volume.close().unwrap();
+            machine.assert_sound(&what);
+        }
+    }
+}
