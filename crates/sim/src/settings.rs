@@ -55,6 +55,8 @@ pub struct Settings {
     pub rot_odds: u64,
     /// At one step in so many somebody opens the volume to read, or reads it.
     pub look_odds: u64,
+    /// At one step in so many somebody does something with the past: snapshots, rollbacks, clones.
+    pub past_odds: u64,
 }
 
 impl Settings {
@@ -84,6 +86,7 @@ impl Settings {
             cache_bytes: 0,
             rot_odds: 0,
             look_odds: 0,
+            past_odds: 0,
         }
     }
 
@@ -130,6 +133,7 @@ impl Settings {
             cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
             rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
             look_odds: *dice.pick(&[0, 0, 0, 40]),
+            past_odds: *dice.pick(&[0, 0, 12, 25]),
         }
     }
 }

@@ -29,12 +29,18 @@ pub struct Story {
     pub rots: u64,
     /// Looks at the store alone, by somebody who only reads.
     pub looks: u64,
+    /// Snapshots told done.
+    pub snapshots: u64,
+    /// Rollbacks told done.
+    pub rollbacks: u64,
+    /// Clones made.
+    pub clones: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 11] {
+    pub fn counts(&self) -> [(&'static str, u64); 14] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -47,6 +53,9 @@ impl Story {
             ("closes", self.closes),
             ("rots", self.rots),
             ("looks", self.looks),
+            ("snapshots", self.snapshots),
+            ("rollbacks", self.rollbacks),
+            ("clones", self.clones),
         ]
     }
 
@@ -63,6 +72,9 @@ impl Story {
         self.closes += other.closes;
         self.rots += other.rots;
         self.looks += other.looks;
+        self.snapshots += other.snapshots;
+        self.rollbacks += other.rollbacks;
+        self.clones += other.clones;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each waits until its order is stored. Not here: how (`keeper::orders`), and what it needs (`cuts`).
 
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use sawmill_format::kept::Order;
 
@@ -62,6 +62,25 @@ impl Volume {
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
     }
 
+    /// As [`create_snapshot`](Self::create_snapshot), for who must not wait: the answer comes through the
+    /// channel.
+    pub fn begin_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
+        check_name(name)?;
+        self.order(Order::CreateSnapshot(name.to_owned()), None)
+    }
+
+    /// As [`delete_snapshot`](Self::delete_snapshot), for who must not wait.
+    pub fn begin_delete_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
+        self.order(Order::DeleteSnapshot(name.to_owned()), None)
+    }
+
+    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before: finds the cut, which
+    /// waits for the store, and gives the order, for which it does not wait.
+    pub fn begin_roll_back(&self, cut: &Cut) -> Result<Receiver<Result<()>>> {
+        let (order, then) = self.find(cut)?;
+        self.order(order, Some(then))
+    }
+
     fn carry_out(&self, order: Order, then: Option<View>) -> Result<()> {
         self.order(order, then)?
             .recv()
@@ -69,7 +88,7 @@ impl Volume {
     }
 
     /// Gives an order; the answer comes through the channel.
-    fn order(&self, order: Order, then: Option<View>) -> Result<std::sync::mpsc::Receiver<Result<()>>> {
+    fn order(&self, order: Order, then: Option<View>) -> Result<Receiver<Result<()>>> {
         let shared = &self.shared;
         let Some(journal) = &shared.journal else {
             let text = "the volume is open for reading only";
