@@ -41,6 +41,8 @@ pub(crate) struct View {
 impl View {
     /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
     pub(crate) fn rolled_back_to(&self, then: View) -> View {
+        // Also what was empty then: the next checkpoint must not go on naming what is there now.
+        then.map.mark_dirty(&self.map.groups());
         then.map.mark_all_dirty();
         let segments = SegmentTable::default();
         for (sequence, info) in self.segments.snapshot() {

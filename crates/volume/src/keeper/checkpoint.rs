@@ -8,6 +8,7 @@
 //! Deletes: a dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
 //! checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -45,6 +46,17 @@ impl Outgoing {
     pub(super) fn new(key: String, body: Vec<u8>) -> Self {
         Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
     }
+}
+
+/// What a durable checkpoint allows to be deleted.
+pub(crate) struct Cleaning {
+    /// The checkpoints that stay.
+    keep: [u64; 2],
+    named: NamedParts,
+    roots: Roots,
+    doomed: Vec<u32>,
+    /// The puts of this attachment until then: what a later checkpoint put is not garbage.
+    own_puts: HashSet<PutId>,
 }
 
 /// A checkpoint being written: all parts, then the root as the last object.
@@ -286,9 +298,10 @@ impl Keeper {
         let doomed = if shared.readers.passed(writing.generation) { writing.deletable } else { Vec::new() };
         let keep = [previous, writing.root.number];
         let named = self.named_parts(&writing.root);
-        let roots = Roots::of(&writing.root, &self.newest_root, &mut self.had_copies);
+        let roots = Roots::of(&writing.root, &self.newest_root, &mut self.copies_left);
         self.take_over(writing.root, &writing.copies);
-        self.list_old_checkpoints(keep, named, roots, doomed);
+        let own_puts = self.own_puts.clone();
+        self.look_for_fences(Cleaning { keep, named, roots, doomed, own_puts });
     }
 
     pub(super) fn delete_segments(&self, sequences: Vec<u32>) {
@@ -324,10 +337,11 @@ impl Keeper {
 
     /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such
     /// roots have gone: a list that lags must never lead back to a root that misses a segment.
-    fn list_old_checkpoints(&mut self, keep: [u64; 2], named: NamedParts, roots: Roots, doomed: Vec<u32>) {
+    pub(super) fn list_old_checkpoints(&mut self, cleaning: Cleaning) {
+        let Cleaning { keep, named, roots, doomed, own_puts } = cleaning;
         let volume_id = self.shared.record.volume_id;
         let [previous, _] = keep;
-        let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
+        let (loaded, known_puts) = (self.loaded_number, own_puts.clone());
         let is_old_root = move |key: &str| {
             parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < previous)
         };
@@ -335,7 +349,7 @@ impl Keeper {
             parse_part_key(key).is_some_and(|part| {
                 // Only what this attachment knows about: it may be a stale one, and the parts those of its
                 // successor.
-                let known = part.number <= loaded || own_puts.contains(&part.put_id);
+                let known = part.number <= loaded || known_puts.contains(&part.put_id);
                 known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
             })
         };
@@ -345,11 +359,11 @@ impl Keeper {
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
         self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
         if roots.to_look_for {
-            let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
             let is_unneeded = move |key: &str| {
                 parse_kept_key(key).is_some_and(|(id, number, put_id)| {
                     let known = number <= loaded || own_puts.contains(&put_id);
-                    known && id == volume_id && !roots.kept.contains(&(number, put_id))
+                    let unneeded = number < previous && !roots.kept.contains(&(number, put_id));
+                    known && id == volume_id && unneeded
                 })
             };
             let heard = |keys| Event::PartsListed { keys };

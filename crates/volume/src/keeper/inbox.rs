@@ -9,6 +9,7 @@ use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
 use super::orders::Ordered;
+use super::vigil::Look;
 use crate::record::Record;
 use crate::shared::Shared;
 use crate::wake::Wake;
@@ -23,6 +24,7 @@ pub(crate) enum Event {
     RootsDeleted { doomed: Vec<u32> },
     PartsListed { keys: Vec<String> },
     CleanedUp,
+    FenceLooked { look: Box<Look>, outcome: sawmill_store::Result<Bytes> },
     PinAsked { doomed: Vec<u32>, slot: u64, outcome: sawmill_store::Result<Bytes> },
     ReleasesListed { slots: Vec<u64> },
     SegmentsDeleted { sequences: Vec<u32>, outcome: sawmill_store::Result<()> },

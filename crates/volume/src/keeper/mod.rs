@@ -10,7 +10,8 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
-//! delete), `past` (what of
+//! delete), `vigil` (a look
+//! for fences before anything is deleted), `past` (what of
 //! the past a checkpoint carries and a delete spares), `pins` (what clones need, looked up before a delete), `orders` (snapshots, retention, rollback).
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -33,6 +34,7 @@ mod orders;
 mod past;
 mod pins;
 mod upload;
+mod vigil;
 
 pub(crate) use inbox::{Event, Inbox};
 pub(crate) use orders::Ordered;
@@ -94,8 +96,8 @@ pub(crate) struct Keeper {
     newest_root: Checkpoint,
     /// Checkpoints that cuts begin from and that have no copy of their own yet.
     uncopied: Vec<Checkpoint>,
-    /// There were copies of checkpoints when they were last looked for.
-    had_copies: bool,
+    /// How many checkpoints to come look for copies of older ones.
+    copies_left: u32,
     /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
     cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// Orders in turn, and the one whose segment is on its way.
@@ -132,7 +134,7 @@ impl Keeper {
             readable_number: start.loaded.number,
             loaded_number: start.loaded.number,
             own_puts: HashSet::new(),
-            had_copies: !start.loaded.kept.is_empty(),
+            copies_left: if start.loaded.kept.is_empty() { 0 } else { past::COPIES_LOOKS },
             newest_root: start.loaded,
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
@@ -199,6 +201,7 @@ impl Keeper {
             Event::RootsDeleted { doomed } => self.hear_roots_deleted(doomed),
             Event::PartsListed { keys } => self.hear_parts_listed(keys),
             Event::CleanedUp => self.cleaning -= 1,
+            Event::FenceLooked { look, outcome } => self.hear_fence_look(look, &outcome),
             Event::PinAsked { doomed, slot, outcome } => self.hear_pin(doomed, slot, outcome),
             Event::ReleasesListed { slots } => self.hear_releases(&slots),
             Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome),
