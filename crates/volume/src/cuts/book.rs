@@ -90,6 +90,9 @@ impl CutBook {
 
     /// A clone's pin was met.
     pub(crate) fn note(&mut self, seen: &PinSeen) {
+        if seen.slot < self.pins_next {
+            return;
+        }
         self.pins_next = self.pins_next.max(seen.slot + 1);
         self.add(CutEntry {
             kind: CutKind::Pin,

@@ -41,17 +41,18 @@ impl Keeper {
                 return;
             }
         };
-        let view = self.shared.view();
-        let kept: Vec<u32> = {
-            let mut book = view.cuts.lock();
-            book.note(&PinSeen { slot, pin });
-            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
-            doomed.into_iter().filter(|one| !book.needs(u64::from(*one), since(*one))).collect()
-        };
-        self.ask_for_pins(kept);
+        self.shared.view().cuts.lock().note(&PinSeen { slot, pin });
+        self.ask_for_pins(doomed);
     }
 
-    fn delete_doomed(&mut self, doomed: Vec<u32>) {
+    /// There are no more pins than those that are known now; who is still doomed by them goes.
+    fn delete_doomed(&mut self, mut doomed: Vec<u32>) {
+        let view = self.shared.view();
+        {
+            let book = view.cuts.lock();
+            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
+            doomed.retain(|sequence| !book.needs(u64::from(*sequence), since(*sequence)));
+        }
         if doomed.is_empty() {
             self.cleaning -= 1;
         } else {
