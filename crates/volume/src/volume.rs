@@ -116,6 +116,7 @@ impl Volume {
             stored_position: end.position,
             checkpoint_number: attached.stored.newest.number_max,
             loaded: attached.stored.newest.checkpoint.clone(),
+            rollback_sequence: end.rollback_sequence,
             log_bytes: end.log_bytes,
             received_end: attached.start.position,
             records: attached.records,

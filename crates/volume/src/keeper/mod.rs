@@ -60,6 +60,8 @@ pub(crate) struct KeeperStart {
     pub(crate) checkpoint_number: u64,
     /// The checkpoint that was read.
     pub(crate) loaded: Checkpoint,
+    /// The last rollback that was met after it; 0: none.
+    pub(crate) rollback_sequence: u64,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -102,6 +104,8 @@ pub(crate) struct Keeper {
     cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// Orders in turn, and the one whose segment is on its way.
     orders: VecDeque<Ordered>,
+    /// The last rollback that is stored.
+    rollback_sequence: u64,
     ordered: Option<Ordered>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
@@ -139,8 +143,10 @@ impl Keeper {
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
             orders: VecDeque::new(),
+            rollback_sequence: start.rollback_sequence,
             ordered: None,
-            log_bytes: start.log_bytes,
+            // A rollback that is in no checkpoint yet shall soon be in one.
+            log_bytes: if start.rollback_sequence > 0 { u64::MAX / 2 } else { start.log_bytes },
             clean_checkpoint: false,
             writing: None,
             cleaning: 0,
