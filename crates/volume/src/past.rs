@@ -9,7 +9,6 @@ use sawmill_format::kept::Order;
 use crate::cuts::{Cut, entry_of, kept_root, state_at};
 use crate::keeper::Ordered;
 use crate::names::check_name;
-use crate::recovery::checkpoint;
 use crate::shared::View;
 use crate::volume::Volume;
 use crate::{Error, ErrorKind, Result};
@@ -54,8 +53,7 @@ impl Volume {
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
         let shared = &self.shared;
         let volume_id = shared.record.volume_id;
-        let newest = checkpoint::newest(&*shared.store, volume_id)?.checkpoint;
-        let entry = entry_of(&shared.view().cuts.lock(), &newest, cut)?;
+        let entry = entry_of(&shared.view().cuts.lock(), cut)?;
         let root = kept_root(&*shared.store, volume_id, entry.number, entry.put_id)?;
         let (then, end) = state_at(&*shared.store, &root, &entry)?;
         let (number, put_id) = (entry.number, entry.put_id);

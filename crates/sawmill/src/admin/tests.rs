@@ -26,7 +26,26 @@ fn subject() -> Subject {
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
         }),
+        order: Box::new(|name, past| match past {
+            Past::RollBack(_) => Ok(Some(format!("before-of-{name}"))),
+            Past::SetRetention(_) => Ok(None),
+            _ => Err(Failure::new(Exit::Exists, format!("{name}: there is one already"))),
+        }),
     }
+}
+
+#[test]
+fn orders_are_taken_from_the_control_socket_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    let order = |query| control::order(folder.path(), query);
+    assert_eq!(order("roll_back_to_position=7").unwrap().unwrap()["undo"], "before-of-oak");
+    assert_eq!(order("set_retention_s=7").unwrap().unwrap()["done"], true);
+    assert_eq!(order("create_snapshot=x").unwrap_err().exit(), Exit::Exists);
+    assert_eq!(order("make_coffee=1").unwrap_err().exit(), Exit::Usage);
+    let post = "POST /order?set_retention_s=7 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0";
+    assert_eq!(request(&admin, post).0, 405);
+    assert_eq!(control::order(Path::new("/nonexistent"), "set_retention_s=7").unwrap(), None);
 }
 
 fn start(folder: &Path) -> Admin {
