@@ -1,9 +1,9 @@
-//! What people do with the past of a volume: snapshots, rollbacks, clones and clones of clones, deleted in any
-//! order; and what each must hold, byte for byte.
+//! What people do with the past of a volume: snapshots, rollbacks, clones and clones of clones, deleted in
+//! any order; and what each must hold, byte for byte.
 //!
-//! Invariants: a snapshot that was told done, and a clone, hold for ever what they held first (a clone, what was
-//! written to it since), whatever becomes of the volume, its journal and its writers. Whoever clones, reads a
-//! cut or deletes has a store that is well; the volume's writers have not.
+//! Invariants: a snapshot that was told done, and a clone, hold for ever what they held first (a clone, what
+//! was written to it since), whatever becomes of the volume, its journal and its writers. Whoever clones,
+//! reads a cut or deletes has a store that is well; the volume's writers have not.
 //!
 //! Not here: what a rollback does to the volume's own history (an operation of the oracle).
 

@@ -80,7 +80,8 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         };
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    // Not only up to the next checkpoint: what was under way when that was frozen is older than it, and not in it.
+    // Not only up to the next checkpoint: what was under way when that was frozen is older than it, and not
+    // in it.
     let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };
     Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
 }

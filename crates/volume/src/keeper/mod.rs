@@ -10,9 +10,9 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
-//! delete), `vigil` (a look
-//! for fences before anything is deleted), `past` (what of
-//! the past a checkpoint carries and a delete spares), `pins` (what clones need, looked up before a delete), `orders` (snapshots, retention, rollback).
+//! delete), `vigil` (a look for fences before anything is deleted), `past` (what of the past a checkpoint
+//! carries and a delete spares), `pins` (what clones need, looked up before a delete), `orders` (snapshots,
+//! retention, rollback).
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;

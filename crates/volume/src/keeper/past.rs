@@ -1,9 +1,9 @@
-//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts begin
-//! from, their parts, and the segments that cuts can reach.
+//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts
+//! begin from, their parts, and the segments that cuts can reach.
 //!
-//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest two
-//! and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either can
-//! be read with all its cuts.
+//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest
+//! two and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either
+//! can be read with all its cuts.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,8 @@
 //! A look for fences, after a checkpoint is durable and before anything is deleted by it.
 //!
-//! Why: whoever attaches reads the newest checkpoint, fences, and looks at the newest checkpoint again. If ours
-//! was durable before its fence, it has seen it. If not, its fence is there when we look, at one of the names
-//! that were free for us when our checkpoint became durable; and then we delete nothing.
+//! Why: whoever attaches reads the newest checkpoint, fences, and looks at the newest checkpoint again. If
+//! ours was durable before its fence, it has seen it. If not, its fence is there when we look, at one of the
+//! names that were free for us when our checkpoint became durable; and then we delete nothing.
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;

@@ -329,8 +329,8 @@ fn fence_at_end(
 /// have written past that end and deleted the very name the fence then took. Names are deleted only behind
 /// checkpoints that say so.
 ///
-/// A checkpoint that it wrote before it could know of the fence counts: it may have deleted by it. One that it
-/// writes from now on does not, as it looks for fences before it deletes (`keeper::vigil`).
+/// A checkpoint that it wrote before it could know of the fence counts: it may have deleted by it. One that
+/// it writes from now on does not, as it looks for fences before it deletes (`keeper::vigil`).
 fn see_that_nobody_went_on(
     store: &dyn ObjectStore,
     name: &str,

@@ -155,6 +155,7 @@ impl World {
             live_bytes: state.view.map.mapped_bytes(),
             segments,
             parts,
+            kept: sawmill_format::kept::Kept::default(),
         };
         self.put(&checkpoint_key(volume_id, number), root.encode());
     }
