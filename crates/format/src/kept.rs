@@ -1,8 +1,8 @@
 //! What of a volume's past is kept: the block at the end of a checkpoint of version 2, the orders in the log
 //! that change it, and the pins by which clones hold their ancestors.
 //!
-//! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and dead segments
-//! are sorted by sequence.
+//! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and dead
+//! segments are sorted by sequence.
 //!
 //! Not here: which segment a cut needs, and when a cut ends (the engine's).
 

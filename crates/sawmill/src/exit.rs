@@ -60,10 +60,15 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     (Exit::Usage, "the command line, or a value in it, is wrong", "mend it; the text names the option"),
     (
         Exit::NotFound,
-        "no such volume, segment, checkpoint or bucket; or a program that is needed is not installed",
+        "no such volume, snapshot, segment, checkpoint or bucket, or a state of the past that is not kept; or \
+         a program that is needed is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),
-    (Exit::Exists, "a volume of that name exists already", "choose another name, or delete the old one"),
+    (
+        Exit::Exists,
+        "a volume or snapshot of that name exists already",
+        "choose another name, or delete the old one",
+    ),
     (
         Exit::Refused,
         "going on could lose data or hide a loss",

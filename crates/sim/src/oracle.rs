@@ -14,6 +14,7 @@
 //! opened. Not here: how events come about.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use sawmill_volume::FlushMode;
 use sawmill_volume::limits::RECORD_PAYLOAD_BYTES_MAX;
@@ -21,16 +22,18 @@ use sawmill_volume::limits::RECORD_PAYLOAD_BYTES_MAX;
 use crate::dice::mix;
 
 /// What an operation does to the bytes of its range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Stamps them with this number.
     Stamp(u64),
     /// They become zeroes.
     Zero,
+    /// They become these, from address 0 on: a rollback.
+    Image(Arc<[u8]>),
 }
 
-/// One write, discard or write-zeroes.
-#[derive(Clone, Copy, Debug)]
+/// One write, discard, write-zeroes or rollback.
+#[derive(Clone, Debug)]
 pub struct Operation {
     /// First byte.
     pub address: u64,
@@ -44,17 +47,19 @@ impl Operation {
     /// The byte this operation leaves at `address`, which is in its range.
     #[must_use]
     pub fn byte(&self, address: u64) -> u8 {
-        match self.effect {
-            Effect::Stamp(stamp) => stamp_byte(stamp, address),
+        match &self.effect {
+            Effect::Stamp(stamp) => stamp_byte(*stamp, address),
             Effect::Zero => 0,
+            Effect::Image(image) => image[address as usize],
         }
     }
 
     /// What it leaves in all of its range.
     fn put(&self, into: &mut [u8]) {
-        match self.effect {
-            Effect::Stamp(stamp) => put_stamp(into, stamp, self.address),
+        match &self.effect {
+            Effect::Stamp(stamp) => put_stamp(into, *stamp, self.address),
             Effect::Zero => into.fill(0),
+            Effect::Image(image) => into.copy_from_slice(&image[self.address as usize..][..into.len()]),
         }
     }
 
@@ -144,10 +149,11 @@ impl Oracle {
     pub fn submit(&mut self, address: u64, length: u64, effect: Effect) -> usize {
         let piece_max = match effect {
             Effect::Stamp(_) => RECORD_PAYLOAD_BYTES_MAX,
-            Effect::Zero => length.max(1),
+            Effect::Zero | Effect::Image(_) => length.max(1),
         };
         for done in (0..length).step_by(piece_max as usize) {
             let length = (length - done).min(piece_max);
+            let effect = effect.clone();
             self.operations.push(Operation { address: address + done, length, effect });
         }
         self.operations.len() - 1

@@ -20,6 +20,7 @@ use crate::world::{Clock, Shelf, SimWorld};
 mod attach;
 mod ends;
 mod look;
+mod past;
 pub mod stories;
 
 /// The volume's name in every world.
@@ -50,6 +51,8 @@ pub(crate) struct Process {
     closing: bool,
     /// It found no journal: all it has is from the store.
     from_store: bool,
+    /// What was ordered about the past and not answered yet.
+    ordered: Option<past::Ordered>,
 }
 
 /// See the head of this file.
@@ -72,6 +75,8 @@ pub struct Run {
     dies_next: u64,
     /// Somebody who opened the volume to read.
     reader: Option<look::Reader>,
+    /// Cuts and clones, and what is in each.
+    past: past::Past,
 }
 
 type Verdict = Result<(), String>;
@@ -144,6 +149,7 @@ impl Run {
             story: Story::default(),
             dies_next: 0,
             reader: None,
+            past: past::Past::default(),
         })
     }
 
@@ -168,7 +174,8 @@ impl Run {
         if !is_attached {
             self.attach(machine)?;
         }
-        self.close_in_peace().map(drop)
+        self.close_in_peace()?;
+        self.judge_the_past()
     }
 
     /// One round of everything for a process: loops, every waiting call, some time.
@@ -217,6 +224,7 @@ impl Run {
                 if dead { Ok(()) } else { lived.unwrap_or(Ok(())).and_then(|()| self.hear(&mut process)) };
             *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
             heard?;
+            self.hear_of_the_past(beside)?;
             if dead && beside {
                 self.bury_zombie();
             } else if dead {
@@ -237,6 +245,9 @@ impl Run {
 
     /// One step of one process's world.
     fn step(&mut self, process: &mut Process) -> Verdict {
+        if self.dice.one_in(self.settings.past_odds) {
+            return self.act_on_the_past(process);
+        }
         match self.dice.below(100) {
             0..30 => self.ask(process),
             30..50 => {
@@ -288,7 +299,8 @@ impl Run {
 
     /// The client asks for something.
     fn ask(&mut self, process: &mut Process) {
-        if process.client.waiting() >= 16 {
+        if process.client.waiting() >= 16 || process.ordered.as_ref().is_some_and(past::Ordered::is_rollback)
+        {
             return;
         }
         let operation = *self.dice.pick(&[

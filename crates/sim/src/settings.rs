@@ -59,6 +59,8 @@ pub struct Settings {
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
     pub gc_order_odds: u64,
+    /// At one step in so many somebody does something with the past: snapshots, rollbacks, clones.
+    pub past_odds: u64,
 }
 
 impl Settings {
@@ -90,6 +92,7 @@ impl Settings {
             look_odds: 0,
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
             gc_order_odds: 0,
+            past_odds: 0,
         }
     }
 
@@ -143,6 +146,7 @@ impl Settings {
                 bytes_per_second_max: *dice.pick(&[0, 0, 1 << 20]),
             },
             gc_order_odds: *dice.pick(&[0, 0, 60]),
+            past_odds: *dice.pick(&[0, 0, 12, 25]),
         }
     }
 }

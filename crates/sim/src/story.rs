@@ -35,12 +35,18 @@ pub struct Story {
     pub moves: u64,
     /// Segments deleted.
     pub deletes: u64,
+    /// Snapshots told done.
+    pub snapshots: u64,
+    /// Rollbacks told done.
+    pub rollbacks: u64,
+    /// Clones made.
+    pub clones: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 13] {
+    pub fn counts(&self) -> [(&'static str, u64); 16] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -55,6 +61,9 @@ impl Story {
             ("looks", self.looks),
             ("moved segments", self.moves),
             ("deleted segments", self.deletes),
+            ("snapshots", self.snapshots),
+            ("rollbacks", self.rollbacks),
+            ("clones", self.clones),
         ]
     }
 
@@ -73,6 +82,9 @@ impl Story {
         self.looks += other.looks;
         self.moves += other.moves;
         self.deletes += other.deletes;
+        self.snapshots += other.snapshots;
+        self.rollbacks += other.rollbacks;
+        self.clones += other.clones;
     }
 
     /// Adds what a process counted.

@@ -2,14 +2,13 @@
 //!
 //! Each waits until its order is stored. Not here: how (`keeper::orders`), and what it needs (`cuts`).
 
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use sawmill_format::kept::Order;
 
 use crate::cuts::{Cut, entry_of, kept_root, state_at};
 use crate::keeper::Ordered;
 use crate::names::check_name;
-use crate::recovery::checkpoint;
 use crate::shared::View;
 use crate::volume::Volume;
 use crate::{Error, ErrorKind, Result};
@@ -54,12 +53,30 @@ impl Volume {
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
         let shared = &self.shared;
         let volume_id = shared.record.volume_id;
-        let newest = checkpoint::newest(&*shared.store, volume_id)?.checkpoint;
-        let entry = entry_of(&shared.view().cuts.lock(), &newest, cut)?;
+        let entry = entry_of(&shared.view().cuts.lock(), cut)?;
         let root = kept_root(&*shared.store, volume_id, entry.number, entry.put_id)?;
         let (then, end) = state_at(&*shared.store, &root, &entry)?;
         let (number, put_id) = (entry.number, entry.put_id);
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
+    }
+
+    /// As [`create_snapshot`](Self::create_snapshot), for who must not wait: the answer comes through the
+    /// channel.
+    pub fn begin_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
+        check_name(name)?;
+        self.order(Order::CreateSnapshot(name.to_owned()), None)
+    }
+
+    /// As [`delete_snapshot`](Self::delete_snapshot), for who must not wait.
+    pub fn begin_delete_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
+        self.order(Order::DeleteSnapshot(name.to_owned()), None)
+    }
+
+    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before: finds the cut, which
+    /// waits for the store, and gives the order, for which it does not wait.
+    pub fn begin_roll_back(&self, cut: &Cut) -> Result<Receiver<Result<()>>> {
+        let (order, then) = self.find(cut)?;
+        self.order(order, Some(then))
     }
 
     fn carry_out(&self, order: Order, then: Option<View>) -> Result<()> {
@@ -69,7 +86,7 @@ impl Volume {
     }
 
     /// Gives an order; the answer comes through the channel.
-    fn order(&self, order: Order, then: Option<View>) -> Result<std::sync::mpsc::Receiver<Result<()>>> {
+    fn order(&self, order: Order, then: Option<View>) -> Result<Receiver<Result<()>>> {
         let shared = &self.shared;
         let Some(journal) = &shared.journal else {
             let text = "the volume is open for reading only";

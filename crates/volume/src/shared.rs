@@ -1,7 +1,7 @@
 //! What the rooms of one open volume share. Each field has one room that changes it; the others look.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_format::ids::VolumeId;
@@ -36,13 +36,23 @@ pub(crate) struct View {
     pub(crate) cuts: Mutex<CutBook>,
     /// Whose segments the map names.
     pub(crate) lineage: Lineage,
-    /// The map is another one than the newest checkpoint's with changes: the next writes all of it.
-    pub(crate) is_replaced: AtomicBool,
 }
 
 impl View {
     /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
+    /// The size stays what it is: what lay beyond its end is gone, what came since is empty.
     pub(crate) fn rolled_back_to(&self, then: View) -> View {
+        let (size_bytes, size_then) = (self.map.size_bytes(), then.map.size_bytes());
+        let mut losses = Vec::new();
+        if size_then > size_bytes {
+            then.map.remove(size_bytes, size_then - size_bytes, &mut |sequence, bytes| {
+                losses.push((sequence, bytes));
+            });
+        }
+        then.segments.lose(&losses);
+        then.map.set_size(size_bytes);
+        // Also what was empty then: the next checkpoint must not go on naming what is there now.
+        then.map.mark_dirty(&self.map.groups());
         then.map.mark_all_dirty();
         let segments = self.segments.emptied();
         for (sequence, info) in self.segments.snapshot() {
@@ -52,8 +62,7 @@ impl View {
             segments.add(sequence, SegmentInfo { live_bytes, dead_since, is_settled, ..info });
         }
         let cuts = Mutex::new(self.cuts.lock().clone());
-        let (lineage, is_replaced) = (self.lineage.clone(), AtomicBool::new(true));
-        View { map: then.map, segments, cuts, lineage, is_replaced }
+        View { map: then.map, segments, cuts, lineage: self.lineage.clone() }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as it is kept,
-//! and nothing else is kept.
+//! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as it is
+//! kept, and nothing else is kept.
 
 mod faulty;
 

@@ -173,7 +173,9 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn orders()(kind in 0u8..4, name in names(), numbers in any::<[u64; 3]>(), (_, put_id) in ids()) -> Order {
+    fn orders()(
+        kind in 0u8..4, name in names(), numbers in any::<[u64; 3]>(), (_, put_id) in ids(),
+    ) -> Order {
         let [retention_s, number, through_sequence] = numbers;
         match kind {
             0 => Order::CreateSnapshot(name),
@@ -201,7 +203,8 @@ prop_compose! {
         let [number, epoch, through_sequence, next_sequence, position, wall_unix_ms, ..] = numbers;
         Checkpoint {
             volume_id, put_id, number, epoch, through_sequence, next_sequence, position, wall_unix_ms,
-            size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8], segments, parts, kept,
+            size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8], segments, parts,
+            kept,
         }
     }
 }

@@ -94,6 +94,10 @@ fn orders_are_taken_on_the_control_socket_alone() {
     assert!(!control::resize(Path::new("/nonexistent"), 4096).unwrap(), "nobody serves it");
     assert!(control::resize(folder.path(), 4096).unwrap());
     assert!(control::resize(folder.path(), 0).unwrap_err().to_string().contains("oak"));
+    let past = |query| control::order_past(folder.path(), query).unwrap();
+    assert_eq!(past("roll_back_to_position=7").unwrap()["undo"], "roll_back_to_position=7");
+    assert_eq!(control::order_past(folder.path(), "make_coffee=1").unwrap_err().exit(), Exit::Usage);
+    assert_eq!(control::order_past(Path::new("/nonexistent"), "set_retention_s=7").unwrap(), None);
     assert_eq!(order("/shrink").unwrap_err().exit(), Exit::Usage);
     let (code, _) = request(&admin, "POST /gc?threshold=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405, "not over TCP");

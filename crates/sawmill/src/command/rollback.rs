@@ -10,8 +10,9 @@ use crate::past::{Attach, Past, order};
 
 /// Make a volume what it was: at a snapshot, at a time, at a position of its log.
 ///
-/// The state before gets a snapshot, so that the rollback can be undone; delete that when it is not needed any
-/// more. Whoever has the disk mounted must let it go first: a file system does not expect its disk to change.
+/// The state before gets a snapshot, so that the rollback can be undone; delete that when it is not needed
+/// any more. Whoever has the disk mounted must let it go first: a file system does not expect its disk to
+/// change.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.

@@ -160,6 +160,7 @@ impl Run {
                     replaced_at: None,
                     closing: false,
                     from_store,
+                    ordered: None,
                 })
             }
             Err(error) => {

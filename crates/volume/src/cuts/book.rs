@@ -3,10 +3,10 @@
 //! Invariants: names are unique; a cut's checkpoint was durable when the cut was entered; `needs` never says
 //! no to a segment that some cut can reach.
 //!
-//! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K` still maps
-//! was live at `K`, so the first checkpoint that finds it dead has a higher number. A segment behind `K`'s last
-//! one was not in `K`, so the same holds. Nothing behind the cut's own last segment matters, except to a
-//! retained checkpoint, from which any later moment is rolled forward to.
+//! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K` still
+//! maps was live at `K`, so the first checkpoint that finds it dead has a higher number. A segment behind
+//! `K`'s last one was not in `K`, so the same holds. Nothing behind the cut's own last segment matters,
+//! except to a retained checkpoint, from which any later moment is rolled forward to.
 
 use std::sync::Arc;
 
@@ -90,6 +90,9 @@ impl CutBook {
 
     /// A clone's pin was met.
     pub(crate) fn note(&mut self, seen: &PinSeen) {
+        if seen.slot < self.pins_next {
+            return;
+        }
         self.pins_next = self.pins_next.max(seen.slot + 1);
         self.add(CutEntry {
             kind: CutKind::Pin,

@@ -1,8 +1,9 @@
 //! The end of a volume that others may need: its name goes at once, its data with the last pin.
 //!
-//! Order, and why: the word that it is deleted, then its name goes, then pins are asked for. A clone puts its pin
-//! first and looks for the name after; so either it finds no name, or its pin is found. Whoever lets go of the
-//! last pin looks for that word and removes what is left; of two that let go at once, the later sees both.
+//! Order, and why: the word that it is deleted, then its name goes, then pins are asked for. A clone puts its
+//! pin first and looks for the name after; so either it finds no name, or its pin is found. Whoever lets go
+//! of the last pin looks for that word and removes what is left; of two that let go at once, the later sees
+//! both.
 //!
 //! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out.
 

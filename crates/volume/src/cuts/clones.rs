@@ -4,11 +4,11 @@
 //! tells whose segment it is; its first checkpoint says which range is whose (the lineage). Nothing is copied
 //! but the map.
 //!
-//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still kept
-//! and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut or a
-//! volume makes that durable first and asks for pins after it (`keeper::pins`, `burial`): so one of the two
-//! sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name; `check`
-//! of the base says so.
+//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still
+//! kept and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut
+//! or a volume makes that durable first and asks for pins after it (`keeper::pins`, `burial`): so one of the
+//! two sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name;
+//! `check` of the base says so.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
@@ -152,8 +152,8 @@ fn put_pin(
     }
 }
 
-/// After the pins are there: whether the base is still there under its name, with the cut, and its own hold on
-/// its ancestors.
+/// After the pins are there: whether the base is still there under its name, with the cut, and its own hold
+/// on its ancestors.
 fn look_again(store: &dyn ObjectStore, base: &str, stored: &Stored, cut: Option<&Cut>) -> Result<bool> {
     let record = names::find(store, base)?;
     let root = &stored.newest.checkpoint;

@@ -8,6 +8,7 @@ use std::fmt;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, checkpoint_key, kept_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Class, ObjectStore};
 
 use super::book::CutBook;
@@ -49,8 +50,8 @@ pub(crate) struct Entry {
     pub(crate) last: Option<u64>,
 }
 
-/// Finds a cut among what a volume keeps; `root` is its newest checkpoint.
-pub(crate) fn entry_of(book: &CutBook, root: &Checkpoint, cut: &Cut) -> Result<Entry> {
+/// Finds a cut among what a volume keeps.
+pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
     if let Cut::Snapshot(name) = cut {
         let entry = book.snapshot(name).ok_or_else(|| {
             let text = format!("there is no snapshot {name:?}: `sawmill snapshot list` shows them");
@@ -80,14 +81,9 @@ pub(crate) fn entry_of(book: &CutBook, root: &Checkpoint, cut: &Cut) -> Result<E
         };
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    // What comes after the next checkpoint is found from there, and after a rollback only from there.
-    let next = book.retained().filter(|entry| entry.number > found.number).min_by_key(|entry| entry.number);
-    let sequence = match next {
-        Some(next) => next.through_sequence,
-        None if root.number > found.number => root.through_sequence,
-        None => u64::MAX,
-    };
-    let until = Until { sequence, wall_unix_ms: wall, position };
+    // Not only up to the next checkpoint: what was under way when that was frozen is older than it, and not
+    // in it.
+    let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };
     Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
 }
 
@@ -99,14 +95,16 @@ pub(crate) fn stored_cut(
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
     let now = open::stored(store, name, reporter)?;
-    let entry = entry_of(&now.view.cuts.lock(), &now.newest.checkpoint, cut)?;
+    let entry = entry_of(&now.view.cuts.lock(), cut)?;
     let root = kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
     reporter
         .step("cut", format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position));
     let number_max = now.newest.number_max;
+    // Its size is that of then.
+    let record = VolumeRecord { size_bytes: root.size_bytes, ..now.record };
     let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
-    Ok(Stored { record: now.record, newest, view, end })
+    Ok(Stored { record, newest, view, end })
 }
 
 /// The map at a cut that begins from `root`.

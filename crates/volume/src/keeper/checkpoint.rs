@@ -5,7 +5,6 @@
 //! groups.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_store::{Class, Get, Put, PutOutcome};
 
-use super::cleanup::Cleanup;
+use super::cleanup::{Cleanup, Superseded};
 use super::past::{Roots, is_copy};
 use super::{Event, Keeper};
 use crate::map::GROUP_BYTES;
@@ -84,12 +83,7 @@ impl Keeper {
         let number = self.checkpoint_number + 1;
         let put_id = PutId(shared.world.random()?);
         let mut objects = Vec::new();
-        // After a rollback nothing of the map before it counts, also not where the map is empty now.
-        let mut parts = if view.is_replaced.swap(false, Ordering::AcqRel) {
-            Vec::new()
-        } else {
-            self.newest_root.parts.clone()
-        };
+        let mut parts = self.newest_root.parts.clone();
         for group in view.map.dirty_groups() {
             let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
             view.map.mark_clean(group);
@@ -286,9 +280,18 @@ impl Keeper {
         self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
         self.finish_resize();
         let named = Arc::new(self.named_parts(&writing.root));
-        let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.had_copies));
+        let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
         let (deletable, generation) = (writing.deletable, writing.generation);
-        self.cleanup = Cleanup::after(previous, writing.root.number, named, roots, deletable, generation);
+        let own_puts = Arc::new(self.own_puts.clone());
+        self.cleanup = Cleanup::of(Superseded {
+            previous,
+            number: writing.root.number,
+            named,
+            roots,
+            own_puts,
+            doomed: deletable,
+            generation,
+        });
         self.take_over(writing.root, &writing.copies);
     }
 }

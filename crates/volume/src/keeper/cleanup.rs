@@ -16,6 +16,7 @@ use std::time::Duration;
 use sawmill_format::checkpoint::{
     checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
 };
+use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
@@ -46,42 +47,34 @@ enum Stage {
     Segments,
 }
 
-/// What the newest durable checkpoint lets go.
+/// What a durable checkpoint has superseded, and what it has not.
+#[derive(Default)]
+pub(super) struct Superseded {
+    /// The readable checkpoint before it, which stays too.
+    pub(super) previous: u64,
+    pub(super) number: u64,
+    /// The parts that the newest two checkpoints and all cuts name.
+    pub(super) named: Arc<NamedParts>,
+    /// The copies of checkpoints that cuts need.
+    pub(super) roots: Arc<Roots>,
+    /// The puts of this attachment until then: what a later checkpoint put is not garbage.
+    pub(super) own_puts: Arc<HashSet<PutId>>,
+    pub(super) doomed: Vec<u32>,
+    /// Reads that may have looked up a doomed segment are of this generation or before.
+    pub(super) generation: u64,
+}
+
+/// How far its deletion has come.
 #[derive(Default)]
 pub(super) struct Cleanup {
     stage: Stage,
     not_before: Duration,
-    previous: u64,
-    number: u64,
-    /// The parts that the newest two checkpoints and all cuts name.
-    named: Arc<NamedParts>,
-    /// The copies of checkpoints that cuts need.
-    roots: Arc<Roots>,
-    doomed: Vec<u32>,
-    /// Reads that may have looked up a doomed segment are of this generation or before.
-    generation: u64,
+    what: Superseded,
 }
 
 impl Cleanup {
-    /// After checkpoint `number`, with `previous` the readable one before it.
-    pub(super) fn after(
-        previous: u64,
-        number: u64,
-        named: Arc<NamedParts>,
-        roots: Arc<Roots>,
-        doomed: Vec<u32>,
-        generation: u64,
-    ) -> Self {
-        Cleanup {
-            stage: Stage::Begin,
-            not_before: Duration::ZERO,
-            previous,
-            number,
-            named,
-            roots,
-            doomed,
-            generation,
-        }
+    pub(super) fn of(what: Superseded) -> Self {
+        Cleanup { stage: Stage::Begin, not_before: Duration::ZERO, what }
     }
 
     /// Whether there is nothing left to delete.
@@ -137,18 +130,21 @@ impl Keeper {
             return;
         }
         match self.cleanup.stage {
-            Stage::Begin => self.list_old_checkpoints(),
+            Stage::Begin => {
+                self.cleanup.stage = Stage::UnderWay;
+                self.look_for_fences(self.cleanup.what.number);
+            }
             Stage::Segments => self.delete_doomed(now),
             Stage::Rest | Stage::UnderWay => {}
         }
     }
 
     fn delete_doomed(&mut self, now: Duration) {
-        if self.cleanup.doomed.is_empty() {
+        if self.cleanup.what.doomed.is_empty() {
             self.cleanup.stage = Stage::Rest;
             return;
         }
-        if !self.shared.readers.passed(self.cleanup.generation) {
+        if !self.shared.readers.passed(self.cleanup.what.generation) {
             // Reads of an older generation may have kept the checkpoint from beginning a new one.
             self.shared.readers.advance();
             self.cleanup.not_before = now + READS_LOOK_EVERY;
@@ -156,13 +152,19 @@ impl Keeper {
         }
         self.cleanup.stage = Stage::UnderWay;
         self.cleaning += 1;
-        self.ask_for_pins(self.cleanup.doomed.clone());
+        self.ask_for_pins(self.cleanup.what.doomed.clone());
     }
 
-    /// Nobody has pinned them.
-    pub(super) fn delete_unpinned(&mut self, sequences: Vec<u32>) {
+    /// There are no more pins than those that are known now; who is still doomed by them goes.
+    pub(super) fn delete_unpinned(&mut self, mut sequences: Vec<u32>) {
+        {
+            let view = self.shared.view();
+            let book = view.cuts.lock();
+            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
+            sequences.retain(|sequence| !book.needs(u64::from(*sequence), since(*sequence)));
+        }
         if self.cleanup.stage == Stage::UnderWay {
-            self.cleanup.doomed.clone_from(&sequences);
+            self.cleanup.what.doomed.clone_from(&sequences);
         }
         let shared = self.shared.clone();
         let volume_id = shared.record.volume_id;
@@ -197,8 +199,8 @@ impl Keeper {
             }
         }
         let deleted: HashSet<u32> = sequences.iter().copied().collect();
-        self.cleanup.doomed.retain(|sequence| !deleted.contains(sequence));
-        if self.cleanup.stage == Stage::UnderWay && self.cleanup.doomed.is_empty() {
+        self.cleanup.what.doomed.retain(|sequence| !deleted.contains(sequence));
+        if self.cleanup.stage == Stage::UnderWay && self.cleanup.what.doomed.is_empty() {
             self.cleanup.stage = Stage::Rest;
         }
         add(&self.shared.tally.segments_deleted, sequences.len() as u64);
@@ -214,13 +216,24 @@ impl Keeper {
         }
     }
 
+    /// No fence stood behind checkpoint `number`: what it supersedes may go.
+    pub(super) fn hear_no_fence(&mut self, number: u64) {
+        if self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay {
+            self.list_old_checkpoints();
+        }
+    }
+
+    /// Somebody else has fenced this attachment: it deletes nothing any more.
+    pub(super) fn hear_foreign_fence(&mut self) {
+        self.cleanup.stage = Stage::Rest;
+    }
+
     /// Finds roots and parts that the newest two checkpoints do not need.
     fn list_old_checkpoints(&mut self) {
-        self.cleanup.stage = Stage::UnderWay;
         let volume_id = self.shared.record.volume_id;
-        let (previous, number) = (self.cleanup.previous, self.cleanup.number);
-        let named = self.cleanup.named.clone();
-        let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
+        let (previous, number) = (self.cleanup.what.previous, self.cleanup.what.number);
+        let named = self.cleanup.what.named.clone();
+        let (loaded, own_puts) = (self.loaded_number, self.cleanup.what.own_puts.clone());
         let is_old_root = move |key: &str| {
             parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < previous)
         };
@@ -237,13 +250,14 @@ impl Keeper {
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
         self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
-        if self.cleanup.roots.to_look_for {
-            let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
-            let roots = self.cleanup.roots.clone();
+        if self.cleanup.what.roots.to_look_for {
+            let own_puts = self.cleanup.what.own_puts.clone();
+            let roots = self.cleanup.what.roots.clone();
             let is_unneeded = move |key: &str| {
                 parse_kept_key(key).is_some_and(|(id, number, put_id)| {
                     let known = number <= loaded || own_puts.contains(&put_id);
-                    known && id == volume_id && !roots.kept.contains(&(number, put_id))
+                    let unneeded = number < previous && !roots.kept.contains(&(number, put_id));
+                    known && id == volume_id && unneeded
                 })
             };
             self.list(kept_prefix(volume_id), None, is_unneeded, |keys| Event::PartsListed { keys });
@@ -287,7 +301,7 @@ impl Keeper {
     pub(super) fn hear_roots_deleted(&mut self, number: u64) {
         self.cleaning -= 1;
         // A later checkpoint has roots of its own to be deleted first.
-        if self.cleanup.number == number && self.cleanup.stage == Stage::UnderWay {
+        if self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay {
             self.cleanup.stage = Stage::Segments;
         }
     }

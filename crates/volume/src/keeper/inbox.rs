@@ -10,6 +10,7 @@ use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
 use super::orders::Ordered;
+use super::vigil::Look;
 use crate::gc::gather;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -46,6 +47,10 @@ pub(crate) enum Event {
     CleanedUp,
     CleanUpFailed {
         what: String,
+    },
+    FenceLooked {
+        look: Box<Look>,
+        outcome: sawmill_store::Result<Bytes>,
     },
     PinAsked {
         doomed: Vec<u32>,

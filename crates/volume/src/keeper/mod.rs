@@ -12,7 +12,7 @@
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
 //! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `resize` (another size,
 //! in a checkpoint), `orders` (snapshots, retention, rollback), `past` (what of the past a checkpoint carries and
-//! a delete spares), `pins` (what clones need, looked up before a delete).
+//! a delete spares), `vigil` (a look for fences before anything is deleted), `pins` (what clones need, looked up before a delete).
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -38,6 +38,7 @@ mod past;
 mod pins;
 mod resize;
 mod upload;
+mod vigil;
 
 pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
 pub(crate) use orders::Ordered;
@@ -68,6 +69,8 @@ pub(crate) struct KeeperStart {
     pub(crate) loaded: Checkpoint,
     /// Size of the disk.
     pub(crate) size_bytes: u64,
+    /// The last rollback that was met after it; 0: none.
+    pub(crate) rollback_sequence: u64,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -108,12 +111,14 @@ pub(crate) struct Keeper {
     newest_root: Checkpoint,
     /// Checkpoints that cuts begin from and that have no copy of their own yet.
     uncopied: Vec<Checkpoint>,
-    /// There were copies of checkpoints when they were last looked for.
-    had_copies: bool,
+    /// How many checkpoints to come look for copies of older ones.
+    copies_left: u32,
     /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
     cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// Orders in turn, and the one whose segment is on its way.
     orders: VecDeque<Ordered>,
+    /// The last rollback that is stored.
+    rollback_sequence: u64,
     ordered: Option<Ordered>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
@@ -154,13 +159,15 @@ impl Keeper {
             own_puts: HashSet::new(),
             size_bytes: start.size_bytes,
             resizing: None,
-            had_copies: !start.loaded.kept.is_empty(),
+            copies_left: if start.loaded.kept.is_empty() { 0 } else { past::COPIES_LOOKS },
             newest_root: start.loaded,
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
             orders: VecDeque::new(),
+            rollback_sequence: start.rollback_sequence,
             ordered: None,
-            log_bytes: start.log_bytes,
+            // A rollback that is in no checkpoint yet shall soon be in one.
+            log_bytes: if start.rollback_sequence > 0 { u64::MAX / 2 } else { start.log_bytes },
             clean_checkpoint: false,
             writing: None,
             checkpoints_wanted: 0,
@@ -235,6 +242,7 @@ impl Keeper {
             Event::RootsDeleted { number } => self.hear_roots_deleted(number),
             Event::PartsListed { keys } => self.hear_parts_listed(keys),
             Event::CleanedUp => self.cleaning -= 1,
+            Event::FenceLooked { look, outcome } => self.hear_fence_look(look, &outcome, now),
             Event::CleanUpFailed { what } => self.hear_cleanup_failed(what, now),
             Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome, now),
             Event::Planned { plan, victims } => self.hear_planned(plan, victims),

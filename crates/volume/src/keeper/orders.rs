@@ -45,6 +45,10 @@ impl Keeper {
     pub(super) fn carry_out_orders(&mut self) {
         while self.ordered.is_none() && self.uploads.len() < self.options.uploads_max {
             let Some(front) = self.orders.front() else { return };
+            if self.rollback_sequence > self.newest_root.through_sequence {
+                // A cut must never begin before a rollback: its way would go through the cut of that one.
+                return;
+            }
             let before = |record: &&std::sync::Arc<crate::record::Record>| record.position < front.position;
             let sealed = self.received_end >= front.position
                 && self.pending.iter().take_while(before).all(|record| is_padding(record));
@@ -125,6 +129,7 @@ impl Keeper {
         view.cuts.lock().apply(&ordered.order, &place);
         if let Some(then) = ordered.then {
             *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
+            self.rollback_sequence = header.sequence;
             // Recovery shall not have to go through the cut again for long.
             self.log_bytes = self.log_bytes.max(self.options.checkpoint_bytes);
         }

@@ -1,9 +1,9 @@
-//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts begin
-//! from, their parts, and the segments that cuts can reach.
+//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts
+//! begin from, their parts, and the segments that cuts can reach.
 //!
-//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest two
-//! and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either can
-//! be read with all its cuts.
+//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest
+//! two and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either
+//! can be read with all its cuts.
 
 use std::collections::HashSet;
 
@@ -15,6 +15,9 @@ use super::Keeper;
 use super::checkpoint::Outgoing;
 use crate::cuts::needs;
 use crate::shared::View;
+
+/// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
+pub(super) const COPIES_LOOKS: u32 = 4;
 
 /// Which map parts are still named.
 #[derive(Default)]
@@ -40,15 +43,16 @@ pub(super) struct Roots {
 
 impl Roots {
     /// What the newest two checkpoints keep.
-    pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, had_copies: &mut bool) -> Self {
+    pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, copies_left: &mut u32) -> Self {
         let name = |cut: &CutEntry| (cut.number, cut.put_id);
         let begun = |root: &Checkpoint| {
             root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(name).collect::<HashSet<_>>()
         };
         let mut kept = begun(newest);
         kept.extend(begun(before));
-        // Once more after the last of them went.
-        let to_look_for = std::mem::replace(had_copies, !kept.is_empty()) || !kept.is_empty();
+        // A few times more after the last of them went: the newest are never given up at once.
+        *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPIES_LOOKS };
+        let to_look_for = *copies_left > 0;
         Roots { kept, to_look_for }
     }
 }

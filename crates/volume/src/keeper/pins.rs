@@ -48,14 +48,8 @@ impl Keeper {
                     .hear_cleanup_failed(format!("dead segments, as {key} cannot be read: {error}"), now);
             }
         };
-        let view = self.shared.view();
-        let kept: Vec<u32> = {
-            let mut book = view.cuts.lock();
-            book.note(&PinSeen { slot, pin });
-            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
-            doomed.into_iter().filter(|one| !book.needs(u64::from(*one), since(*one))).collect()
-        };
-        self.ask_for_pins(kept);
+        self.shared.view().cuts.lock().note(&PinSeen { slot, pin });
+        self.ask_for_pins(doomed);
     }
 
     /// Finds pins whose clones are gone. A list that lags only lets them live longer.

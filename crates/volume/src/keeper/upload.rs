@@ -57,6 +57,10 @@ impl Upload {
         self.header.sequence
     }
 
+    pub(super) fn put_id(&self) -> PutId {
+        self.header.put_id
+    }
+
     pub(super) fn repeat_at(&self) -> Option<Duration> {
         match self.stage {
             Stage::RepeatAt(at) => Some(at),

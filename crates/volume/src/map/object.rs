@@ -325,6 +325,15 @@ impl ObjectMap {
         }
     }
 
+    /// Makes these groups dirty, whether they hold anything or not.
+    pub fn mark_dirty(&self, numbers: &[u64]) {
+        for number in numbers {
+            if let Some(slot) = self.groups.slot(*number) {
+                slot.get_or_init(Group::new).note_change();
+            }
+        }
+    }
+
     /// Loads what an export gave, sorted by address, on top of what is mapped. Groups that were clean stay
     /// clean: the extents come from a durable checkpoint. All is checked before anything is loaded.
     pub fn import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {

@@ -19,7 +19,7 @@ use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, disk_parts, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
-use crate::recovery::roll_forward::roll_forward;
+use crate::recovery::roll_forward::{LogEnd, roll_forward};
 use crate::recovery::{Reporter, checkpoint};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
@@ -70,7 +70,7 @@ pub(crate) fn attach(
     let put_id = PutId(world.random()?);
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id, world)?;
-    see_that_nobody_went_on(store, &stored)?;
+    see_that_nobody_went_on(store, name, &mut stored, reporter)?;
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let epoch = stored.end.epoch;
@@ -356,10 +356,26 @@ fn fence_at_end(
 /// If this process was stopped for long after it found the end of the log, the writer it meant to fence may
 /// have written past that end and deleted the very name the fence then took. Names are deleted only behind
 /// checkpoints that say so.
-fn see_that_nobody_went_on(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
+///
+/// A checkpoint that it wrote before it could know of the fence counts: it may have deleted by it. One that
+/// it writes from now on does not, as it looks for fences before it deletes (`keeper::vigil`).
+fn see_that_nobody_went_on(
+    store: &dyn ObjectStore,
+    name: &str,
+    stored: &mut Stored,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.checkpoint.through_sequence < stored.end.stored_sequence {
-        return Ok(());
+        if newest.number_max == stored.newest.number_max {
+            return Ok(());
+        }
+        let again = super::stored(store, name, reporter)?;
+        let ends = |end: &LogEnd| (end.epoch, end.stored_sequence, end.next_sequence, end.position);
+        if ends(&again.end) == ends(&stored.end) {
+            *stored = again;
+            return Ok(());
+        }
     }
     let text = format!(
         "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what \

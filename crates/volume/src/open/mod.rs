@@ -129,6 +129,7 @@ pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd 
         clean: root.clean,
         log_bytes: 0,
         place: Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms),
+        rollback_sequence: 0,
         segments: 0,
         extents: 0,
     }

@@ -5,7 +5,6 @@
 //! result is the same.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
@@ -143,7 +142,6 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
         ),
         cuts: Mutex::new(CutBook::of(checkpoint)),
         lineage: Lineage::new(&checkpoint.kept.lineage),
-        is_replaced: AtomicBool::new(false),
     };
     let dead: HashMap<u64, u64> =
         checkpoint.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();

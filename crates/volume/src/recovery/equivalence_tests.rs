@@ -156,7 +156,7 @@ impl World {
             live_bytes: state.view.map.mapped_bytes(),
             segments,
             parts,
-            kept: Default::default(),
+            kept: sawmill_format::kept::Kept::default(),
         };
         self.put(&checkpoint_key(volume_id, number), root.encode());
     }

@@ -40,6 +40,8 @@ pub(crate) struct LogEnd {
     pub(crate) log_bytes: u64,
     /// The checkpoint that rolling forward began from, for what is ordered on the way.
     pub(crate) place: Place,
+    /// The last rollback met; 0: none.
+    pub(crate) rollback_sequence: u64,
     /// Segments and extents applied.
     pub(crate) segments: u64,
     pub(crate) extents: u64,
@@ -113,7 +115,12 @@ fn is_beyond(header: &SegmentHeader, until: Until) -> bool {
 }
 
 /// Does what was ordered at this place of the log.
-fn carry_out(store: &dyn ObjectStore, view: &mut View, end: &LogEnd, header: &SegmentHeader) -> Result<()> {
+fn carry_out(
+    store: &dyn ObjectStore,
+    view: &mut View,
+    end: &mut LogEnd,
+    header: &SegmentHeader,
+) -> Result<()> {
     let order = read_order(store, header)?;
     let place = Place {
         sequence: header.sequence,
@@ -125,6 +132,7 @@ fn carry_out(store: &dyn ObjectStore, view: &mut View, end: &LogEnd, header: &Se
     if let Order::RollBack { number, put_id, through_sequence } = order {
         let then = cut_view(store, header.volume_id, number, put_id, through_sequence)?;
         *view = view.rolled_back_to(then);
+        end.rollback_sequence = header.sequence;
     }
     Ok(())
 }

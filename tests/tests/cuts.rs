@@ -1,0 +1,170 @@
+//! The past of a volume as its users meet it: snapshots, times, positions, rollbacks and clones, through the
+//! real binary, served and at rest.
+
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::store::StoreUnderTest;
+use serde_json::Value;
+
+on_each_store!(
+    a_snapshot_of_a_served_volume_is_served_beside_it,
+    a_volume_at_rest_is_rolled_back_and_the_rollback_undone,
+    any_stored_moment_inside_the_window_is_served_by_its_time,
+    clones_go_their_own_ways_and_outlive_their_base,
+    what_cannot_be_had_is_refused_with_its_own_exit_code,
+);
+
+mod code {
+    pub(crate) const USAGE: i32 = 2;
+    pub(crate) const NOT_FOUND: i32 = 3;
+    pub(crate) const EXISTS: i32 = 4;
+    pub(crate) const REFUSED: i32 = 5;
+}
+
+const BYTES: usize = 4 << 20;
+
+fn place_with_disk(store: &StoreUnderTest) -> Place {
+    let place = Place::new(store);
+    place.create("disk", "4M", &["--segment-bytes", "256K"]);
+    place
+}
+
+/// What is served for reading under this name.
+fn read(place: &Place, volume: &str) -> Vec<u8> {
+    let listen = format!("unix:{}", place.path("reader.sock").display());
+    let server = place.serve(volume).with(&["--read-only"]).at(&listen).start();
+    let bytes = server.connect().read_all().expect("readable");
+    let _ = server.stop().ok();
+    bytes
+}
+
+/// A whole disk of one byte, written by a process of its own.
+fn fill(place: &Place, volume: &str, byte: u8) {
+    let server = place.serve(volume).start();
+    server.connect().write(0, &vec![byte; BYTES]).expect("accepted");
+    let _ = server.stop().ok();
+}
+
+fn names(listed: &Value) -> Vec<&str> {
+    listed.as_array().expect("a list").iter().filter_map(|row| row["name"].as_str()).collect()
+}
+
+fn a_snapshot_of_a_served_volume_is_served_beside_it(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let server = place.serve("disk").with(&["--checkpoint-bytes", "1M"]).start();
+    let client = server.connect();
+    client.write(0, &vec![1; BYTES]).expect("accepted");
+    let made = place.sawmill(&["snapshot", "create", "disk", "one", "--json"]).json();
+    assert_eq!((&made["snapshot"], &made["done"]), (&"one".into(), &true.into()));
+    for round in 2..6 {
+        client.write(0, &vec![round; BYTES]).expect("accepted");
+    }
+    let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+    assert!(read(&place, "disk@one") == vec![1; BYTES]);
+    let listed = place.sawmill(&["snapshot", "list", "disk", "--json"]).json();
+    assert_eq!(names(&listed), ["one"]);
+    assert!(field(&listed[0], "unique_bytes").and_then(Value::as_u64).expect("a number") >= BYTES as u64);
+    assert!(place.sawmill(&["snapshot", "list", "disk"]).ok().contains("one"));
+    let _ = place.sawmill(&["snapshot", "delete", "disk", "one"]).ok();
+    assert!(client.read_all().expect("readable") == vec![5; BYTES]);
+    let _ = server.stop().ok();
+    assert!(names(&place.sawmill(&["snapshot", "list", "disk", "--json"]).json()).is_empty());
+    assert_eq!(place.sawmill(&["check", "disk", "--json"]).json()["ok"], true);
+}
+
+fn a_volume_at_rest_is_rolled_back_and_the_rollback_undone(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    fill(&place, "disk", 1);
+    let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
+    fill(&place, "disk", 2);
+    let done = place.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
+    assert!(read(&place, "disk") == vec![1; BYTES]);
+    let log = place.sawmill(&["log", "disk"]).ok();
+    assert!(log.contains("rollback") && log.contains("one"), "{log}");
+    let before = done["before"].as_str().expect("a name");
+    assert_eq!(done["undo"], format!("sawmill rollback disk --to {before}"));
+    let _ = place.sawmill(&["rollback", "disk", "--to", before]).ok();
+    assert!(read(&place, "disk") == vec![2; BYTES]);
+    // The same on a volume that is served.
+    let server = place.serve("disk").start();
+    let _ = place.sawmill(&["rollback", "disk", "--to", "one"]).ok();
+    assert!(server.connect().read_all().expect("readable") == vec![1; BYTES]);
+    let _ = server.stop().ok();
+    assert!(read(&place, "disk") == vec![1; BYTES]);
+}
+
+fn any_stored_moment_inside_the_window_is_served_by_its_time(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "4M", &["--segment-bytes", "256K", "--retention", "24h"]);
+    let server = place.serve("disk").with(&["--checkpoint-bytes", "1M"]).start();
+    let mut moments = Vec::new();
+    for byte in 1..=4 {
+        server.connect().write(0, &vec![byte; BYTES]).expect("accepted");
+        let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+        let log = place.sawmill(&["log", "disk", "--json"]).json();
+        moments.push((log["through"].as_str().expect("a time").to_owned(), log["position"].clone(), byte));
+    }
+    for (time, position, byte) in &moments {
+        assert!(read(&place, &format!("disk@position:{position}")) == vec![*byte; BYTES], "{position}");
+        assert!(read(&place, &format!("disk@{time}")) == vec![*byte; BYTES], "{time}");
+    }
+    let _ = server.stop().ok();
+    let _ = place.sawmill(&["clone", &format!("disk@{}", moments[1].0), "copy"]).ok();
+    assert!(read(&place, "copy") == vec![2; BYTES]);
+    let _ = place.sawmill(&["rollback", "disk", "--to", &moments[2].0]).ok();
+    assert!(read(&place, "disk") == vec![3; BYTES]);
+    let _ = place.sawmill(&["set", "disk", "--retention", "0"]).ok();
+    assert_eq!(place.sawmill(&["log", "disk", "--json"]).json()["retention_s"], 0);
+}
+
+fn clones_go_their_own_ways_and_outlive_their_base(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let server = place.serve("disk").start();
+    server.connect().write(0, &vec![1; BYTES]).expect("accepted");
+    // Of the present, stored or not.
+    let _ = place.sawmill(&["clone", "disk", "child"]).ok();
+    server.connect().write(0, &vec![2; BYTES]).expect("accepted");
+    let _ = server.stop().ok();
+    assert!(read(&place, "child") == vec![1; BYTES]);
+    let _ = place.sawmill(&["snapshot", "create", "child", "first"]).ok();
+    fill(&place, "child", 3);
+    let _ = place.sawmill(&["clone", "child@first", "grandchild"]).ok();
+    let deleted = place.sawmill(&["delete", "disk", "--yes", "--json"]).json();
+    assert_eq!(deleted["needed_by"], serde_json::json!(["child", "grandchild"]));
+    place.sawmill(&["info", "disk"]).refused(code::NOT_FOUND, &["disk"]);
+    assert!(place.sawmill(&["delete", "child", "--yes"]).ok().contains("grandchild"));
+    assert!(read(&place, "grandchild") == vec![1; BYTES]);
+    assert_eq!(place.sawmill(&["check", "grandchild", "--json"]).json()["ok"], true);
+    // The name is free, and what is made of it is empty.
+    place.create("disk", "4M", &[]);
+    assert!(read(&place, "disk") == vec![0; BYTES]);
+    let _ = place.sawmill(&["delete", "grandchild", "--yes"]).ok();
+    assert!(read(&place, "disk") == vec![0; BYTES]);
+}
+
+fn what_cannot_be_had_is_refused_with_its_own_exit_code(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    fill(&place, "disk", 1);
+    let _ = place.sawmill(&["snapshot", "create", "disk", "one"]).ok();
+    place.sawmill(&["snapshot", "create", "disk", "one"]).refused(code::EXISTS, &["one"]);
+    place.sawmill(&["snapshot", "create", "disk", "a/b"]).refused(code::USAGE, &["a/b"]);
+    place.sawmill(&["snapshot", "delete", "disk", "two"]).refused(code::NOT_FOUND, &["two"]);
+    place.sawmill(&["rollback", "disk", "--to", "two"]).refused(code::NOT_FOUND, &["two"]);
+    place.sawmill(&["serve", "disk@one"]).refused(code::USAGE, &["--read-only", "clone"]);
+    place.sawmill(&["serve", "disk@two", "--read-only"]).refused(code::NOT_FOUND, &["two"]);
+    place
+        .sawmill(&["serve", "disk@2020-01-01T00:00:00Z", "--read-only"])
+        .refused(code::NOT_FOUND, &["retention"]);
+    place.sawmill(&["serve", "disk@12:00", "--read-only"]).refused(code::USAGE, &["12:00"]);
+    place.sawmill(&["clone", "disk@two", "copy"]).refused(code::NOT_FOUND, &["two"]);
+    place.create("copy", "4M", &[]);
+    place.sawmill(&["clone", "disk", "copy"]).refused(code::EXISTS, &["copy"]);
+    // Somebody else serves it: an order given here must not shut that writer out.
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[2; 4096]).expect("accepted");
+    let elsewhere = place.neighbour();
+    elsewhere.sawmill(&["snapshot", "create", "disk", "two"]).refused(code::REFUSED, &["there"]);
+    server.connect().write(0, &[3; 4096]).expect("still the writer");
+    let _ = place.sawmill(&["snapshot", "create", "disk", "two"]).ok();
+    let _ = server.stop().ok();
+}
