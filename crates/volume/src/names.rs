@@ -201,14 +201,19 @@ fn check_options(options: &CreateOptions) -> Result<()> {
     if size > limits::SIZE_BYTES_MAX {
         return invalid(format!("a size of {size} bytes is beyond the limit of {}", limits::SIZE_BYTES_MAX));
     }
-    let segment = options.segment_bytes;
+    check_segment_bytes(options.segment_bytes)
+}
+
+/// Whether a volume may have such segments.
+pub(crate) fn check_segment_bytes(segment_bytes: u32) -> Result<()> {
     let range = limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX;
-    if !segment.is_power_of_two() || !range.contains(&segment) {
-        return invalid(format!(
-            "segments of {segment} bytes are not offered: choose a power of two from {} to {}",
-            limits::SEGMENT_BYTES_MIN,
-            limits::SEGMENT_BYTES_MAX
-        ));
+    if segment_bytes.is_power_of_two() && range.contains(&segment_bytes) {
+        return Ok(());
     }
-    Ok(())
+    let text = format!(
+        "segments of {segment_bytes} bytes are not offered: choose a power of two from {} to {}",
+        limits::SEGMENT_BYTES_MIN,
+        limits::SEGMENT_BYTES_MAX
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
 }

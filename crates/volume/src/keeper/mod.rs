@@ -21,8 +21,8 @@ use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
 use crate::gc::GcPolicy;
-use crate::limits;
 use crate::record::Record;
+use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
 use crate::write;
@@ -33,6 +33,7 @@ mod collect;
 mod inbox;
 mod upload;
 
+pub(crate) use cleanup::QUIET_AFTER;
 pub(crate) use inbox::{Event, GcOrder, Inbox};
 pub(crate) use upload::apply_extents;
 
@@ -263,8 +264,7 @@ impl Keeper {
     fn batch_is_due(&self, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = self.options.segment_age_max;
-        self.pending_bytes >= u64::from(self.shared.record.segment_bytes)
-            || self.pending.len() >= limits::SEGMENT_RECORDS_MAX
+        batch::is_full(self.pending_bytes, self.pending.len(), self.shared.record.segment_bytes)
             || front.position < self.shared.inbox.sealed_through_wanted()
             || self.shared.inbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)

@@ -12,6 +12,7 @@ use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 use super::{Event, Keeper, is_padding};
 use crate::map::Location;
 use crate::record::Record;
+use crate::segment::batch;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
 use crate::segment::table::SegmentInfo;
@@ -90,9 +91,7 @@ impl Keeper {
     fn cut_batch(&mut self, now: Duration) -> Vec<Arc<Record>> {
         let mut records = Vec::new();
         let mut bytes = 0;
-        while bytes < u64::from(self.shared.record.segment_bytes)
-            && records.len() < limits::SEGMENT_RECORDS_MAX
-        {
+        while !batch::is_full(bytes, records.len(), self.shared.record.segment_bytes) {
             let Some(record) = self.pending.pop_front() else { break };
             bytes += record.payload_bytes();
             records.push(record);
