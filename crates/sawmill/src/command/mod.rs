@@ -15,6 +15,7 @@ mod info;
 mod inspect;
 mod list;
 mod serve;
+mod simulate;
 mod verify_crash;
 mod wait;
 
@@ -74,6 +75,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
+    Simulate(simulate::Arguments),
     VerifyCrash(verify_crash::Arguments),
 }
 
@@ -108,6 +110,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
+        Command::Simulate(arguments) => simulate::run(&context, &arguments),
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }
