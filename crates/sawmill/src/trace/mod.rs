@@ -240,8 +240,8 @@ impl Trace {
             shown.push_str("...");
         }
         Err(Failure::usage(format!(
-            "{}: {place}: expected {expected} (format {}), found '{shown}'; mend it, name another --format, or \
-             have such lines counted with --skip-bad-lines",
+            "{}: {place}: expected {expected} (format {}), found '{shown}'; mend it, name another --format, \
+             or have such lines counted with --skip-bad-lines",
             self.path.display(),
             self.format.name(),
         )))

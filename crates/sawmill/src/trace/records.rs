@@ -17,8 +17,8 @@ fn bad(source: &Source, expected: &str, found: String) -> Bad {
     Bad::Line { place: source.place(), expected: expected.to_owned(), found }
 }
 
-/// VMware's: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI command u16, version
-/// u16, sector u64, microseconds u64.
+/// VMware's: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI command u16,
+/// version u16, sector u64, microseconds u64.
 pub(super) struct Vscsi;
 
 /// Bytes of a vscsi record.

@@ -62,7 +62,8 @@ const TEXTS: [(Format, &str, usize, &str); 10] = [
     (Format::Blkparse, BLKPARSE, 4, "8,16 3 5 soon 3645 D R 800 + 256 [java]"),
     (
         Format::Blkreplay,
-        "Copyright Somebody\n\nstart ; sector ; length ; op\n 0.5 ; 8 ; 16 ; W ; 0.0 ; 0.0\n 1.5 ; 8 ; 16 ; R ; 0 ; 0\n",
+        "Copyright Somebody\n\nstart ; sector ; length ; op\n 0.5 ; 8 ; 16 ; W ; 0.0 ; 0.0\n\
+          1.5 ; 8 ; 16 ; R ; 0 ; 0\n",
         2,
         " 2.5 ; 8 ; 16 ; X ; 0.0 ; 0.0",
     ),
@@ -74,7 +75,8 @@ const TEXTS: [(Format, &str, usize, &str); 10] = [
     ),
     (
         Format::Systor,
-        "Timestamp,Response,IOType,LUN,Offset,Size\n1455591804.31,0.006,R,0,4096,512\n1455591805.3,,W,1,8,8\n",
+        "Timestamp,Response,IOType,LUN,Offset,Size\n1455591804.31,0.006,R,0,4096,512\n\
+         1455591805.3,,W,1,8,8\n",
         2,
         "1455591804.31,0.006,R,zero,4096,512",
     ),
@@ -257,7 +259,8 @@ fn events_of_all_cpus_are_sorted_by_time_and_a_torn_one_is_an_error() {
 fn calls_on_files_are_replayed_by_time_with_offsets_and_descriptors() {
     let text = "1 0 open /data O_WRONLY 36\n1 10 write 36 4\n1 30 write 36 6\n1 40 close 36\n\
                 1 50 write 36 9\n2 5 open \"/data/x\" O_RDWR 7\n2 20 pwrite 7 100 50\n2 60 fsync 7\n\
-                2 70 stat64 \"/data/x\" 0\n2 80 open \"/data/x\" O_RDWR 8\n2 90 pread 8 100 50\n2 95 read 8 -1\n";
+                2 70 stat64 \"/data/x\" 0\n2 80 open \"/data/x\" O_RDWR 8\n2 90 pread 8 100 50\n\
+                2 95 read 8 -1\n";
     assert_eq!(format_of(text), Format::Mobigen);
     let expected = [
         request(0, Write, 0, 0, 4),

@@ -157,7 +157,8 @@ proptest! {
     ) {
         let size_bytes = 4096 * UNIT;
         let policy = is_collected.then(|| GcPolicy { start: 0.70, stop, ..GcPolicy::default() });
-        let mut forecast = Forecast::new(ForecastOptions { gc: policy, plugs, ..options(size_bytes) }).unwrap();
+        let options = ForecastOptions { gc: policy, plugs, ..options(size_bytes) };
+        let mut forecast = Forecast::new(options).unwrap();
         let mut brute = BruteForce::new(size_bytes, policy, plugs);
         let mut written_bytes = 0;
         for (unit, units, is_write) in requests {

@@ -1,7 +1,7 @@
 //! `sawmill simulate`: what a volume would do under recorded requests, without any data.
 //!
-//! Rooms: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices` (what
-//! it would cost), `document` (what is printed), `chart` (the same over time, as a picture).
+//! Rooms: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices`
+//! (what it would cost), `document` (what is printed), `chart` (the same over time, as a picture).
 
 mod chart;
 mod document;
@@ -62,11 +62,11 @@ pub(super) struct Arguments {
     segment_age: Duration,
 
     /// Collect garbage when less than this part of the stored data is live.
-    #[arg(long, value_name = "RATIO", default_value_t = GcPolicy::default().start, value_parser = parse_ratio)]
+    #[arg(long, value_name = "RATIO", default_value_t = default_gc().start, value_parser = parse_ratio)]
     gc_start: f64,
 
     /// Stop collecting when at least this part is live.
-    #[arg(long, value_name = "RATIO", default_value_t = GcPolicy::default().stop, value_parser = parse_ratio)]
+    #[arg(long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio)]
     gc_stop: f64,
 
     /// Which segments are collected first.
@@ -97,6 +97,10 @@ enum ChoiceName {
     Greedy,
     /// The most freed for what is copied, the older the sooner.
     CostBenefit,
+}
+
+fn default_gc() -> GcPolicy {
+    GcPolicy::default()
 }
 
 fn parse_ratio(text: &str) -> Result<f64, String> {
