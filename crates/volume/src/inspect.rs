@@ -156,7 +156,7 @@ pub fn recovery(
 /// A volume as the store has it.
 pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<AtRest> {
     let world = RealWorld::default();
-    let stored = open::stored(store, &record.name, &mut Reporter::new(&world))?;
+    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(&world))?;
     let totals = stored.view.segments.totals();
     Ok(AtRest {
         size_bytes: stored.record.size_bytes,

@@ -1,4 +1,4 @@
-//! Volumes by name: create, find, list, delete. The name is an object of its own (`volumes/<name>`);
+//! Volumes by name: create, find, list, rename, delete. The name is an object of its own (`volumes/<name>`);
 //! everything else of a volume lives under its id, so that a name can be given again without meeting old
 //! data.
 
@@ -131,10 +131,59 @@ pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     Ok(volumes)
 }
 
+/// Gives a volume another name. It keeps its id, and with it its data, its journals and whoever has it open.
+///
+/// The new name is made first and the old one deleted last, so a crash in between leaves both: two names of
+/// one volume. That is safe (attaching goes by id, and `delete` refuses either), and the same rename again
+/// finishes it.
+pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
+    check_name(new)?;
+    if old == new {
+        let text = format!("{old:?} is its name already");
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let record = find(store, old)?;
+    if let Some(other) = other_name(store, &record)?.filter(|other| other != new) {
+        let text = format!(
+            "{old:?} is called {other:?} too, by a rename that was interrupted: finish that one first, with \
+             `sawmill rename {old} {other}`"
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    let renamed =
+        VolumeRecord { name: new.to_owned(), put_id: PutId(RealWorld::default().random()?), ..record };
+    let encoded = renamed.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    if put(store, &volume_key(new), encoded)? == PutOutcome::Taken {
+        let there = find(store, new)?;
+        if there.volume_id != renamed.volume_id {
+            return Err(exists(new));
+        }
+    }
+    let deleted = Blocking(store).delete(vec![volume_key(old)], Class::Upload);
+    deleted.map_err(|error| store_error(&error))?;
+    Ok(renamed)
+}
+
+/// Another name of the same volume: a rename died half way.
+fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
+    let same = |listed: &Listed| {
+        let id = listed.record.as_ref().map(|record| record.volume_id);
+        listed.name != record.name && id.ok() == Some(record.volume_id)
+    };
+    Ok(list(store)?.into_iter().find(same).map(|listed| listed.name))
+}
+
 /// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever,
 /// so that the writer cannot take its absence for success.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     let record = find(store, name)?;
+    if let Some(other) = other_name(store, &record)? {
+        let text = format!(
+            "{name:?} and {other:?} are two names of one volume, left by a rename that was interrupted: finish it \
+             with `sawmill rename {name} {other}` or `sawmill rename {other} {name}`, then delete"
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
     let volume_id = record.volume_id;
     let world = RealWorld::default();
     let kept = match open::end_of_log(store, &record) {
@@ -188,19 +237,28 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, text))
 }
 
+/// Whether a volume of such blocks can have this size.
+pub(crate) fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
+    let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+    if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+        return invalid(format!(
+            "a size of {size_bytes} bytes is not a multiple of the block size {block_bytes}"
+        ));
+    }
+    if size_bytes > limits::SIZE_BYTES_MAX {
+        let limit = limits::SIZE_BYTES_MAX;
+        return invalid(format!("a size of {size_bytes} bytes is beyond the limit of {limit}"));
+    }
+    Ok(())
+}
+
 fn check_options(options: &CreateOptions) -> Result<()> {
     let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
     let block = u64::from(options.block_bytes);
     if block != 512 && block != 4096 {
         return invalid(format!("a block size of {block} is not offered: choose 512 or 4096"));
     }
-    let size = options.size_bytes;
-    if size == 0 || !size.is_multiple_of(block) {
-        return invalid(format!("a size of {size} bytes is not a multiple of the block size {block}"));
-    }
-    if size > limits::SIZE_BYTES_MAX {
-        return invalid(format!("a size of {size} bytes is beyond the limit of {}", limits::SIZE_BYTES_MAX));
-    }
+    check_size(options.size_bytes, options.block_bytes)?;
     check_segment_bytes(options.segment_bytes)
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
-use sawmill_device::Geometry;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
 use crate::cache::{OwnerId, ReadCache};
 use crate::fetch::Fetcher;
+use crate::geometry::Geometries;
 use crate::journal::Journal;
 use crate::keeper::Inbox;
 use crate::later::Later;
@@ -36,7 +36,7 @@ pub(crate) struct View {
 pub(crate) struct Shared {
     pub(crate) record: VolumeRecord,
     pub(crate) name: String,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: Geometries,
     pub(crate) epoch: u64,
     pub(crate) read_only: bool,
     pub(crate) world: Arc<dyn World>,

@@ -15,9 +15,10 @@ use crate::disk::Lock;
 use crate::driver::{Driver, JournalLoop};
 use crate::fetch::{self, Fetcher};
 use crate::gc::{Garbage, garbage_of};
+use crate::geometry::Geometries;
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
-use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart};
+use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
 use crate::later::Later;
 use crate::map::JournalMap;
 use crate::open::{self, Stored};
@@ -30,7 +31,7 @@ use crate::state::State;
 use crate::status::{GcReport, Health, Positions, Safety, Status};
 use crate::steps::Loops;
 use crate::world::{RealWorld, World};
-use crate::{Error, ErrorKind, Result, flush, limits, read, write};
+use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
 
 /// A volume whose loops do not run yet.
 struct Unstarted {
@@ -110,6 +111,7 @@ impl Volume {
             checkpoint_number: attached.stored.newest.number_max,
             loaded_number: attached.stored.newest.checkpoint.number,
             checkpoint_parts: attached.stored.newest.checkpoint.parts.clone(),
+            size_bytes: attached.stored.record.size_bytes,
             log_bytes: end.log_bytes,
             received_end: attached.start.position,
             records: attached.records,
@@ -210,7 +212,7 @@ impl Volume {
             volume_id: shared.record.volume_id,
             name: shared.name.clone(),
             health,
-            size_bytes: shared.record.size_bytes,
+            size_bytes: shared.geometry.now().size_bytes,
             epoch: shared.epoch,
             read_only: shared.read_only,
             positions,
@@ -300,6 +302,35 @@ impl Volume {
         garbage_of(&self.shared.view().segments, threshold)
     }
 
+    /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do doors see
+    /// the new size. A crash before that leaves the old size or the new one, and every byte below both.
+    ///
+    /// Shrinking loses what lies beyond the new end, for good, and nobody may use the device meanwhile.
+    /// Errors: `Invalid` for a size that no volume of these blocks can have, `ReadOnly`.
+    pub fn resize(&self, size_bytes: u64) -> Result<()> {
+        let shared = &self.shared;
+        if shared.read_only {
+            let text = format!("volume {} is open for reading only: it cannot be resized", shared.name);
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        names::check_size(size_bytes, shared.record.block_bytes)?;
+        let current = shared.geometry.now().size_bytes;
+        if size_bytes == current {
+            return Ok(());
+        }
+        if size_bytes < current {
+            // What is on its way may lie beyond the new end.
+            self.wait(Safety::Stored, None)?;
+        }
+        let (tell, hear) = sync_channel(1);
+        let told = Box::new(move |outcome| {
+            // The caller waits.
+            let _ = tell.send(outcome);
+        });
+        shared.inbox.resize(shared, Resize { size_bytes, tell: told });
+        hear.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+    }
+
     /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks
     /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
     pub fn close(&self) -> Result<()> {
@@ -362,7 +393,7 @@ impl Drop for Volume {
 
 impl BlockDevice for Volume {
     fn geometry(&self) -> &Geometry {
-        &self.shared.geometry
+        self.shared.geometry.now()
     }
 
     fn submit(&self, request: Request) {
@@ -370,7 +401,7 @@ impl BlockDevice for Volume {
         if let Some(error) = shared.state.refusal() {
             return request.fail(error);
         }
-        if let Err(error) = request.check(&shared.geometry) {
+        if let Err(error) = request.check(shared.geometry.now()) {
             return request.fail(error);
         }
         match request.operation {
@@ -421,7 +452,7 @@ fn share(
     Ok(Arc::new(Shared {
         name: record.name.clone(),
         record,
-        geometry,
+        geometry: Geometries::new(geometry),
         epoch: stored.end.epoch,
         read_only: options.read_only,
         world,

@@ -261,7 +261,7 @@ fn collection_by_hand_is_refused_with_a_reason() {
         move || volume.collect_garbage(1.0)
     });
     until("one collection is under way", || machine.faults.held().len() == 1);
-    assert_eq!(kind(volume.collect_garbage(1.0)), ErrorKind::Exists);
+    assert_eq!(kind(volume.collect_garbage(1.0)), ErrorKind::InUse);
     // A volume that is stopped tells who waits.
     volume.close_now();
     assert_eq!(kind(collecting.join().unwrap()), ErrorKind::Closed);

@@ -40,7 +40,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             format!("volume {} is served by process {}; stop that first", address.name, served.pid),
         ));
     }
-    if !arguments.yes && !agreed(&address.name, &address.store_url, record.size_bytes)? {
+    // A volume too damaged to tell its size can still be deleted.
+    let newest = sawmill_volume::inspect::checkpoint(&*store, &record, None);
+    let size_bytes = newest.map_or(record.size_bytes, |checkpoint| checkpoint.size_bytes);
+    if !arguments.yes && !agreed(&address.name, &address.store_url, size_bytes)? {
         output::line("nothing was deleted")?;
         return Ok(Exit::Negative);
     }

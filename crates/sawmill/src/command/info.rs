@@ -19,7 +19,7 @@ pub(super) struct Arguments {
     volume: String,
 }
 
-/// What a volume was born with.
+/// What a volume was born with, and its size.
 #[derive(Serialize)]
 pub(super) struct RecordDocument {
     pub(super) name: String,
@@ -100,8 +100,11 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         Some((_, process)) => of_live(&address, process),
         None => {
             let (store, record) = wiring::find(&address)?;
-            let born = RecordDocument::new(&address.store_url, &record);
             let rest = sawmill_volume::inspect::at_rest(&*store, &record)?;
+            let born = RecordDocument {
+                size_bytes: rest.size_bytes,
+                ..RecordDocument::new(&address.store_url, &record)
+            };
             Document {
                 record: born,
                 attached: None,

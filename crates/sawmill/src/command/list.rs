@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use clap::Args;
+use sawmill_store::ObjectStore;
+use sawmill_volume::{ErrorKind, Listed, inspect};
 use serde::Serialize;
 
 use super::Context;
@@ -37,12 +39,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     };
     let store = wiring::open_store(&url)?;
     let mut rows = Vec::new();
-    for listed in sawmill_volume::list(&*store)? {
-        rows.push(match listed.record {
-            Ok(record) => {
+    let listed = sawmill_volume::list(&*store)?;
+    let sizes = sizes(&*store, &listed);
+    for (listed, size_bytes) in listed.into_iter().zip(sizes) {
+        rows.push(match listed.record.and_then(|record| Ok((record, size_bytes?))) {
+            Ok((record, size_bytes)) => {
                 let folder = context.places.volume_folder(&record.volume_id.to_string())?;
                 let attached = attached_to(&folder);
-                let volume = Some(RecordDocument::new(&url, &record));
+                let volume = Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
                 Row { name: listed.name, volume, attached, error: None }
             }
             Err(error) => {
@@ -59,6 +63,27 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         output::table(&["name", "size", "block", "flush", "attached"], rows.iter().map(cells).collect())?;
     }
     Ok(Exit::Ok)
+}
+
+/// What the newest checkpoints say: a volume may have been resized since it was made. Asked side by side, as
+/// each costs a few requests.
+fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Result<u64>> {
+    const AT_ONCE: usize = 16;
+    let size = |listed: &Listed| {
+        let record = listed.record.as_ref().map_err(Clone::clone)?;
+        inspect::checkpoint(store, record, None).map(|checkpoint| checkpoint.size_bytes)
+    };
+    let mut sizes = Vec::new();
+    for chunk in listed.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
+            sizes.extend(asked.into_iter().map(|asked| {
+                let died = |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
+                asked.join().unwrap_or_else(died)
+            }));
+        });
+    }
+    sizes
 }
 
 /// Who serves the volume here; a process that does not answer must not spoil the whole list.

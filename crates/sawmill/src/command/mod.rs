@@ -10,10 +10,13 @@ mod create;
 mod delete;
 mod doctor;
 mod export;
+mod gc;
 mod import;
 mod info;
 mod inspect;
 mod list;
+mod rename;
+mod resize;
 mod serve;
 mod simulate;
 mod verify_crash;
@@ -68,10 +71,13 @@ enum Command {
     List(list::Arguments),
     Info(info::Arguments),
     Delete(delete::Arguments),
+    Gc(gc::Arguments),
     Wait(wait::Arguments),
     Import(import::Arguments),
     Export(export::Arguments),
     Copy(copy::Arguments),
+    Rename(rename::Arguments),
+    Resize(resize::Arguments),
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
@@ -103,10 +109,13 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::List(arguments) => list::run(&context, &arguments),
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
+        Command::Gc(arguments) => gc::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),
         Command::Copy(arguments) => copy::run(&context, &arguments),
+        Command::Rename(arguments) => rename::run(&context, &arguments),
+        Command::Resize(arguments) => resize::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),

@@ -68,7 +68,7 @@ impl Keeper {
         }
     }
 
-    fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
+    pub(super) fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
         let shared = self.shared.clone();
         let view = shared.view();
         let number = self.checkpoint_number + 1;
@@ -112,7 +112,7 @@ impl Keeper {
             next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
             position: self.stored_position,
             wall_unix_ms: shared.world.unix_ms(),
-            size_bytes: shared.record.size_bytes,
+            size_bytes: self.size_bytes,
             clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
@@ -266,6 +266,7 @@ impl Keeper {
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
         self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
+        self.finish_resize();
         let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
         let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
         self.checkpoint_parts = writing.root.parts;

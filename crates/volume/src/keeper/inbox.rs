@@ -1,6 +1,7 @@
 //! How others reach the keeper, and what they may look at: its records, its events, its marks and its
 //! waiters.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -91,6 +92,12 @@ struct StoredWaiter {
     tell: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
+/// A resize that is asked for, and who waits for it.
+pub(crate) struct Resize {
+    pub(crate) size_bytes: u64,
+    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
 /// See the head of this file.
 #[derive(Default)]
 pub(crate) struct Inbox {
@@ -108,6 +115,7 @@ pub(crate) struct Inbox {
     gc_order: Mutex<Option<GcOrder>>,
     gc_ordered: AtomicBool,
     gc_left: AtomicU64,
+    resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
     closed: Mutex<bool>,
     closed_bell: Condvar,
@@ -223,7 +231,7 @@ impl Inbox {
     pub(crate) fn order_gc(&self, order: GcOrder) {
         if self.gc_ordered.swap(true, Ordering::AcqRel) {
             let text = "garbage is being collected by hand already: wait for that to end";
-            return (order.tell)(Err(Error::new(crate::ErrorKind::Exists, text)));
+            return (order.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
         }
         *self.gc_order.lock() = Some(order);
         self.wake.ring();
@@ -275,6 +283,27 @@ impl Inbox {
         for waiter in waiters {
             (waiter.tell)(Err(error.clone()));
         }
+        let resizes = std::mem::take(&mut *self.resizes.lock());
+        for resize in resizes {
+            (resize.tell)(Err(error.clone()));
+        }
+    }
+
+    /// Asks the keeper to give the disk another size.
+    pub(crate) fn resize(&self, shared: &Shared, resize: Resize) {
+        self.resizes.lock().push_back(resize);
+        self.wake.ring();
+        if let Some(error) = shared.state.refusal() {
+            self.fail_waiters(&error);
+        }
+    }
+
+    pub(crate) fn next_resize(&self) -> Option<u64> {
+        self.resizes.lock().front().map(|resize| resize.size_bytes)
+    }
+
+    pub(crate) fn take_resize(&self) -> Option<Resize> {
+        self.resizes.lock().pop_front()
     }
 
     /// Asks the keeper to store everything, write a last checkpoint and end.

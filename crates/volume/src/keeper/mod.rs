@@ -10,7 +10,8 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
-//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection).
+//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `resize` (another size,
+//! in a checkpoint).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -31,10 +32,11 @@ mod checkpoint;
 mod cleanup;
 mod collect;
 mod inbox;
+mod resize;
 mod upload;
 
 pub(crate) use cleanup::QUIET_AFTER;
-pub(crate) use inbox::{Event, GcOrder, Inbox};
+pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
 pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
@@ -61,6 +63,8 @@ pub(crate) struct KeeperStart {
     /// The checkpoint that was read.
     pub(crate) loaded_number: u64,
     pub(crate) checkpoint_parts: Vec<PartEntry>,
+    /// Size of the disk.
+    pub(crate) size_bytes: u64,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -95,6 +99,10 @@ pub(crate) struct Keeper {
     own_puts: HashSet<PutId>,
     /// Parts of the newest durable checkpoint, by group.
     checkpoint_parts: Vec<PartEntry>,
+    /// Size of the disk, as the next checkpoint says it.
+    size_bytes: u64,
+    /// The resize that the checkpoint being written carries.
+    resizing: Option<Resize>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
@@ -133,6 +141,8 @@ impl Keeper {
             loaded_number: start.loaded_number,
             own_puts: HashSet::new(),
             checkpoint_parts: start.checkpoint_parts,
+            size_bytes: start.size_bytes,
+            resizing: None,
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
@@ -171,6 +181,7 @@ impl Keeper {
         if !self.pending.is_empty() || !self.uploads.is_empty() || !self.collector.is_resting() {
             self.busy_at = now;
         }
+        self.begin_resize();
         self.keep_checkpoints(now);
         self.clean_up(now);
         self.finish_order();

@@ -73,11 +73,55 @@ impl Group {
     }
 }
 
+/// The groups of a volume, by number. When the volume grows past the last one, more are chained behind, so
+/// that nobody who looks waits or sees one move.
+struct Groups {
+    first: u64,
+    slots: Box<[OnceLock<Box<Group>>]>,
+    more: OnceLock<Box<Groups>>,
+}
+
+impl Groups {
+    fn new(first: u64, size_bytes: u64) -> Groups {
+        let count = size_bytes.div_ceil(GROUP_BYTES).saturating_sub(first) as usize;
+        let slots = std::iter::repeat_with(OnceLock::new).take(count).collect();
+        Groups { first, slots, more: OnceLock::new() }
+    }
+
+    fn slot(&self, number: u64) -> Option<&OnceLock<Box<Group>>> {
+        let mut groups = self;
+        loop {
+            let index = usize::try_from(number - groups.first).ok()?;
+            match groups.slots.get(index) {
+                Some(slot) => return Some(slot),
+                None => groups = groups.more.get()?,
+            }
+        }
+    }
+
+    fn chain(&self) -> impl Iterator<Item = &Groups> {
+        std::iter::successors(Some(self), |groups| groups.more.get().map(|more| &**more))
+    }
+
+    /// Makes room for a volume of `size_bytes`. The map's one writer alone.
+    fn reach(&self, size_bytes: u64) {
+        let mut last = self;
+        while let Some(more) = last.more.get() {
+            last = more;
+        }
+        let end = last.first + last.slots.len() as u64;
+        if size_bytes.div_ceil(GROUP_BYTES) > end {
+            let added = last.more.set(Box::new(Groups::new(end, size_bytes)));
+            debug_assert!(added.is_ok(), "there is one writer");
+        }
+    }
+}
+
 /// Byte address -> place in a stored segment. Shared by any number of readers and writers; made for one
 /// writer.
 pub struct ObjectMap {
-    groups: Box<[OnceLock<Box<Group>>]>,
-    size_bytes: u64,
+    groups: Groups,
+    size_bytes: AtomicU64,
     extents: AtomicU64,
     mapped_bytes: AtomicU64,
     heap_bytes: AtomicU64,
@@ -86,14 +130,24 @@ pub struct ObjectMap {
 impl ObjectMap {
     /// An empty map of a volume of `size_bytes`.
     pub fn new(size_bytes: u64) -> ObjectMap {
-        let count = size_bytes.div_ceil(GROUP_BYTES) as usize;
         ObjectMap {
-            groups: std::iter::repeat_with(OnceLock::new).take(count).collect(),
-            size_bytes,
+            groups: Groups::new(0, size_bytes),
+            size_bytes: AtomicU64::new(size_bytes),
             extents: AtomicU64::new(0),
             mapped_bytes: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Size of the volume.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// The volume has another size. Who makes it smaller removes first what lies beyond.
+    pub fn set_size(&self, size_bytes: u64) {
+        self.groups.reach(size_bytes);
+        self.size_bytes.store(size_bytes, Ordering::Release);
     }
 
     /// Maps `length` bytes at `address` to `data_offset` and following of segment `sequence`. `replaced`
@@ -202,7 +256,7 @@ impl ObjectMap {
     /// Memory held, as asked of the allocator.
     pub fn memory_bytes(&self) -> u64 {
         let groups = self.present().count() * size_of::<Group>();
-        let table = size_of_val(&*self.groups);
+        let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.slots)).sum();
         (groups + table) as u64 + self.heap_bytes.load(Ordering::Relaxed)
     }
 
@@ -306,7 +360,7 @@ impl ObjectMap {
                 "is empty"
             } else if address < previous_end {
                 "begins before the one in front of it ends"
-            } else if end > self.size_bytes {
+            } else if end > self.size_bytes() {
                 "ends past the end of the volume"
             } else if length > DATA_SPACE_BYTES - u64::from(data_offset) {
                 "ends past 4 GiB of its segment's data space"
@@ -378,21 +432,23 @@ impl ObjectMap {
     }
 
     fn group(&self, number: u64) -> Option<&Group> {
-        Some(self.groups.get(usize::try_from(number).ok()?)?.get()?)
+        Some(self.groups.slot(number)?.get()?)
     }
 
     fn present(&self) -> impl Iterator<Item = (u64, &Group)> {
-        self.groups.iter().zip(0..).filter_map(|(slot, number)| Some((number, &**slot.get()?)))
+        let slots = self.groups.chain().flat_map(|groups| groups.slots.iter().zip(groups.first..));
+        slots.filter_map(|(slot, number)| Some((number, &**slot.get()?)))
     }
 
     /// The group of an area of the volume, made if need be, and the area's index in it.
     fn group_of(&self, area: u64) -> (&Group, usize) {
         let (number, index) = (area as usize / AREAS, area as usize % AREAS);
-        (self.groups[number].get_or_init(Group::new), index)
+        let slot = self.groups.slot(number as u64).expect("addresses are clamped to the size of the volume");
+        (slot.get_or_init(Group::new), index)
     }
 
     fn clamped_end(&self, address: u64, length: u64) -> u64 {
-        address.saturating_add(length).min(self.size_bytes)
+        address.saturating_add(length).min(self.size_bytes())
     }
 
     #[cfg(test)]

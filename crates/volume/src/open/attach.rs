@@ -54,6 +54,12 @@ pub(crate) fn attach(
     let lock = journal::lock(options, world.disks())?;
     demand_fencing(store, options.no_fencing)?;
     let mut judged = judge(&stored, options, world.disks())?;
+    if see_that_it_fits(&stored, &judged).is_err() {
+        // A smaller size that an attachment asked for when it died may come late, under one that went on.
+        stored = super::stored_below(store, &stored, reporter)?;
+        judged = judge(&stored, options, world.disks())?;
+        see_that_it_fits(&stored, &judged)?;
+    }
     reporter.step("journal", judged.describe());
     if let Judged::Use(usable) = &mut judged
         && let Some(log) = &mut usable.log
@@ -145,6 +151,25 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
         Some(text) => Err(Error::new(ErrorKind::Invalid, text)),
         None => Ok(()),
     }
+}
+
+/// Doors let nothing past the end of the disk. A record there means that the disk had grown, and that the
+/// checkpoint that says so was lost.
+fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
+    let Judged::Use(usable) = judged else { return Ok(()) };
+    let found = usable.scan.iter().flat_map(|scan| &scan.found).filter_map(|found| found.record.as_ref());
+    let unstored = found.filter(|record| record.position >= stored.end.position);
+    let reach = unstored.map(|record| record.address.saturating_add(record.length)).max().unwrap_or(0);
+    let size_bytes = stored.record.size_bytes;
+    if reach <= size_bytes {
+        return Ok(());
+    }
+    let text = format!(
+        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and \
+         the checkpoint that says so cannot be read; nothing was changed; run `sawmill check`",
+        stored.record.name
+    );
+    Err(Error::new(ErrorKind::Corrupt, text))
 }
 
 type Intended = (Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);

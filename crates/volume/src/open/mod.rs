@@ -38,7 +38,15 @@ pub(crate) struct Stored {
 
 /// Reads a volume's stored part, step by step.
 pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporter<'_>) -> Result<Stored> {
-    let record = names::find(store, name)?;
+    stored_of(store, names::find(store, name)?, reporter)
+}
+
+/// The same of a volume that was found before; its name may have changed since.
+pub(crate) fn stored_of(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
     reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
     let mut newest = checkpoint::newest(store, record.volume_id)?;
     loop {
@@ -57,6 +65,16 @@ pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporte
             read => return read,
         }
     }
+}
+
+/// The same from the checkpoint before the one that was read.
+pub(crate) fn stored_below(
+    store: &dyn ObjectStore,
+    stored: &Stored,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    let (record, number) = (&stored.record, stored.newest.checkpoint.number);
+    stored_from(store, record, checkpoint::newest_below(store, record.volume_id, number)?, reporter)
 }
 
 /// Reads a volume's stored part from one checkpoint on.
@@ -215,7 +233,7 @@ pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<bool> 
         return Ok(false);
     }
     let mut reporter = Reporter::new(&*shared.world);
-    let stored = stored(&*shared.store, &shared.name, &mut reporter)?;
+    let stored = stored_of(&*shared.store, shared.record.clone(), &mut reporter)?;
     if stored.end.position < shared.inbox.stored() {
         let text = "the store shows an older cut than it did before: nothing is shown of it";
         return Err(Error::new(ErrorKind::Unavailable, text));

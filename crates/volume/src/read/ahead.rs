@@ -68,7 +68,7 @@ impl Streams {
 
 /// Notes a read that touched stored data, and fetches ahead of it if it is one of a row.
 pub(super) fn note(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
-    let size_bytes = shared.geometry.size_bytes;
+    let size_bytes = shared.geometry.now().size_bytes;
     if let Some((from, length)) = shared.fetcher.streams.note(address, length, size_bytes) {
         fetch_range(shared, view, from, length);
     }

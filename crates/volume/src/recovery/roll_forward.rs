@@ -87,6 +87,14 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
                 return damaged(format!("it begins at position {start}, and the log ends at {position}"));
             }
             if let Some(view) = view {
+                let reach = header.extents.iter().map(|extent| extent.address.saturating_add(extent.length));
+                let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
+                if reach > size_bytes {
+                    return damaged(format!(
+                        "it writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and the \
+                         checkpoint that says so cannot be read"
+                    ));
+                }
                 let info = SegmentInfo {
                     epoch: header.epoch,
                     header_bytes: header.header_bytes() as u32,

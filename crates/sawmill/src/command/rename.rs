@@ -1,0 +1,45 @@
+//! `sawmill rename`: another name for a volume.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::Context;
+use crate::exit::{Exit, Result};
+use crate::{output, wiring};
+
+/// Give a volume another name in its store.
+///
+/// It keeps its id, its data and its journals, and may be served meanwhile: its door keeps the old name until
+/// it is served anew. An interrupted rename may leave both names; the same command again finishes it.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// The new name alone: a volume stays in its store. (`sawmill copy` brings it to another.)
+    #[arg(value_name = "NEW")]
+    new: String,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    renamed: &'a str,
+    to: &'a str,
+    store: &'a str,
+    id: String,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let store = wiring::open_store(&address.store_url)?;
+    let record = sawmill_volume::rename(&*store, &address.name, &arguments.new)?;
+    let (renamed, to) = (address.name.as_str(), record.name.as_str());
+    if context.json {
+        let id = record.volume_id.to_string();
+        output::json(&Document { renamed, to, store: &address.store_url, id })?;
+    } else {
+        output::line(&format!("renamed {renamed} to {to}"))?;
+    }
+    Ok(Exit::Ok)
+}

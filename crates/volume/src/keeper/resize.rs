@@ -1,0 +1,45 @@
+//! Another size for the disk: a checkpoint that says so. What lies beyond a new, smaller end leaves the map
+//! with it.
+//!
+//! Invariants: the map reaches as far as the doors see before they see it, and they see a new size only when
+//! its checkpoint is durable; so nothing is ever written past the end that recovery would find.
+
+use std::collections::HashMap;
+
+use super::Keeper;
+
+impl Keeper {
+    /// Takes up a resize that was asked for, between two checkpoints.
+    pub(super) fn begin_resize(&mut self) {
+        if self.writing.is_some() || self.resizing.is_some() {
+            return;
+        }
+        let Some(size_bytes) = self.shared.inbox.next_resize() else { return };
+        if size_bytes < self.size_bytes && !(self.pending.is_empty() && self.uploads.is_empty()) {
+            // What is on its way may lie beyond the new end.
+            return;
+        }
+        let Some(resize) = self.shared.inbox.take_resize() else { return };
+        let view = self.shared.view();
+        if size_bytes < self.size_bytes {
+            let mut losses: HashMap<u32, u64> = HashMap::new();
+            view.map.remove(size_bytes, self.size_bytes - size_bytes, &mut |sequence, bytes| {
+                *losses.entry(sequence).or_default() += bytes;
+            });
+            view.segments.lose(&losses.into_iter().collect::<Vec<_>>());
+        }
+        view.map.set_size(size_bytes);
+        self.size_bytes = size_bytes;
+        self.resizing = Some(resize);
+        if let Err(error) = self.begin_checkpoint(false) {
+            self.shared.fail(error);
+        }
+    }
+
+    /// A checkpoint is durable.
+    pub(super) fn finish_resize(&mut self) {
+        let Some(resize) = self.resizing.take() else { return };
+        self.shared.geometry.resize(resize.size_bytes);
+        (resize.tell)(Ok(()));
+    }
+}

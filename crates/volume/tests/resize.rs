@@ -1,0 +1,201 @@
+//! A disk gets another size, while it is used and across deaths at any call to its store: the old size or
+//! the new one, and every byte below both.
+
+mod faulty;
+
+use std::sync::Arc;
+
+use faulty::rig::{MIB, pattern};
+use faulty::{Machine, SEGMENT, holds, is_engine, root_put, slot_version, stored, until, write_slot};
+use sawmill_device::{BlockDevice, BlockDeviceExt};
+use sawmill_store::{Call, Fault};
+use sawmill_volume::{ErrorKind, Volume, inspect};
+
+const GIB: u64 = 1 << 30;
+
+fn size(volume: &Volume) -> u64 {
+    assert_eq!(volume.status().size_bytes, volume.geometry().size_bytes);
+    volume.geometry().size_bytes
+}
+
+fn stored_size(machine: &Machine) -> u64 {
+    let record = sawmill_volume::find(&*machine.plain, &machine.name).unwrap();
+    inspect::at_rest(&*machine.plain, &record).unwrap().size_bytes
+}
+
+#[test]
+fn a_disk_grows_while_it_is_used_and_keeps_its_size() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    let before = *volume.geometry();
+    // Past a group of the map, and then within one.
+    for (grown, at) in [(40 * GIB, 39 * GIB + 5), (41 * GIB, 40 * GIB + 7)] {
+        assert_eq!(volume.write_at(at, &[1]).unwrap_err().kind(), ErrorKind::Invalid);
+        volume.resize(grown).unwrap();
+        assert_eq!(size(&volume), grown);
+        holds(&volume, at, &[0; 100]);
+        volume.write_at(at, &pattern(at, 3, 10_000)).unwrap();
+    }
+    assert_eq!(before.size_bytes, 64 * MIB, "who holds a geometry holds it");
+    volume.close_now();
+    drop(volume);
+    let volume = machine.open();
+    assert_eq!(size(&volume), 41 * GIB);
+    holds(&volume, 39 * GIB + 5, &pattern(39 * GIB + 5, 3, 10_000));
+    holds(&volume, 40 * GIB + 7, &pattern(40 * GIB + 7, 3, 10_000));
+    assert_eq!(slot_version(&volume, 0, 1), 1);
+    volume.close().unwrap();
+    assert_eq!(stored_size(&machine), 41 * GIB);
+    machine.assert_sound("after growing");
+}
+
+fn nothing_from_10_mib_on(volume: &Volume) {
+    for start in [10, 28, 46] {
+        holds(volume, start * MIB, &vec![0; 18 * MIB as usize]);
+    }
+}
+
+#[test]
+fn what_was_cut_off_reads_as_zeroes_when_the_disk_grows_again() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    let bytes = pattern(0, 1, 2 * MIB as usize);
+    volume.write_at(9 * MIB, &bytes).unwrap();
+    stored(&volume);
+    volume.write_at(30 * MIB, &bytes).unwrap();
+    volume.resize(10 * MIB).unwrap();
+    assert_eq!(volume.read_at(10 * MIB, 1).unwrap_err().kind(), ErrorKind::Invalid);
+    holds(&volume, 9 * MIB, &bytes[..MIB as usize]);
+    volume.close().unwrap();
+    machine.assert_sound("after shrinking");
+    let volume = machine.open();
+    assert_eq!(size(&volume), 10 * MIB);
+    volume.resize(64 * MIB).unwrap();
+    holds(&volume, 9 * MIB, &bytes[..MIB as usize]);
+    nothing_from_10_mib_on(&volume);
+    assert!(volume.status().live_bytes <= MIB, "what was cut off is dead");
+    volume.close().unwrap();
+    let volume = machine.open();
+    nothing_from_10_mib_on(&volume);
+    machine.assert_sound("after growing again");
+}
+
+#[test]
+fn sizes_that_no_disk_can_have_and_readers_are_refused() {
+    let mut machine = Machine::new();
+    let volume = machine.open();
+    for size_bytes in [0, 4095, 64 * MIB + 512, 65 << 40, u64::MAX] {
+        assert_eq!(volume.resize(size_bytes).unwrap_err().kind(), ErrorKind::Invalid, "{size_bytes}");
+    }
+    volume.resize(64 * MIB).unwrap();
+    volume.close().unwrap();
+    assert_eq!(volume.resize(65 * MIB).unwrap_err().kind(), ErrorKind::Closed);
+    machine.rig.options.read_only = true;
+    let reader = machine.open();
+    assert_eq!(reader.resize(65 * MIB).unwrap_err().kind(), ErrorKind::ReadOnly);
+}
+
+/// Resizes, and dies with the engine's call number `nth` since then under way. Says whether there was one.
+fn dies_in_resize(machine: &Machine, volume: &Arc<Volume>, size_bytes: u64, nth: usize, late: bool) -> bool {
+    let mut seen = 0;
+    let fault = if late { Fault::Late } else { Fault::Delay };
+    machine.fault(fault, move |call: &Call| {
+        seen += usize::from(is_engine(call));
+        is_engine(call) && seen > nth
+    });
+    std::thread::scope(|scope| {
+        let resizing = scope.spawn(|| volume.resize(size_bytes));
+        until("a held call, or the end", || !machine.faults.held().is_empty() || resizing.is_finished());
+        volume.close_now();
+        resizing.join().unwrap().is_err()
+    })
+}
+
+/// Every way to die in a resize from 64 MiB, then what came before is there, at one of the two sizes.
+fn at_every_call(new_size: u64) {
+    for landing in ["before", "during", "never"] {
+        for late in [false, true] {
+            for nth in 0..20 {
+                let what = format!("call {nth}, late {late}, lands {landing}");
+                let machine = Machine::new();
+                let volume = machine.open();
+                write_slot(&volume, 0, 1);
+                stored(&volume);
+                write_slot(&volume, 1, 2);
+                write_slot(&volume, 200, 3);
+                let died = dies_in_resize(&machine, &volume, new_size, nth, late);
+                drop(volume);
+                machine.heal();
+                if landing == "before" {
+                    machine.faults.release_all();
+                }
+                let volume = machine.open();
+                assert!([64 * MIB, new_size].contains(&size(&volume)), "{what}");
+                assert!(died || size(&volume) == new_size, "{what}: it was said to be done");
+                if landing == "during" {
+                    machine.faults.release_all();
+                }
+                assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [1, 2], "{what}");
+                if size(&volume) >= 64 * MIB {
+                    let old = slot_version(&volume, 200, 9);
+                    assert!(old == 3 || new_size < 64 * MIB, "{what}");
+                    // The very end of the disk, as its user sees it, dies unstored and is there again.
+                    let end = size(&volume) - SEGMENT as u64;
+                    volume.write_at(end, &pattern(5, 5, SEGMENT)).unwrap();
+                    stored(&volume);
+                    volume.write_at(end + 1000, &pattern(6, 6, 1000)).unwrap();
+                    let seen = size(&volume);
+                    volume.close_now();
+                    drop(volume);
+                    let volume = machine.open();
+                    assert!(size(&volume) >= seen, "{what}: a disk shrank under its user");
+                    holds(&volume, end, &pattern(5, 5, 1000));
+                    holds(&volume, end + 1000, &pattern(6, 6, 1000));
+                    volume.close().unwrap();
+                } else {
+                    volume.close().unwrap();
+                }
+                machine.assert_sound(&what);
+                let volume = machine.open();
+                volume.resize(new_size).unwrap();
+                volume.close().unwrap();
+                assert_eq!(stored_size(&machine), new_size, "{what}");
+                machine.assert_sound(&what);
+                if !died {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_death_at_any_call_of_growing_leaves_either_size_and_all_data() {
+    at_every_call(40 * GIB);
+}
+
+#[test]
+fn a_death_at_any_call_of_shrinking_leaves_either_size_and_all_data_below_both() {
+    at_every_call(8 * MIB);
+}
+
+#[test]
+fn a_lost_checkpoint_of_a_grown_disk_is_damage_and_no_smaller_disk() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    volume.resize(128 * MIB).unwrap();
+    write_slot(&volume, 300, 2);
+    stored(&volume);
+    volume.close_now();
+    drop(volume);
+    let newest = machine.faults.calls().iter().filter_map(root_put).max().unwrap();
+    let key = machine.keys("/checkpoint/").pop().unwrap();
+    assert!(key.ends_with(&format!("{newest:020}")), "{key}");
+    machine.tamper(&key, |bytes| bytes[100] ^= 1);
+    let (kind, text) = machine.refused();
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(text.contains("the disk had grown"), "{text}");
+}
