@@ -28,7 +28,7 @@ fuzz) packages=(gcc:gcc g++:g++) ;;
 test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs
     mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils
-    qemu-storage-daemon:qemu-system-common) ;;
+    qemu-storage-daemon:qemu-system-common gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
 *)
     echo "usage: $0 demo|test|stores|external|bench|fuzz" >&2
     exit 2
@@ -37,7 +37,7 @@ esac
 if [[ $mode == bench ]]; then
     packages+=(s3backer:s3backer)
 elif [[ $mode == external ]]; then
-    packages+=(dpkg-source:dpkg-dev xz:xz-utils qemu-system-x86_64:qemu-system-x86)
+    packages+=(dpkg-source:dpkg-dev qemu-system-x86_64:qemu-system-x86)
 fi
 
 say() { echo "prepare: $*"; }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 use sawmill_device::{Error, ErrorKind};
 use sawmill_store::{StoreError, StoreErrorKind};
@@ -134,6 +135,11 @@ impl Failure {
             return self;
         }
         Failure::new(self.exit, format!("volume {name}: {}", self.message))
+    }
+
+    /// The same failure with the file it is about before its text.
+    pub(crate) fn of_file(self, path: &Path) -> Self {
+        Failure::new(self.exit, format!("{}: {}", path.display(), self.message))
     }
 
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.

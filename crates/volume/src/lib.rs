@@ -4,8 +4,8 @@
 //! flush), [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
 //! anything), [`cuts`] (snapshots, the past, clones). The places: [`journal`] (the log on the local disk),
 //! [`segment`] (batches as objects), [`map`] (address to location), [`cache`] (frames on the local disk),
-//! [`fetch`] (frames from the store). What people look at: [`status`], [`inspect`], [`check`]. What they may
-//! choose: [`options`], within [`limits`].
+//! [`fetch`] (frames from the store). What people look at: [`status`], [`inspect`], [`check`], and
+//! beforehand [`forecast`]. What they may choose: [`options`], within [`limits`].
 //!
 //! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss
 //! of the machine). Not here: doors, async, the environment, printing.
@@ -20,6 +20,7 @@ mod disk;
 mod driver;
 mod fetch;
 mod flush;
+pub mod forecast;
 pub mod gc;
 mod geometry;
 pub mod inspect;

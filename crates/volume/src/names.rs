@@ -270,14 +270,19 @@ fn check_options(options: &CreateOptions) -> Result<()> {
         return invalid(format!("a block size of {block} is not offered: choose 512 or 4096"));
     }
     check_size(options.size_bytes, options.block_bytes)?;
-    let segment = options.segment_bytes;
+    check_segment_bytes(options.segment_bytes)
+}
+
+/// Whether a volume may have such segments.
+pub(crate) fn check_segment_bytes(segment_bytes: u32) -> Result<()> {
     let range = limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX;
-    if !segment.is_power_of_two() || !range.contains(&segment) {
-        return invalid(format!(
-            "segments of {segment} bytes are not offered: choose a power of two from {} to {}",
-            limits::SEGMENT_BYTES_MIN,
-            limits::SEGMENT_BYTES_MAX
-        ));
+    if segment_bytes.is_power_of_two() && range.contains(&segment_bytes) {
+        return Ok(());
     }
-    Ok(())
+    let text = format!(
+        "segments of {segment_bytes} bytes are not offered: choose a power of two from {} to {}",
+        limits::SEGMENT_BYTES_MIN,
+        limits::SEGMENT_BYTES_MAX
+    );
+    Err(Error::new(ErrorKind::Invalid, text))
 }

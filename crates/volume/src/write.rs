@@ -110,15 +110,19 @@ pub(crate) fn resume(shared: &Shared) {
     }
 }
 
+/// Bytes of the next record of a request with `left_bytes` to go.
+pub(crate) fn record_length(operation: RecordOperation, left_bytes: u64) -> u64 {
+    match operation {
+        RecordOperation::Write => left_bytes.min(limits::RECORD_PAYLOAD_BYTES_MAX),
+        _ => left_bytes,
+    }
+}
+
 /// Appends what is left of a write.
 fn append(shared: &Shared, job: &mut Job) -> Result<(), Full> {
     let Some(journal) = &shared.journal else { return Ok(()) };
-    let piece_max = match job.operation {
-        RecordOperation::Write => limits::RECORD_PAYLOAD_BYTES_MAX,
-        _ => u64::MAX,
-    };
     while job.done < job.request.length {
-        let length = (job.request.length - job.done).min(piece_max);
+        let length = record_length(job.operation, job.request.length - job.done);
         let (address, done) = (job.request.address + job.done, job.done);
         let request = &mut job.request;
         let record = journal.append(

@@ -22,6 +22,7 @@ mod resize;
 mod rollback;
 mod serve;
 mod set;
+mod simulate;
 mod snapshot;
 mod verify_crash;
 mod wait;
@@ -90,6 +91,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
+    Simulate(simulate::Arguments),
     VerifyCrash(verify_crash::Arguments),
 }
 
@@ -132,6 +134,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
+        Command::Simulate(arguments) => simulate::run(&context, &arguments),
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }

@@ -125,8 +125,9 @@ pub(crate) fn gather(shared: &Arc<Shared>, buffers: &Buffers, mut plan: Plan, te
     }
 }
 
-/// A body with nothing in it yet.
-fn lay_out(shared: &Shared, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered {
+/// What the header of a moved segment says of `pieces`, laid back to back: extents, their origins, bytes of
+/// data.
+pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Origin>, u64) {
     let (mut extents, mut origins) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
     let mut data_bytes = 0;
     for piece in pieces {
@@ -139,6 +140,12 @@ fn lay_out(shared: &Shared, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered
         origins.push(Origin { sequence: u64::from(piece.sequence), data_offset: piece.data_offset });
         data_bytes += piece.length;
     }
+    (extents, origins, data_bytes)
+}
+
+/// A body with nothing in it yet.
+fn lay_out(shared: &Shared, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered {
+    let (extents, origins, data_bytes) = contents_of(pieces);
     let frames = data_bytes.div_ceil(u64::from(shared.record.frame_bytes)) as usize;
     let header_bytes = encoded_len(extents.len(), frames, origins.len());
     let body_bytes = data_bytes as usize + frames * FRAME_HEAD_BYTES;

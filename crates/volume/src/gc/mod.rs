@@ -17,11 +17,12 @@ pub use policy::{Choice, GcPolicy};
 
 use sawmill_store::ObjectStore;
 
+use crate::gc::policy::Candidate;
 use crate::keeper::GcOrder;
 use crate::recovery::Reporter;
-use crate::segment::table::SegmentTable;
+use crate::segment::table::{SegmentTable, Totals};
 use crate::world::RealWorld;
-use crate::{Result, open};
+use crate::{Result, limits, open};
 
 /// Segments that hold garbage, and what they hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,4 +52,27 @@ pub(crate) fn garbage_of(segments: &SegmentTable, threshold: f64) -> Garbage {
         }
     }
     garbage
+}
+
+/// Live bytes that one plan moves at most: planning takes a pass over a map of `extents` entries.
+pub(crate) fn plan_bytes_max(segment_bytes: u32, extents: u64) -> u64 {
+    let least = limits::GC_PLAN_SEGMENTS * u64::from(segment_bytes);
+    least.max(extents * limits::GC_PLAN_BYTES_PER_EXTENT)
+}
+
+impl GcPolicy {
+    /// The segments that a volume of these totals is to collect now; none while there is too little garbage.
+    pub(crate) fn victims(
+        &self,
+        candidates: &[Candidate],
+        totals: &Totals,
+        now_unix_ms: u64,
+        plan_bytes_max: u64,
+    ) -> Vec<u32> {
+        let (live_bytes, data_bytes) = (totals.own_live_bytes, totals.own_used_bytes);
+        if !self.is_due(live_bytes, data_bytes) {
+            return Vec::new();
+        }
+        self.choose(candidates, live_bytes, data_bytes, now_unix_ms, plan_bytes_max)
+    }
 }

@@ -30,9 +30,7 @@ const REPEAT_AFTER: Duration = Duration::from_secs(5);
 /// How often to look whether the reads that hold back a delete have ended.
 const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
-const QUIET_AFTER: Duration = Duration::from_secs(1);
-/// Deletes of a busy volume wait until so many segments' worth is dead.
-const DEAD_SEGMENTS_LEAST: u64 = 4;
+pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
@@ -92,36 +90,17 @@ impl Cleanup {
 impl Keeper {
     /// Whether so much is dead that a checkpoint is worth its price, to let it go.
     pub(super) fn dead_are_due(&self, now: Duration) -> bool {
-        let unsettled = self.unsettled_bytes();
-        unsettled > 0 && (unsettled >= self.dead_bytes_max() || self.is_quiet(now))
+        let totals = self.shared.view().segments.totals();
+        let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
+        totals.is_worth_a_checkpoint(self.shared.record.segment_bytes, checkpoint_bytes)
+            || now >= self.busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
     }
 
     /// How long until a volume that goes quiet clears away what is dead.
     pub(super) fn settle_in(&self, now: Duration) -> Option<Duration> {
-        let waits = self.unsettled_bytes() > 0 && self.writing.is_none();
-        waits.then(|| (self.busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
-    }
-
-    fn is_quiet(&self, now: Duration) -> bool {
-        now >= self.busy_at + QUIET_AFTER && self.unsettled_bytes() >= self.quiet_bytes_min()
-    }
-
-    /// Less than this is left lying: a checkpoint may cost more.
-    fn quiet_bytes_min(&self) -> u64 {
-        self.shared.view().segments.totals().object_bytes / 64
-    }
-
-    /// Dead bytes that another checkpoint or two would let go.
-    fn unsettled_bytes(&self) -> u64 {
         let totals = self.shared.view().segments.totals();
-        totals.dead_object_bytes - totals.settled_object_bytes
-    }
-
-    fn dead_bytes_max(&self) -> u64 {
-        let view = self.shared.view();
-        let least = DEAD_SEGMENTS_LEAST * u64::from(self.shared.record.segment_bytes);
-        let checkpoint_bytes: u64 = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
-        least.max(view.segments.totals().object_bytes / 16).max(2 * checkpoint_bytes)
+        let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
+        waits.then(|| (self.busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
     /// Takes the next step of cleaning up, if it is time.

@@ -21,6 +21,7 @@ use super::upload::Upload;
 use super::{Event, Keeper};
 use crate::fetch::FrameName;
 use crate::gc::gather::{self, Gathered, NotGathered};
+use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::segment::builder;
@@ -180,15 +181,13 @@ impl Keeper {
     }
 
     fn moved_bytes_max(&self) -> u64 {
-        let least = limits::GC_PLAN_SEGMENTS * u64::from(self.shared.record.segment_bytes);
-        least.max(self.shared.view().map.extents() * limits::GC_PLAN_BYTES_PER_EXTENT)
+        plan_bytes_max(self.shared.record.segment_bytes, self.shared.view().map.extents())
     }
 
     fn chosen_victims(&self) -> Vec<u32> {
         let totals = self.shared.view().segments.totals();
-        let (live_bytes, data_bytes) = (totals.own_live_bytes, totals.own_used_bytes);
         let now_ms = self.shared.world.unix_ms();
-        self.options.gc.choose(&self.candidates(), live_bytes, data_bytes, now_ms, self.moved_bytes_max())
+        self.options.gc.victims(&self.candidates(), &totals, now_ms, self.moved_bytes_max())
     }
 
     fn start_plan(&mut self) {

@@ -23,8 +23,8 @@ use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
 use crate::gc::GcPolicy;
-use crate::limits;
 use crate::record::Record;
+use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
 use crate::write;
@@ -40,6 +40,7 @@ mod resize;
 mod upload;
 mod vigil;
 
+pub(crate) use cleanup::QUIET_AFTER;
 pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
 pub(crate) use orders::Ordered;
 pub(crate) use upload::apply_extents;
@@ -308,8 +309,7 @@ impl Keeper {
     fn batch_is_due(&self, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = self.options.segment_age_max;
-        self.pending_bytes >= u64::from(self.shared.record.segment_bytes)
-            || self.pending.len() >= limits::SEGMENT_RECORDS_MAX
+        batch::is_full(self.pending_bytes, self.pending.len(), self.shared.record.segment_bytes)
             || front.position < self.shared.inbox.sealed_through_wanted()
             || self.shared.inbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)

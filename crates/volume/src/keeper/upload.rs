@@ -13,6 +13,7 @@ use super::{Event, Keeper, is_padding};
 use crate::map::Location;
 use crate::record::Record;
 use crate::recovery::roll_forward::live_bytes_of;
+use crate::segment::batch;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
 use crate::segment::table::SegmentInfo;
@@ -95,9 +96,7 @@ impl Keeper {
     fn cut_batch(&mut self, now: Duration) -> Vec<Arc<Record>> {
         let mut records = Vec::new();
         let mut bytes = 0;
-        while bytes < u64::from(self.shared.record.segment_bytes)
-            && records.len() < limits::SEGMENT_RECORDS_MAX
-        {
+        while !batch::is_full(bytes, records.len(), self.shared.record.segment_bytes) {
             let Some(record) = self.pending.pop_front() else { break };
             bytes += record.payload_bytes();
             records.push(record);

@@ -30,16 +30,21 @@ pub(crate) struct Built {
     pub(crate) coalesced_bytes: u64,
 }
 
-/// Builds the segment of `records`. `header` comes with its identity, marks and times filled in.
-pub(crate) fn build(
-    records: &[Arc<Record>],
-    journal: &Journal,
-    buffers: &Buffers,
-    mut header: SegmentHeader,
-) -> Result<Built> {
+/// A segment of which all is decided but its bytes.
+pub(crate) struct LaidOut {
+    pub(crate) header: SegmentHeader,
+    /// Where each run of the segment's data comes from, by data offset.
+    pub(crate) pieces: Vec<ResidentPiece>,
+    /// Payload bytes that later records of the batch made unnecessary.
+    pub(crate) coalesced_bytes: u64,
+}
+
+/// Decides what the segment of `records` holds and where. `header` comes with its identity, marks and times
+/// filled in.
+pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Result<LaidOut> {
     let remnants = coalesce(records);
     let payload_bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
-    let mut resident = Vec::new();
+    let mut pieces = Vec::new();
     let mut data_bytes = 0u64;
     for remnant in &remnants {
         let kind = match remnant.record.operation {
@@ -50,7 +55,7 @@ pub(crate) fn build(
         let data_offset = if kind == ExtentKind::Data { data_bytes as u32 } else { 0 };
         push_extent(&mut header.extents, remnant.address, remnant.length, data_offset, kind);
         if kind == ExtentKind::Data {
-            resident.push(ResidentPiece {
+            pieces.push(ResidentPiece {
                 data_offset,
                 length: remnant.length as u32,
                 record_offset: remnant.offset() as u32,
@@ -63,6 +68,17 @@ pub(crate) fn build(
     header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
         Error::new(ErrorKind::Internal, format!("a batch does not fit a segment: {error}"))
     })?;
+    Ok(LaidOut { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
+}
+
+/// Builds the segment of `records`. `header` as for [`lay_out`].
+pub(crate) fn build(
+    records: &[Arc<Record>],
+    journal: &Journal,
+    buffers: &Buffers,
+    header: SegmentHeader,
+) -> Result<Built> {
+    let LaidOut { header, pieces: resident, coalesced_bytes } = lay_out(records, header)?;
     let encoded = header.encode();
     let header_bytes = encoded.len();
     // Block-aligned, so that a store on a local disk can take it without another copy.
@@ -77,7 +93,7 @@ pub(crate) fn build(
         header_bytes: header_bytes as u32,
         object: Bytes::from_owner(buffer),
         resident,
-        coalesced_bytes: payload_bytes - data_bytes,
+        coalesced_bytes,
         header,
     })
 }

@@ -1,7 +1,8 @@
-//! Segments: batches of records as objects. Rooms: `coalesce` (what a batch leaves at each address),
-//! [`builder`] (a batch becomes bytes), `buffers` (the memory for that), [`resident`] (segments whose data is
-//! still in the journal), [`table`] (all segments).
+//! Segments: batches of records as objects. Rooms: [`batch`] (when a batch is full), `coalesce` (what a batch
+//! leaves at each address), [`builder`] (a batch becomes bytes), `buffers` (the memory for that),
+//! [`resident`] (segments whose data is still in the journal), [`table`] (all segments).
 
+pub(crate) mod batch;
 pub(crate) mod buffers;
 pub(crate) mod builder;
 mod coalesce;

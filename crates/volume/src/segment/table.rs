@@ -10,6 +10,9 @@ use sawmill_format::kept::DeadEntry;
 
 use crate::gc::policy::Candidate;
 
+/// Deletes of a busy volume wait until so many segments' worth is dead.
+const DEAD_SEGMENTS_LEAST: u64 = 4;
+
 /// What is known of one stored segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentInfo {
@@ -43,6 +46,24 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    /// Dead bytes that another checkpoint or two would let go.
+    pub(crate) fn unsettled_bytes(&self) -> u64 {
+        self.dead_object_bytes - self.settled_object_bytes
+    }
+
+    /// Whether so much is dead that a checkpoint of `checkpoint_bytes` is worth its price, to let it go.
+    pub(crate) fn is_worth_a_checkpoint(&self, segment_bytes: u32, checkpoint_bytes: u64) -> bool {
+        let least = DEAD_SEGMENTS_LEAST * u64::from(segment_bytes);
+        let unsettled_bytes = self.unsettled_bytes();
+        unsettled_bytes > 0 && unsettled_bytes >= least.max(self.object_bytes / 16).max(2 * checkpoint_bytes)
+    }
+
+    /// The same when nothing else happens. Less is left lying: a checkpoint may cost more.
+    pub(crate) fn is_worth_a_checkpoint_in_peace(&self) -> bool {
+        let unsettled_bytes = self.unsettled_bytes();
+        unsettled_bytes > 0 && unsettled_bytes >= self.object_bytes / 64
+    }
+
     /// Counts a segment in; `own` says whose it is.
     fn add(&mut self, info: &SegmentInfo, own: bool) {
         self.segments += 1;

@@ -1,0 +1,431 @@
+//! What a disk would do under given writes, without any data: how much goes to the store, how much garbage
+//! collection copies, how large the map grows, how many requests it takes.
+//!
+//! Nothing is modelled twice: records are cut, batches are filled, coalesced and laid out, extents enter the
+//! map, segments are counted, chosen, gathered and packed, and checkpoints are encoded by the functions with
+//! which a served volume does it. What differs: time is that of the caller's requests, the store answers at
+//! once, and collecting begins and ends between two segments.
+//!
+//! Rooms: `report` (what comes out). Not here: reading traces, prices, charts (the binary's matter).
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sawmill_format::checkpoint::{Checkpoint, PartEntry};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::journal::RecordOperation;
+use sawmill_format::kept::Kept;
+use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part};
+use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
+
+use crate::cuts::Lineage;
+use crate::gc::gather::contents_of;
+use crate::gc::plan_bytes_max;
+use crate::gc::policy::GcPolicy;
+use crate::gc::sweep::Plan;
+use crate::keeper::{QUIET_AFTER, apply_extents};
+use crate::map::{GROUP_BYTES, ObjectMap};
+use crate::record::Record;
+use crate::segment::batch;
+use crate::segment::builder::{LaidOut, lay_out};
+use crate::segment::table::{SegmentInfo, SegmentTable};
+use crate::shared::View;
+use crate::{Error, ErrorKind, Result, limits, names, write};
+
+use report::Sampler;
+pub use report::{Report, Requests, Sample};
+
+/// The disk whose doings are to be known.
+#[derive(Clone, Debug)]
+pub struct ForecastOptions {
+    /// Size of the disk, at most [`limits::SIZE_BYTES_MAX`].
+    pub size_bytes: u64,
+    /// As of [`CreateOptions`](crate::CreateOptions).
+    pub segment_bytes: u32,
+    /// As of [`OpenOptions`](crate::OpenOptions).
+    pub segment_age_max: Duration,
+    /// As of [`OpenOptions`](crate::OpenOptions).
+    pub checkpoint_bytes: u64,
+    /// None: nothing is collected, and segments go only when they are dead by themselves.
+    pub gc: Option<GcPolicy>,
+    /// Whether holes of up to [`limits::GC_HOLE_BYTES_MAX`] are plugged when segments are collected.
+    pub plugs: bool,
+}
+
+impl ForecastOptions {
+    /// The defaults for a disk of `size_bytes`.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        ForecastOptions {
+            size_bytes,
+            segment_bytes: limits::SEGMENT_BYTES_DEFAULT,
+            segment_age_max: Duration::from_secs(5),
+            checkpoint_bytes: limits::CHECKPOINT_BYTES_DEFAULT,
+            gc: Some(GcPolicy::default()),
+            plugs: true,
+        }
+    }
+}
+
+/// See the head of this file.
+pub struct Forecast {
+    options: ForecastOptions,
+    view: View,
+    /// The batch being filled.
+    pending: Vec<Arc<Record>>,
+    pending_bytes: u64,
+    pending_since: Duration,
+    /// Position of the next record: one byte of position each, as only their order counts here.
+    position: u64,
+    next_sequence: u32,
+    now: Duration,
+    /// When a batch was sealed last.
+    busy_at: Duration,
+    /// Log since the last checkpoint.
+    log_bytes: u64,
+    checkpoint_number: u64,
+    parts: BTreeMap<u64, PartEntry>,
+    root_bytes: u64,
+    sampler: Sampler,
+    report: Report,
+}
+
+const VOLUME: VolumeId = VolumeId([0; 16]);
+const PUT: PutId = PutId([0; 16]);
+
+impl Forecast {
+    /// An empty disk.
+    pub fn new(options: ForecastOptions) -> Result<Forecast> {
+        names::check_segment_bytes(options.segment_bytes)?;
+        let size_bytes = options.size_bytes;
+        if size_bytes == 0 || size_bytes > limits::SIZE_BYTES_MAX {
+            let text = format!("a size of {size_bytes} bytes is not in 1..={}", limits::SIZE_BYTES_MAX);
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        Ok(Forecast {
+            view: View {
+                map: ObjectMap::new(size_bytes),
+                segments: SegmentTable::default(),
+                cuts: Mutex::default(),
+                lineage: Lineage::default(),
+            },
+            options,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            pending_since: Duration::ZERO,
+            position: 0,
+            next_sequence: 1,
+            now: Duration::ZERO,
+            busy_at: Duration::ZERO,
+            log_bytes: 0,
+            checkpoint_number: 0,
+            parts: BTreeMap::new(),
+            root_bytes: 0,
+            sampler: Sampler::new(),
+            report: Report::default(),
+        })
+    }
+
+    /// `length` bytes are written at `address`, at time `at` since some start. Time never goes back: an
+    /// earlier one counts as that of the request before.
+    pub fn write(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.report.written_bytes += length;
+        self.report.writes += 1;
+        self.append(RecordOperation::Write, address, length, at)
+    }
+
+    /// A discard; arguments as of [`write`](Self::write).
+    pub fn discard(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.report.discards += 1;
+        self.append(RecordOperation::Discard, address, length, at)
+    }
+
+    /// A write of zeroes; arguments as of [`write`](Self::write).
+    pub fn zero(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.report.discards += 1;
+        self.append(RecordOperation::Zero, address, length, at)
+    }
+
+    /// A read; arguments as of [`write`](Self::write). Counts the fetches it would take with no cache at all:
+    /// one for each piece, also where nothing was written, as a trace begins with a disk that is not empty.
+    pub fn read(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.check_range(address, length)?;
+        self.pass_time(at)?;
+        self.report.reads += 1;
+        self.report.read_bytes += length;
+        let mut pieces = 0;
+        self.view.map.lookup(address, length, &mut |_| pieces += 1);
+        self.report.requests.get_reads_max += pieces;
+        Ok(())
+    }
+
+    /// Seals what is left and says what it all came to.
+    pub fn finish(mut self) -> Result<Report> {
+        self.seal()?;
+        self.settle();
+        let map = &self.view.map;
+        self.report.extents =
+            map.groups().into_iter().map(|group| map.export_group(group).len() as u64).sum();
+        self.sampler.end(&mut self.report, self.now);
+        Ok(self.report)
+    }
+
+    fn check_range(&self, address: u64, length: u64) -> Result<()> {
+        let size_bytes = self.options.size_bytes;
+        if address.checked_add(length).is_some_and(|end| end <= size_bytes) {
+            return Ok(());
+        }
+        let text = format!("{length} bytes at {address} reach past the disk's {size_bytes} bytes");
+        Err(Error::new(ErrorKind::Invalid, text))
+    }
+
+    fn append(&mut self, operation: RecordOperation, address: u64, length: u64, at: Duration) -> Result<()> {
+        self.check_range(address, length)?;
+        self.pass_time(at)?;
+        let mut done = 0;
+        while done < length {
+            let bytes = write::record_length(operation, length - done);
+            let record = Record::new(self.position, operation, address + done, bytes, 1);
+            self.position = record.end();
+            if self.pending.is_empty() {
+                self.pending_since = self.now;
+            }
+            self.pending_bytes += record.payload_bytes();
+            self.pending.push(Arc::new(record));
+            done += bytes;
+            if batch::is_full(self.pending_bytes, self.pending.len(), self.options.segment_bytes) {
+                self.seal()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals the batch that grows too old until `at`.
+    fn pass_time(&mut self, at: Duration) -> Result<()> {
+        let age = self.options.segment_age_max;
+        if !age.is_zero() && !self.pending.is_empty() && at >= self.pending_since + age {
+            self.now = self.now.max(self.pending_since + age);
+            self.seal()?;
+        }
+        // Nothing happens until `at`: what is dead is let go, which takes two checkpoints.
+        if self.pending.is_empty() && at >= self.busy_at + QUIET_AFTER {
+            for _ in 0..2 {
+                if self.view.segments.totals().is_worth_a_checkpoint_in_peace() {
+                    self.checkpoint()?;
+                }
+            }
+        }
+        self.now = self.now.max(at);
+        Ok(())
+    }
+
+    fn unix_ms(&self) -> u64 {
+        u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn header(&mut self, role: SegmentRole) -> Result<SegmentHeader> {
+        let sequence = self.next_sequence;
+        if u64::from(sequence) >= limits::SEQUENCE_MAX {
+            return Err(Error::new(ErrorKind::Full, "a volume has no more sequences than these"));
+        }
+        self.next_sequence += 1;
+        Ok(SegmentHeader {
+            volume_id: VOLUME,
+            put_id: PUT,
+            sequence: u64::from(sequence),
+            epoch: 1,
+            previous_sequence: u64::from(sequence) - 1,
+            stored_through: u64::from(sequence) - 1,
+            checkpoint_number: self.checkpoint_number,
+            position_start: self.position,
+            position_end: self.position,
+            wall_unix_ms: self.unix_ms(),
+            next_sequence: u64::from(sequence) + 1,
+            role,
+            frame_bytes: limits::FRAME_BYTES,
+            data_bytes: 0,
+            extents: Vec::new(),
+            frames: Vec::new(),
+            origins: Vec::new(),
+        })
+    }
+
+    fn seal(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let records = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        self.busy_at = self.now;
+        let header = self.header(SegmentRole::Data)?;
+        let LaidOut { header, coalesced_bytes, .. } = lay_out(&records, header)?;
+        self.report.coalesced_bytes += coalesced_bytes;
+        self.report.batch_bytes += header.data_bytes;
+        self.report.batch_segments += 1;
+        self.store(&header);
+        apply_extents(&self.view, &header);
+        self.collect()?;
+        let (totals, parts_bytes) = (self.view.segments.totals(), self.parts_bytes());
+        if self.log_bytes >= self.options.checkpoint_bytes
+            || totals.is_worth_a_checkpoint(self.options.segment_bytes, parts_bytes)
+        {
+            self.checkpoint()?;
+        }
+        self.settle();
+        self.sampler.see(&mut self.report, self.now);
+        Ok(())
+    }
+
+    /// A segment is put and enters the table.
+    fn store(&mut self, header: &SegmentHeader) {
+        let object_bytes = header.object_bytes();
+        self.report.requests.put_segments += 1;
+        self.report.put_bytes += object_bytes;
+        self.log_bytes += object_bytes;
+        let info = SegmentInfo {
+            epoch: header.epoch,
+            header_bytes: header.header_bytes() as u32,
+            data_bytes: header.data_bytes,
+            live_bytes: header.data_bytes,
+            object_bytes,
+            wall_unix_ms: header.wall_unix_ms,
+            dead_since: 0,
+            is_settled: false,
+        };
+        self.view.segments.add(header.sequence as u32, info);
+        let totals = self.view.segments.totals();
+        self.report.store_bytes_max = self.report.store_bytes_max.max(totals.object_bytes);
+    }
+
+    /// As the keeper does it, but with no writes in between.
+    fn collect(&mut self) -> Result<()> {
+        let Some(policy) = self.options.gc else { return Ok(()) };
+        loop {
+            let totals = self.view.segments.totals();
+            if !policy.is_due(totals.own_live_bytes, totals.own_used_bytes) {
+                return Ok(());
+            }
+            let plan_bytes_max = plan_bytes_max(self.options.segment_bytes, self.view.map.extents());
+            let candidates = self.view.segments.candidates();
+            let victims = policy.victims(&candidates, &totals, self.unix_ms(), plan_bytes_max);
+            if victims.is_empty() {
+                return Ok(());
+            }
+            self.move_out(&victims.into_iter().collect(), plan_bytes_max)?;
+            self.report.collections += 1;
+            if self.view.segments.totals().own_used_bytes >= totals.own_used_bytes {
+                // Nothing was gained, and nothing will be.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Moves the live data out of `victims`.
+    fn move_out(&mut self, victims: &HashSet<u32>, plan_bytes_max: u64) -> Result<()> {
+        let is_victim = |sequence: u32| victims.contains(&sequence);
+        let plugs = self.options.plugs;
+        let mut plan = Plan::make(&self.view.map, &is_victim, &|_| plugs, plan_bytes_max);
+        let mut sources: HashSet<u32> = HashSet::new();
+        while !plan.is_done() {
+            let segment_bytes = u64::from(self.options.segment_bytes);
+            let pieces = plan.take_live(&self.view.map, segment_bytes, limits::GC_EXTENTS_MAX);
+            if pieces.is_empty() {
+                break;
+            }
+            sources.extend(pieces.iter().map(|piece| piece.sequence));
+            let plugging = pieces.iter().filter(|piece| !is_victim(piece.sequence));
+            self.report.plugged_bytes += plugging.map(|piece| piece.length).sum::<u64>();
+            let mut header = self.header(SegmentRole::Moved)?;
+            (header.extents, header.origins, header.data_bytes) = contents_of(&pieces);
+            header.frames = raw_frames(header.data_bytes, header.frame_bytes).map_err(internal)?;
+            self.report.moved_bytes += header.data_bytes;
+            self.report.moved_segments += 1;
+            self.store(&header);
+            apply_extents(&self.view, &header);
+        }
+        self.report.requests.get_moves_max += sources.len() as u64;
+        Ok(())
+    }
+
+    /// Encodes a checkpoint, to know its size, and deletes what it allows to.
+    fn checkpoint(&mut self) -> Result<()> {
+        self.checkpoint_number += 1;
+        self.log_bytes = 0;
+        let number = self.checkpoint_number;
+        for group in self.view.map.dirty_groups() {
+            let extents = self.view.map.export_group(group);
+            let extents: Vec<MapExtent> = extents.into_iter().map(MapExtent::from).collect();
+            self.view.map.mark_clean(group);
+            self.parts.remove(&group);
+            if extents.is_empty() {
+                continue;
+            }
+            let identity = PartIdentity { volume_id: VOLUME, group, number, put_id: PUT };
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(internal)?.len();
+            let (bytes, count) = (bytes as u32, extents.len() as u32);
+            let part = PartEntry { group, number, put_id: PUT, bytes, extents: count, crc: 0 };
+            self.parts.insert(group, part);
+            self.report.requests.put_checkpoints += 1;
+            self.report.put_bytes += u64::from(bytes);
+        }
+        let (segments, deletable) = self.view.segments.freeze(number, &|_, _| false);
+        let parts: Vec<PartEntry> = self.parts.values().cloned().collect();
+        let root = Checkpoint {
+            volume_id: VOLUME,
+            put_id: PUT,
+            number,
+            epoch: 1,
+            through_sequence: u64::from(self.next_sequence) - 1,
+            next_sequence: u64::from(self.next_sequence),
+            position: self.position,
+            wall_unix_ms: self.unix_ms(),
+            size_bytes: self.options.size_bytes,
+            clean: false,
+            extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
+            live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
+            segments,
+            parts,
+            kept: Kept::default(),
+        };
+        self.root_bytes = root.encode().len() as u64;
+        self.report.put_bytes += self.root_bytes;
+        let requests = &mut self.report.requests;
+        requests.put_checkpoints += 1;
+        // Old roots and old parts are looked for; then they go, then the segments.
+        requests.list += 2;
+        requests.delete += 2 + u64::from(!deletable.is_empty());
+        for sequence in deletable {
+            self.view.segments.remove(sequence);
+        }
+        self.report.checkpoints += 1;
+        Ok(())
+    }
+
+    fn parts_bytes(&self) -> u64 {
+        self.parts.values().map(|part| u64::from(part.bytes)).sum()
+    }
+
+    /// Brings the report up to now.
+    fn settle(&mut self) {
+        let totals = self.view.segments.totals();
+        let parts_bytes = self.parts_bytes();
+        let report = &mut self.report;
+        report.live_bytes = totals.live_bytes;
+        report.data_bytes = totals.data_bytes;
+        report.dead_bytes = totals.data_bytes - totals.own_used_bytes;
+        report.segments = totals.segments;
+        report.store_bytes = totals.object_bytes + parts_bytes + self.root_bytes;
+        report.extents = self.view.map.extents();
+        report.map_bytes = self.view.map.memory_bytes();
+    }
+}
+
+fn internal(error: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Internal, format!("what was laid out cannot be encoded: {error}"))
+}
