@@ -141,6 +141,8 @@ impl NbdServer {
     }
 
     fn start(mut server: std::process::Command, socket: &Path) -> Self {
+        // One that was killed leaves its socket.
+        let _ = std::fs::remove_file(socket);
         let child = server.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
         let ready = || std::os::unix::net::UnixStream::connect(socket).ok();
         wait_until("the NBD server listens", ready);
