@@ -63,7 +63,11 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
         "no such volume, segment, checkpoint or bucket; or a program that is needed is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),
-    (Exit::Exists, "a volume of that name exists already", "choose another name, or delete the old one"),
+    (
+        Exit::Exists,
+        "a volume or a file of that name exists already",
+        "choose another name, or delete the old one; `import` and `export` have --overwrite",
+    ),
     (
         Exit::Refused,
         "going on could lose data or hide a loss",

@@ -8,9 +8,9 @@
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
 //! | `POST /resize?size_bytes=N`, on a control socket alone | `{"size_bytes": N}` once that is durable |
 //!
-//! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no request of
-//! it can hold up the disk; over TCP it answers only to names of this machine, so that no web page elsewhere
-//! can read it through a browser.
+//! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no
+//! request of it can hold up the disk; over TCP it answers only to names of this machine, so that no web page
+//! elsewhere can read it through a browser.
 //!
 //! Not here: what the numbers mean (`status`), where they come from (`wiring`).
 
