@@ -54,7 +54,9 @@ def main():
     sequence, epoch = struct.unpack_from("<QQ", header, 48)
     position_start, position_end = struct.unpack_from("<QQ", header, 88)
     role, data_bytes, extent_count, frame_count = struct.unpack_from("<B7xQII", header, 120)
-    need(len(header) == 160 + 24 * extent_count + 8 * frame_count + 4, "counts")
+    origins_at = 160 + 24 * extent_count + 8 * frame_count
+    moved = role == 3
+    need(len(header) == origins_at + (16 * extent_count if moved else 0) + 4, "counts")
     data = data_of(segment, header, frame_count, 160 + 24 * extent_count)
     need(len(data) == data_bytes, "data_bytes")
     print(f"volume {header[16:32].hex()} sequence {sequence} epoch {epoch} role {role}")
@@ -62,7 +64,9 @@ def main():
     for extent in range(extent_count):
         address, length, data_offset, kind = struct.unpack_from("<QQIB", header, 160 + 24 * extent)
         shown = " bytes " + data[data_offset : data_offset + length].hex() if kind == 1 else ""
-        print(f"{('data', 'zero', 'discard')[kind - 1]} address {address} length {length}{shown}")
+        origin = "%d+%d" % struct.unpack_from("<QI", header, origins_at + 16 * extent) if moved else ""
+        source = f" from {origin}" if moved else ""
+        print(f"{('data', 'zero', 'discard')[kind - 1]} address {address} length {length}{source}{shown}")
 
 
 if __name__ == "__main__":

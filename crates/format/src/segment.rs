@@ -20,7 +20,7 @@ pub use frame::{FRAME_HEAD_BYTES, FrameIdentity, frame_open, frame_seal, head_at
 pub use key::{parse_segment_key, segment_key, segment_prefix};
 
 layout! {
-    /// Bytes of the fixed part; extents, frames and the CRC follow.
+    /// Bytes of the fixed part; extents, frames, origins and the CRC follow.
     at, "Segment header", 160;
     PREAMBLE: 0, 16, "preamble";
     VOLUME_ID: 16, 16, "volume_id";
@@ -61,6 +61,14 @@ layout! {
     STORED_BYTES: 4, 4, "stored_bytes";
 }
 
+layout! {
+    /// Bytes of one origin.
+    origin_at, "Origin", 16;
+    SEQUENCE: 0, 8, "sequence";
+    DATA_OFFSET: 8, 4, "data_offset";
+    RESERVED: 12, 4, "reserved";
+}
+
 const KIND: Kind = Kind::Segment;
 const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
@@ -79,6 +87,8 @@ pub enum SegmentRole {
     Data = 1,
     /// The first segment of an epoch; shuts older epochs out.
     Fence = 2,
+    /// Live data of older segments, written anew by garbage collection. Covers no journal positions.
+    Moved = 3,
 }
 
 /// What an extent does to its addresses.
@@ -104,6 +114,15 @@ pub struct SegmentExtent {
     pub data_offset: u32,
     /// What it does.
     pub kind: ExtentKind,
+}
+
+/// Where an extent of a moved segment came from. It takes effect only where the map still points there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The segment its bytes were copied from.
+    pub sequence: u64,
+    /// Where they begin in that segment's uncompressed data.
+    pub data_offset: u32,
 }
 
 /// Where a frame lies.
@@ -160,11 +179,15 @@ pub struct SegmentHeader {
     pub extents: Vec<SegmentExtent>,
     /// Its frames, one for each `frame_bytes` of data.
     pub frames: Vec<FrameEntry>,
+    /// Where each extent came from: one for each of a moved segment, none of others.
+    pub origins: Vec<Origin>,
 }
 
-/// Bytes of a header with so many extents and frames; the body begins there.
-pub const fn encoded_len(extent_count: usize, frame_count: usize) -> usize {
-    at::SIZE + extent_at::SIZE * extent_count + frame_at::SIZE * frame_count + CRC_BYTES
+/// Bytes of a header with so many extents, frames and origins; the body begins there.
+pub const fn encoded_len(extent_count: usize, frame_count: usize, origin_count: usize) -> usize {
+    let tables =
+        extent_at::SIZE * extent_count + frame_at::SIZE * frame_count + origin_at::SIZE * origin_count;
+    at::SIZE + tables + CRC_BYTES
 }
 
 /// How many bytes the header has, from the first 16 bytes of the object.
@@ -204,9 +227,13 @@ pub fn raw_frame_range(header_bytes: u64, data_bytes: u64, frame_bytes: u32, fra
 }
 
 impl SegmentHeader {
+    fn encoded_len(&self) -> usize {
+        encoded_len(self.extents.len(), self.frames.len(), self.origins.len())
+    }
+
     /// Bytes of this header; the body begins there.
     pub fn header_bytes(&self) -> u64 {
-        encoded_len(self.extents.len(), self.frames.len()) as u64
+        self.encoded_len() as u64
     }
 
     /// Bytes of all frames.
@@ -222,11 +249,12 @@ impl SegmentHeader {
     /// The header's bytes. What [`SegmentHeader::check`] refuses would be written but never read back.
     pub fn encode(&self) -> Vec<u8> {
         debug_assert_eq!(self.check(), Ok(()));
-        let length = encoded_len(self.extents.len(), self.frames.len());
+        let length = self.encoded_len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
         self.put_fixed(&mut bytes, length);
-        let (extents, frames) = bytes[at::SIZE..].split_at_mut(extent_at::SIZE * self.extents.len());
+        let (extents, rest) = bytes[at::SIZE..].split_at_mut(extent_at::SIZE * self.extents.len());
+        let (frames, origins) = rest.split_at_mut(frame_at::SIZE * self.frames.len());
         for (entry, extent) in extents.chunks_exact_mut(extent_at::SIZE).zip(&self.extents) {
             extent_at::ADDRESS.put(entry, extent.address.to_le_bytes());
             extent_at::LENGTH.put(entry, extent.length.to_le_bytes());
@@ -236,6 +264,10 @@ impl SegmentHeader {
         for (entry, frame) in frames.chunks_exact_mut(frame_at::SIZE).zip(&self.frames) {
             frame_at::BODY_OFFSET.put(entry, frame.body_offset.to_le_bytes());
             frame_at::STORED_BYTES.put(entry, frame.stored_bytes.to_le_bytes());
+        }
+        for (entry, origin) in origins.chunks_exact_mut(origin_at::SIZE).zip(&self.origins) {
+            origin_at::SEQUENCE.put(entry, origin.sequence.to_le_bytes());
+            origin_at::DATA_OFFSET.put(entry, origin.data_offset.to_le_bytes());
         }
         crc::seal(&mut bytes);
         bytes
@@ -267,19 +299,25 @@ impl SegmentHeader {
         let bytes = preamble::open_sealed(bytes, KIND, LEAST_BYTES)?;
         let extent_count = at::EXTENT_COUNT.u32(bytes);
         let frame_count = at::FRAME_COUNT.u32(bytes);
-        let tables =
-            u64::from(extent_count) * extent_at::SIZE as u64 + u64::from(frame_count) * frame_at::SIZE as u64;
+        let origin_count = if role_of(bytes)? == SegmentRole::Moved { extent_count } else { 0 };
+        let tables = u64::from(extent_count) * extent_at::SIZE as u64
+            + u64::from(frame_count) * frame_at::SIZE as u64
+            + u64::from(origin_count) * origin_at::SIZE as u64;
         let agrees = tables == (bytes.len() - LEAST_BYTES) as u64;
-        check_field(WHAT, "length", "it does not agree with extent_count and frame_count", agrees)?;
+        check_field(WHAT, "length", "it does not agree with role, extent_count and frame_count", agrees)?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
-        let (extents, frames) = tables.split_at(extent_at::SIZE * extent_count as usize);
+        let (extents, tables) = tables.split_at(extent_at::SIZE * extent_count as usize);
+        let (frames, origins) = tables.split_at(frame_at::SIZE * frame_count as usize);
         preamble::check_reserved(KIND, bytes, &[at::RESERVED_1, at::RESERVED_2])?;
         for entry in extents.chunks_exact(extent_at::SIZE) {
             preamble::check_reserved(KIND, entry, &[extent_at::RESERVED])?;
         }
+        for entry in origins.chunks_exact(origin_at::SIZE) {
+            preamble::check_reserved(KIND, entry, &[origin_at::RESERVED])?;
+        }
         check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
         check_identity(WHAT, "sequence", expected.sequence, at::SEQUENCE.u64(bytes))?;
-        let header = Self::get(bytes, extents, frames)?;
+        let header = Self::get(bytes, extents, frames, origins)?;
         header.check()?;
         let body_bytes = at::BODY_BYTES.u64(bytes);
         check_field(
@@ -291,10 +329,14 @@ impl SegmentHeader {
         Ok(header)
     }
 
-    fn get(bytes: &[u8], extents: &[u8], frames: &[u8]) -> Result<SegmentHeader> {
+    fn get(bytes: &[u8], extents: &[u8], frames: &[u8], origins: &[u8]) -> Result<SegmentHeader> {
         let frames = frames.chunks_exact(frame_at::SIZE).map(|entry| FrameEntry {
             body_offset: frame_at::BODY_OFFSET.u32(entry),
             stored_bytes: frame_at::STORED_BYTES.u32(entry),
+        });
+        let origins = origins.chunks_exact(origin_at::SIZE).map(|entry| Origin {
+            sequence: origin_at::SEQUENCE.u64(entry),
+            data_offset: origin_at::DATA_OFFSET.u32(entry),
         });
         Ok(SegmentHeader {
             volume_id: VolumeId(at::VOLUME_ID.array(bytes)),
@@ -308,15 +350,12 @@ impl SegmentHeader {
             position_end: at::POSITION_END.u64(bytes),
             wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
             next_sequence: at::NEXT_SEQUENCE.u64(bytes),
-            role: match at::ROLE.u8(bytes) {
-                1 => SegmentRole::Data,
-                2 => SegmentRole::Fence,
-                _ => return Err(FormatError::Field { what: WHAT, field: "role", why: "no such role" }),
-            },
+            role: role_of(bytes)?,
             frame_bytes: at::FRAME_BYTES.u32(bytes),
             data_bytes: at::DATA_BYTES.u64(bytes),
             extents: extents.chunks_exact(extent_at::SIZE).map(get_extent).collect::<Result<_>>()?,
             frames: frames.collect(),
+            origins: origins.collect(),
         })
     }
 
@@ -344,6 +383,7 @@ impl SegmentHeader {
                 _ => check("data_offset", "an extent without data has one", extent.data_offset == 0)?,
             }
         }
+        self.check_origins()?;
         let frame_count = self.data_bytes.div_ceil(u64::from(self.frame_bytes));
         check("frame_count", "it does not agree with data_bytes", frame_count == self.frames.len() as u64)?;
         let mut body_offset = 0;
@@ -355,6 +395,30 @@ impl SegmentHeader {
             body_offset += u64::from(frame.stored_bytes);
         }
         Ok(())
+    }
+
+    /// What moved was there before this segment, and is data.
+    fn check_origins(&self) -> Result<()> {
+        let check = |field, why, holds| check_field(WHAT, field, why, holds);
+        let expected = if self.role == SegmentRole::Moved { self.extents.len() } else { 0 };
+        check("origins", "there is not one for each moved extent", self.origins.len() == expected)?;
+        for (extent, origin) in self.extents.iter().zip(&self.origins) {
+            check("kind", "what moved is not data", extent.kind == ExtentKind::Data)?;
+            check("origin sequence", "it is not before this segment", origin.sequence < self.sequence)?;
+            let end = u64::from(origin.data_offset).saturating_add(extent.length);
+            check("origin data_offset", "no offset of 32 bits reaches that far", end <= DATA_BYTES_MAX)?;
+        }
+        let covers = self.position_start != self.position_end;
+        check("position_end", "what moved covers positions", self.role != SegmentRole::Moved || !covers)
+    }
+}
+
+fn role_of(bytes: &[u8]) -> Result<SegmentRole> {
+    match at::ROLE.u8(bytes) {
+        1 => Ok(SegmentRole::Data),
+        2 => Ok(SegmentRole::Fence),
+        3 => Ok(SegmentRole::Moved),
+        _ => Err(FormatError::Field { what: WHAT, field: "role", why: "no such role" }),
     }
 }
 

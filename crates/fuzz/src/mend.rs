@@ -113,8 +113,10 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
 fn mend_segment(bytes: &mut [u8]) {
     use segment::{at, extent_at, frame_at};
     let room = bytes.len() - at::SIZE - CRC_BYTES;
-    let extents = (u32_at(bytes, at::EXTENT_COUNT).unwrap_or(0) as usize).min(room / extent_at::SIZE);
-    let frame_room = (room - extents * extent_at::SIZE) / frame_at::SIZE;
+    let is_moved = bytes[at::ROLE.offset] == segment::SegmentRole::Moved as u8;
+    let extent_bytes = extent_at::SIZE + if is_moved { segment::origin_at::SIZE } else { 0 };
+    let extents = (u32_at(bytes, at::EXTENT_COUNT).unwrap_or(0) as usize).min(room / extent_bytes);
+    let frame_room = (room - extents * extent_bytes) / frame_at::SIZE;
     let frame_bytes = u32_at(bytes, at::FRAME_BYTES).unwrap_or(0).max(1);
     let frames = (u32_at(bytes, at::FRAME_COUNT).unwrap_or(0) as usize).min(frame_room);
     let data_bytes = u64_at(bytes, at::DATA_BYTES).unwrap_or(0);
@@ -135,6 +137,6 @@ fn mend_segment(bytes: &mut [u8]) {
         body = body.saturating_add(stored);
     }
     put(bytes, at::BODY_BYTES, &u64::from(body).to_le_bytes());
-    let header_bytes = segment::encoded_len(extents, frames);
+    let header_bytes = segment::encoded_len(extents, frames, if is_moved { extents } else { 0 });
     seal(&mut bytes[..header_bytes], Kind::Segment);
 }

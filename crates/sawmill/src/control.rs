@@ -93,11 +93,32 @@ pub(crate) fn wait(
     })
 }
 
+/// What the writer of a volume says of it.
+pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>> {
+    Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
+}
+
+/// Gives an order (see `admin::order`) to the process that writes the volume, and waits until it is carried out.
+pub(crate) fn order<T: serde::de::DeserializeOwned>(
+    volume_folder: &Path,
+    name: &str,
+    target: &str,
+) -> Result<T> {
+    let Some(body) = request("POST", &volume_folder.join(WRITER_SOCKET), target, None)? else {
+        let text = format!("volume {name} is no longer served for writing on this machine; try again");
+        return Err(Failure::new(Exit::NotFound, text));
+    };
+    serde_json::from_slice(&body).map_err(|error| {
+        let text = format!("the process that serves {name} gave an answer without meaning: {error}");
+        Failure::new(Exit::Internal, text)
+    })
+}
+
 /// Gives a volume another size through the process that serves it for writing. `false`: nobody does, here.
 pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
     let target = format!("/resize?size_bytes={size_bytes}");
     // It is durable in the store when the answer comes, and stores take their time.
-    Ok(exchange(&volume_folder.join(WRITER_SOCKET), "POST", &target, None)?.is_some())
+    Ok(request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?.is_some())
 }
 
 /// The control sockets in a volume's folder, the writer's first.
@@ -111,18 +132,12 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// One GET over a Unix socket. `None`: nobody listens.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
-    exchange(socket, "GET", target, patience)
+    request("GET", socket, target, patience)
 }
 
 /// One request over a Unix socket. `None`: nobody listens.
-fn exchange(
-    socket: &Path,
-    method: &str,
-    target: &str,
-    patience: Option<Duration>,
-) -> Result<Option<Vec<u8>>> {
+fn request(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
     let mut stream = match UnixStream::connect(socket) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -143,7 +158,9 @@ fn exchange(
     };
     stream.set_read_timeout(patience).map_err(silent)?;
     stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
-    let request = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(silent)?;

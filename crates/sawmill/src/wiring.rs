@@ -18,8 +18,9 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::cache::ReadCache;
-use sawmill_volume::{OpenOptions, RealWorld, Safety, Volume, World};
+use sawmill_volume::{GcReport, OpenOptions, RealWorld, Safety, Volume, World};
 
+use crate::admin::order::{GcAnswer, Order};
 use crate::admin::status::{
     CacheStatus, DoorStatus, HealthStatus, OperationStatus, ProcessStatus, StoreStatus, VolumeStatus,
     milliseconds,
@@ -139,6 +140,7 @@ pub(crate) struct Serving {
     pub(crate) nbd: NbdServer,
     pub(crate) volumes: Vec<Served>,
     cache: Option<Cache>,
+    gc_start: f64,
     started: Instant,
 }
 
@@ -158,7 +160,8 @@ pub(crate) fn serve(places: &Places, plan: Plan) -> Result<(Arc<Serving>, Admin)
         volumes.push(served);
     }
     let nbd = start_nbd(&plan.nbd, &volumes)?;
-    let serving = Arc::new(Serving { nbd, volumes, cache, started });
+    let gc_start = plan.options.gc.start;
+    let serving = Arc::new(Serving { nbd, volumes, cache, gc_start, started });
     let admin = start_admin(places, &serving, plan.admin)?;
     Ok((serving, admin))
 }
@@ -287,7 +290,7 @@ fn start_admin(
         doors.push(Door::Control { path: socket, volume: served.name().to_owned() });
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
-    let (told, waited, resized) = (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
+    let (told, waited, ordered) = (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
     let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
     let subject = Subject {
         status: Box::new(move |only| told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()),
@@ -295,8 +298,8 @@ fn start_admin(
             Some(serving) => serving.wait(name, safety, timeout),
             None => Err(ending()),
         }),
-        resize: Box::new(move |name, size_bytes| match resized.upgrade() {
-            Some(serving) => serving.resize(name, size_bytes),
+        order: Box::new(move |name, order| match ordered.upgrade() {
+            Some(serving) => serving.carry_out(name, order),
             None => Err(ending()),
         }),
     };
@@ -361,7 +364,7 @@ impl Serving {
     }
 
     /// Grows a volume under its users. Clients that connect from now on see the new size.
-    pub(crate) fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         let volume = &self.served(name)?.volume;
         let current = volume.status().size_bytes;
         if size_bytes < current {
@@ -379,6 +382,36 @@ impl Serving {
         served.ok_or_else(|| {
             Failure::new(Exit::NotFound, format!("volume {name} is not served by this process"))
         })
+    }
+
+    /// Carries an order out; blocks until it is.
+    fn carry_out(&self, name: &str, order: Order) -> Result<serde_json::Value> {
+        let volume = &self.served(name)?.volume;
+        match order {
+            Order::Resize { size_bytes } => {
+                self.resize(name, size_bytes)?;
+                Ok(serde_json::json!({ "size_bytes": size_bytes }))
+            }
+            Order::CollectGarbage { threshold } => {
+                let report = volume.collect_garbage(threshold)?;
+                let (moved_bytes, moved_segments) = (report.moved_bytes, report.moved_segments);
+                Ok(serde_json::json!(GcAnswer { moved_bytes, moved_segments }))
+            }
+        }
+    }
+
+    /// Begins to collect the garbage of all volumes, with the threshold they collect at by themselves.
+    pub(crate) fn collect_all(&self) {
+        for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
+            let name = served.name().to_owned();
+            let told = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
+                Ok(report) => tracing::info!(volume = name, "collected: {} bytes moved", report.moved_bytes),
+                Err(error) => tracing::warn!(volume = name, "not collected: {error}"),
+            });
+            if let Err(error) = served.volume.order_collection(self.gc_start, told) {
+                tracing::warn!(volume = served.name(), "not collected: {error}");
+            }
+        }
     }
 
     /// Stops all volumes at once. What was accepted is in their journals.

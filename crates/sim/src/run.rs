@@ -201,6 +201,9 @@ impl Run {
             if self.dice.one_in(self.settings.rot_odds) {
                 self.rot();
             }
+            if self.dice.one_in(self.settings.gc_order_odds) {
+                self.order_collection();
+            }
             let beside = self.zombie.is_some() && self.dice.one_in(3);
             let Some(mut process) = (if beside { self.zombie.take() } else { self.process.take() }) else {
                 break;
@@ -264,6 +267,15 @@ impl Run {
             _ => self.land_late(),
         }
         Ok(())
+    }
+
+    /// Somebody collects garbage by hand, and does not wait for it.
+    fn order_collection(&mut self) {
+        let threshold = *self.dice.pick(&[0.5, 0.9, 1.0]);
+        let Some(process) = &self.process else { return };
+        self.say("gc", || format!("  garbage is collected by hand, threshold {threshold}"));
+        // Refused when it is closing or fenced: as good as never asked.
+        let _ = process.stepped.volume().order_collection(threshold, Box::new(|_| ()));
     }
 
     fn land_late(&mut self) {

@@ -1,8 +1,8 @@
 //! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a rare
 //! combination is not drowned by a common one.
 
-use sawmill_volume::FlushMode;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
+use sawmill_volume::{FlushMode, GcChoice, GcPolicy};
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
@@ -55,6 +55,10 @@ pub struct Settings {
     pub rot_odds: u64,
     /// At one step in so many somebody opens the volume to read, or reads it.
     pub look_odds: u64,
+    /// When garbage is collected.
+    pub gc: GcPolicy,
+    /// At one step in so many somebody collects garbage by hand.
+    pub gc_order_odds: u64,
 }
 
 impl Settings {
@@ -84,6 +88,8 @@ impl Settings {
             cache_bytes: 0,
             rot_odds: 0,
             look_odds: 0,
+            gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
+            gc_order_odds: 0,
         }
     }
 
@@ -130,6 +136,13 @@ impl Settings {
             cache_bytes: *dice.pick(&[0, 32 << 10, 256 << 10]),
             rot_odds: *dice.pick(&[0, 0, 0, 0, 0, 0, 0, 40]),
             look_odds: *dice.pick(&[0, 0, 0, 40]),
+            gc: GcPolicy {
+                start: *dice.pick(&[0.0, 0.7, 0.9]),
+                stop: *dice.pick(&[0.9, 0.95]),
+                choice: *dice.pick(&[GcChoice::Greedy, GcChoice::CostBenefit]),
+                bytes_per_second_max: *dice.pick(&[0, 0, 1 << 20]),
+            },
+            gc_order_odds: *dice.pick(&[0, 0, 60]),
         }
     }
 }

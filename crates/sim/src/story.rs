@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sawmill_volume::Counters;
+
 /// See the head of this file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Story {
@@ -29,12 +31,16 @@ pub struct Story {
     pub rots: u64,
     /// Looks at the store alone, by somebody who only reads.
     pub looks: u64,
+    /// Segments that garbage collection wrote.
+    pub moves: u64,
+    /// Segments deleted.
+    pub deletes: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 11] {
+    pub fn counts(&self) -> [(&'static str, u64); 13] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -47,6 +53,8 @@ impl Story {
             ("closes", self.closes),
             ("rots", self.rots),
             ("looks", self.looks),
+            ("moved segments", self.moves),
+            ("deleted segments", self.deletes),
         ]
     }
 
@@ -63,6 +71,15 @@ impl Story {
         self.closes += other.closes;
         self.rots += other.rots;
         self.looks += other.looks;
+        self.moves += other.moves;
+        self.deletes += other.deletes;
+    }
+
+    /// Adds what a process counted.
+    pub(crate) fn add_counters(&mut self, counters: &Counters) {
+        self.stalls += counters.writes_stalled;
+        self.moves += counters.segments_moved;
+        self.deletes += counters.segments_deleted;
     }
 }
 

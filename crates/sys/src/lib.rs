@@ -20,6 +20,12 @@ pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
+/// The calling thread gets from now on what others leave of the cores. Not being able to is no failure.
+pub fn give_way() {
+    // On Linux a priority belongs to a thread: "no process" is the one that calls.
+    let _ = rustix::process::setpriority_process(None, 19);
+}
+
 /// The kernel's id of this boot: memory that outlives a process does not outlive a change of this.
 pub fn boot_id() -> std::io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;

@@ -40,9 +40,12 @@ pub const UPLOADS_DEFAULT: u32 = 6;
 pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
 /// How many names a fence reserves.
 pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
-// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX); a fence at that
+// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 1); a fence at that
 // first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets a late put.
-const _: () = assert!((UPLOADS_MAX as u64) < FENCE_WINDOW);
+const _: () = assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA < FENCE_WINDOW);
+/// Collection may have so many segments on their way beyond the limit of uploads: else writers that keep all
+/// of them busy would keep garbage from ever being collected.
+pub const MOVED_UPLOADS_EXTRA: u64 = 1;
 
 /// Usual size of the journal.
 pub const JOURNAL_BYTES_DEFAULT: u64 = GIB;
@@ -108,3 +111,15 @@ pub const JOURNAL_AREA_BYTES: u64 = sized(MIB, 16 * KIB);
 pub const JOURNAL_NARROW_BYTES_MAX: u64 = sized(16 * MIB, 64 * KIB);
 /// Bytes of address space in one area of the wide layer.
 pub const JOURNAL_WIDE_AREA_BYTES: u64 = sized(16 * GIB, 128 * KIB);
+
+/// Live data that collection plans to move at once is at least so many segments: a plan is one pass over the
+/// map.
+pub const GC_PLAN_SEGMENTS: u64 = sized(8, 3);
+/// More is planned at once for a large map: so many bytes for each of its extents.
+pub const GC_PLAN_BYTES_PER_EXTENT: u64 = 16;
+/// The longest hole between two pieces of victims that is plugged with other segments' data.
+pub const GC_HOLE_BYTES_MAX: u64 = sized(8 * KIB, 600);
+/// The most extents of one moved segment: bounds its header at 5 MiB.
+pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
+/// Frames between two wanted ones that are fetched along rather than asked around.
+pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;

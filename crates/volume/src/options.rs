@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use sawmill_format::volume_record::FlushMode;
 
 use crate::cache::ReadCache;
+use crate::gc::GcPolicy;
 use crate::limits;
 
 /// What a volume is born with; kept in its record in the store.
@@ -69,6 +70,8 @@ pub struct OpenOptions {
     pub uploads_max: u32,
     /// Bytes read ahead of a sequential reader.
     pub prefetch_bytes: u64,
+    /// When garbage is collected, and what.
+    pub gc: GcPolicy,
 }
 
 impl OpenOptions {
@@ -87,6 +90,7 @@ impl OpenOptions {
             checkpoint_bytes: limits::CHECKPOINT_BYTES_DEFAULT,
             uploads_max: limits::UPLOADS_DEFAULT,
             prefetch_bytes: limits::PREFETCH_BYTES_DEFAULT,
+            gc: GcPolicy::default(),
         }
     }
 }

@@ -9,6 +9,15 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// What the threads of a pool get when all cores are busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// As everybody.
+    Usual,
+    /// What others leave.
+    Lowest,
+}
+
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
@@ -28,13 +37,18 @@ pub(crate) struct Pool {
 const OPTIONAL_JOBS_MAX: usize = 256;
 
 impl Pool {
-    /// Starts `threads` threads. With none, jobs run on the caller's thread (for simulations).
-    pub(crate) fn start(threads: usize) -> std::io::Result<Arc<Self>> {
+    /// Starts `threads` threads of this name. With none, jobs run on the caller's thread (for simulations).
+    pub(crate) fn start(name: &str, threads: usize, priority: Priority) -> std::io::Result<Arc<Self>> {
         let pool = Arc::new(Pool::default());
         for number in 0..threads {
             let shared = pool.clone();
-            let name = format!("reader-{number}");
-            let thread = std::thread::Builder::new().name(name).spawn(move || shared.work())?;
+            let work = move || {
+                if priority == Priority::Lowest {
+                    sawmill_sys::give_way();
+                }
+                shared.work();
+            };
+            let thread = std::thread::Builder::new().name(format!("{name}-{number}")).spawn(work)?;
             pool.threads.lock().push(thread);
         }
         Ok(pool)

@@ -51,6 +51,15 @@ pub enum Safety {
     Stored,
 }
 
+/// What a collection by hand did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GcReport {
+    /// Live bytes written anew.
+    pub moved_bytes: u64,
+    /// Segments they were written to.
+    pub moved_segments: u64,
+}
+
 /// A picture of an open volume.
 #[derive(Clone, Debug)]
 pub struct Status {
@@ -80,6 +89,10 @@ pub struct Status {
     pub segment_object_bytes: u64,
     /// Segments in the store, dead ones not yet deleted included.
     pub segments: u64,
+    /// Of `segment_object_bytes`, what is in segments without live data that wait to be deleted.
+    pub dead_object_bytes: u64,
+    /// Live bytes that garbage collection means to move at present.
+    pub gc_left_bytes: u64,
     /// Extents of the object map.
     pub extents: u64,
     /// Memory of the object map.
@@ -127,6 +140,14 @@ pub struct Counters {
     pub checkpoints: u64,
     /// Dead segments deleted.
     pub segments_deleted: u64,
+    /// Segments written by garbage collection.
+    pub segments_moved: u64,
+    /// Live bytes that garbage collection wrote anew.
+    pub moved_bytes: u64,
+    /// Bytes of the segment objects it wrote, headers included; `segment_bytes_stored` counts them too.
+    pub moved_segment_bytes: u64,
+    /// Plans of garbage collection: choices of segments to be emptied.
+    pub collections: u64,
     /// Reads served from the journal.
     pub reads_journal: u64,
     /// Reads served from the read cache.

@@ -14,20 +14,21 @@ use sawmill_store::ObjectStore;
 use crate::disk::Lock;
 use crate::driver::{Driver, JournalLoop};
 use crate::fetch::{self, Fetcher};
+use crate::gc::{Garbage, garbage_of};
 use crate::geometry::Geometries;
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
-use crate::keeper::{Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
+use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
 use crate::later::Later;
 use crate::map::JournalMap;
 use crate::open::{self, Stored};
 use crate::options::OpenOptions;
-use crate::pool::Pool;
+use crate::pool::{Pool, Priority};
 use crate::readers::Readers;
 use crate::recovery::{RecoveryReport, Reporter};
 use crate::shared::{Shared, Tally};
 use crate::state::State;
-use crate::status::{Health, Positions, Safety, Status};
+use crate::status::{GcReport, Health, Positions, Safety, Status};
 use crate::steps::Loops;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
@@ -124,6 +125,7 @@ impl Volume {
             segment_age_max: options.segment_age_max,
             checkpoint_bytes: options.checkpoint_bytes,
             uploads_max: options.uploads_max as usize,
+            gc: options.gc,
         };
         let keeper = Keeper::new(shared.clone(), options, start);
         let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
@@ -220,6 +222,8 @@ impl Volume {
             segment_data_bytes: totals.data_bytes,
             segment_object_bytes: totals.object_bytes,
             segments: totals.segments,
+            dead_object_bytes: totals.dead_object_bytes,
+            gc_left_bytes: shared.inbox.gc_left(),
             extents: view.map.extents(),
             map_bytes: view.map.memory_bytes(),
             journal_bytes,
@@ -257,6 +261,45 @@ impl Volume {
                 Err(RecvTimeoutError::Disconnected) => Err(closed()),
             },
         }
+    }
+
+    /// Empties every segment of which less than `threshold` of the data is live (1: all of them, so that the
+    /// whole volume lies in address order) and deletes what is dead then. Blocks; others go on meanwhile.
+    pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
+        let (tell, hear) = sync_channel(1);
+        // The asker waits.
+        self.order_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
+        hear.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+    }
+
+    /// As [`collect_garbage`](Self::collect_garbage); `tell` hears how it ended.
+    pub fn order_collection(
+        &self,
+        threshold: f64,
+        tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
+    ) -> Result<()> {
+        let shared = &self.shared;
+        if !(0.0..=1.0).contains(&threshold) {
+            let text = format!("a threshold of {threshold} is not a share: give a number from 0 to 1");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        if shared.read_only {
+            let text = "a volume opened for reading cannot collect garbage: ask the one that writes it";
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        shared.inbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
+        // Who closed or died before the order was there told nobody.
+        if let Some(error) = shared.state.refusal() {
+            shared.inbox.fail_waiters(&error);
+        }
+        Ok(())
+    }
+
+    /// Segments of which less than `threshold` of the data is live, and what they hold: what
+    /// [`collect_garbage`](Self::collect_garbage) would move.
+    #[must_use]
+    pub fn garbage(&self, threshold: f64) -> Garbage {
+        garbage_of(&self.shared.view().segments, threshold)
     }
 
     /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do doors see
@@ -335,6 +378,7 @@ impl Volume {
             journal.fail(error.clone());
         }
         self.shared.pool.close();
+        self.shared.collector.close();
         fetch::fail_all(&self.shared, &error);
         *self.lock.lock() = None;
     }
@@ -393,9 +437,14 @@ fn share(
         shared_cache: true,
         operations: Operations { discard: true, write_zeroes: true, allocation: true },
     };
-    let pool = Pool::start(reader_threads).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("reader threads cannot be started: {error}"))
-    })?;
+    let start = |name, threads, priority| {
+        Pool::start(name, threads, priority).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("{name} threads cannot be started: {error}"))
+        })
+    };
+    let pool = start("reader", reader_threads, Priority::Usual)?;
+    let collectors = if options.read_only { 0 } else { reader_threads.min(1) };
+    let collector = start("collector", collectors, Priority::Lowest)?;
     let cache = options.cache.clone().map(|cache| {
         let owner = cache.owner(record.volume_id);
         (cache, owner)
@@ -415,6 +464,7 @@ fn share(
         cache,
         readers: Arc::new(Readers::default()),
         pool,
+        collector,
         fetcher: Fetcher::new(options.prefetch_bytes),
         later: Later::default(),
         state: State::default(),

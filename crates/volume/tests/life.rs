@@ -109,7 +109,6 @@ fn more_is_written_than_the_journal_holds() {
     model.compare_all(&volume);
     let status = volume.status();
     assert!(status.positions.accepted > 140 * MIB);
-    assert!(status.counters.segments_deleted == 0, "no checkpoint, no delete");
     volume.close().unwrap();
     let volume = rig.open();
     model.compare_all(&volume);

@@ -23,6 +23,7 @@ const PAGES: [(&str, &[Table]); 10] = [
             segment::at::TABLE,
             segment::extent_at::TABLE,
             segment::frame_at::TABLE,
+            segment::origin_at::TABLE,
             segment::head_at::TABLE,
             segment::place_at::TABLE,
         ],

@@ -59,7 +59,8 @@ prop_compose! {
 
 prop_compose! {
     fn segments()(
-        (volume_id, put_id) in ids(), numbers in uniform16(any::<u64>()), fence: bool,
+        (volume_id, put_id) in ids(), numbers in uniform16(any::<u64>()),
+        role in prop_oneof![Just(SegmentRole::Data), Just(SegmentRole::Fence), Just(SegmentRole::Moved)],
         frame_bytes in 1u32..2000, data in vec(any::<u8>(), 0..5000),
         runs in vec((0u64..5000, 1u64..5000, 0u8..3), 0..40),
     ) -> (SegmentHeader, Vec<u8>) {
@@ -67,6 +68,7 @@ prop_compose! {
         let mut extents = Vec::new();
         for (gap, length, kind) in runs {
             let kind = [ExtentKind::Data, ExtentKind::Zero, ExtentKind::Discard][usize::from(kind)];
+            let kind = if role == SegmentRole::Moved { ExtentKind::Data } else { kind };
             let fits = kind != ExtentKind::Data || length <= data.len() as u64;
             let offset = if kind == ExtentKind::Data && fits { data.len() as u64 - length } else { 0 };
             if fits {
@@ -75,22 +77,28 @@ prop_compose! {
                 free_from += gap + length;
             }
         }
+        let fence = role == SegmentRole::Fence;
+        let sequence = (numbers[1] >> 1).max(1);
+        let origin = |number: usize| Origin { sequence: (sequence - 1) >> (number % 7), data_offset: number as u32 };
+        let origins = if role == SegmentRole::Moved { (0..extents.len()).map(origin).collect() } else { vec![] };
+        let position_end = numbers[6].max(numbers[7]);
         let header = SegmentHeader {
             volume_id, put_id,
-            sequence: numbers[1] >> 1,
+            sequence,
             epoch: numbers[2],
             previous_sequence: numbers[3],
             stored_through: numbers[4],
             checkpoint_number: numbers[5],
-            position_start: numbers[6].min(numbers[7]),
-            position_end: numbers[6].max(numbers[7]),
+            position_start: if role == SegmentRole::Moved { position_end } else { numbers[6].min(numbers[7]) },
+            position_end,
             wall_unix_ms: numbers[8],
-            next_sequence: (numbers[1] >> 1) + if fence { FENCE_WINDOW } else { 1 },
-            role: if fence { SegmentRole::Fence } else { SegmentRole::Data },
+            next_sequence: sequence + if fence { FENCE_WINDOW } else { 1 },
+            role,
             frame_bytes,
             data_bytes: data.len() as u64,
             extents,
             frames: raw_frames(data.len() as u64, frame_bytes).unwrap(),
+            origins,
         };
         (header, data)
     }

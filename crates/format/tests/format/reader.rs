@@ -4,10 +4,10 @@ use std::process::{Command, Output};
 
 use sawmill_format::segment::{ExtentKind, SegmentHeader};
 
-use crate::samples::{segment_data, segment_object, segment_value};
+use crate::samples::{moved_value, segment_data, segment_object, segment_value};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/read_segment.py");
-const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/segment/v1-data.bin");
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/segment");
 
 fn read(path: &str) -> Output {
     let output = Command::new("python3").arg("-B").arg(SCRIPT).arg(path).output();
@@ -27,13 +27,16 @@ fn expected(header: &SegmentHeader, data: &[u8]) -> String {
         header.data_bytes,
         header.frames.len(),
     );
-    for extent in &header.extents {
+    for (number, extent) in header.extents.iter().enumerate() {
         let kind = match extent.kind {
             ExtentKind::Data => "data",
             ExtentKind::Zero => "zero",
             ExtentKind::Discard => "discard",
         };
         text += &format!("{kind} address {} length {}", extent.address, extent.length);
+        if let Some(origin) = header.origins.get(number) {
+            text += &format!(" from {}+{}", origin.sequence, origin.data_offset);
+        }
         if extent.kind == ExtentKind::Data {
             let bytes = &data[extent.data_offset as usize..][..extent.length as usize];
             text += " bytes ";
@@ -45,10 +48,12 @@ fn expected(header: &SegmentHeader, data: &[u8]) -> String {
 }
 
 #[test]
-fn the_python_reader_reads_the_golden_segment() {
-    let output = read(VECTOR);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout), expected(&segment_value(), &segment_data()));
+fn the_python_reader_reads_the_golden_segments() {
+    for (name, header) in [("v1-data", segment_value()), ("v1-moved", moved_value())] {
+        let output = read(&format!("{VECTORS}/{name}.bin"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected(&header, &segment_data()));
+    }
 }
 
 #[test]

@@ -148,13 +148,30 @@ fn a_segment_header_that_breaks_a_rule_is_refused() {
 }
 
 #[test]
+fn a_moved_segment_that_breaks_a_rule_is_refused() {
+    let breaks = |change: &dyn Fn(&mut SegmentHeader)| {
+        let mut header = moved_value();
+        change(&mut header);
+        field_of(header.check().unwrap_err())
+    };
+    assert_eq!(breaks(&|header| header.origins.truncate(1)), "origins");
+    assert_eq!(breaks(&|header| header.role = SegmentRole::Data), "origins");
+    assert_eq!(breaks(&|header| header.origins[0].sequence = header.sequence), "origin sequence");
+    assert_eq!(breaks(&|header| header.origins[1].data_offset = u32::MAX - 98), "origin data_offset");
+    assert_eq!(breaks(&|header| header.position_start -= 1), "position_end");
+    let zero = SegmentExtent { data_offset: 0, kind: ExtentKind::Zero, ..moved_value().extents[1] };
+    assert_eq!(breaks(&|header| header.extents[1] = zero), "kind");
+}
+
+#[test]
 fn segment_fields_that_no_value_has_are_refused() {
     let length = segment_value().header_bytes() as usize;
     let decode = |offset: usize, byte: u8| {
         let bytes = resealed(segment_value().encode(), length, |bytes| bytes[offset] = byte);
         SegmentHeader::decode(&bytes, &SEGMENT).unwrap_err()
     };
-    assert_eq!(field_of(decode(120, 3)), "role", "garbage collection segments come later");
+    assert_eq!(field_of(decode(120, 4)), "role");
+    assert_eq!(field_of(decode(120, 3)), "length", "a moved segment has origins");
     assert_eq!(field_of(decode(160 + 20, 4)), "kind");
     assert_eq!(field_of(decode(144, 0)), "body_bytes");
     assert_eq!(field_of(decode(136, 3)), "length");
@@ -166,7 +183,7 @@ fn the_first_16_bytes_tell_how_much_of_a_segment_to_fetch() {
     let header = segment_value();
     let object = segment_object(&header, &segment_data());
     assert_eq!(header_bytes_of(&object[..16]), Ok(header.header_bytes()));
-    assert_eq!(header.header_bytes(), encoded_len(4, 3) as u64);
+    assert_eq!(header.header_bytes(), encoded_len(4, 3, 0) as u64);
     assert_eq!(header.object_bytes(), object.len() as u64);
     let mut absurd = object[..16].to_vec();
     absurd[15] = 1;

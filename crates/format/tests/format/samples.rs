@@ -38,7 +38,14 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = vec![volume_record(), data_segment(), fence_segment(), superblock(), staging_header()];
+    let mut cases = vec![
+        volume_record(),
+        data_segment(),
+        fence_segment(),
+        moved_segment(),
+        superblock(),
+        staging_header(),
+    ];
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend(records());
     cases
@@ -96,6 +103,7 @@ pub(crate) fn segment_value() -> SegmentHeader {
             extent(1 << 30, 1 << 20, 0, ExtentKind::Discard),
         ],
         frames: raw_frames(250, 100).unwrap(),
+        origins: Vec::new(),
     }
 }
 
@@ -154,6 +162,25 @@ fn segment_case(name: &'static str, value: SegmentHeader, data: Vec<u8>) -> Case
 
 fn data_segment() -> Case {
     segment_case("segment/v1-data", segment_value(), segment_data())
+}
+
+/// The two data extents of [`segment_value`], moved.
+pub(crate) fn moved_value() -> SegmentHeader {
+    let value = segment_value();
+    SegmentHeader {
+        role: SegmentRole::Moved,
+        position_start: value.position_end,
+        extents: value.extents.iter().copied().filter(|extent| extent.kind == ExtentKind::Data).collect(),
+        origins: vec![
+            Origin { sequence: 12, data_offset: 8192 },
+            Origin { sequence: 258, data_offset: u32::MAX - 99 },
+        ],
+        ..value
+    }
+}
+
+fn moved_segment() -> Case {
+    segment_case("segment/v1-moved", moved_value(), segment_data())
 }
 
 fn fence_segment() -> Case {

@@ -90,6 +90,12 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_segment_object_bytes", "Bytes of segment objects in the store, headers included.", |v| {
         v.segment_object_bytes
     }),
+    gauge("sawmill_dead_object_bytes", "Bytes of segments without live data that wait to be deleted.", |v| {
+        v.dead_object_bytes
+    }),
+    gauge("sawmill_gc_left_bytes", "Live bytes that garbage collection means to move at present.", |v| {
+        v.gc_left_bytes
+    }),
     gauge("sawmill_segments", "Segments in the store.", |v| v.segments),
     gauge("sawmill_extents", "Extents of the map.", |v| v.extents),
     gauge("sawmill_map_bytes", "Memory of the map.", |v| v.map_bytes),
@@ -120,6 +126,18 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |v| v.counters.checkpoints),
     counter("sawmill_segments_deleted_total", "Dead segments deleted.", |v| v.counters.segments_deleted),
+    counter("sawmill_segments_moved_total", "Segments written by garbage collection.", |v| {
+        v.counters.segments_moved
+    }),
+    counter("sawmill_moved_bytes_total", "Live bytes that garbage collection wrote anew.", |v| {
+        v.counters.moved_bytes
+    }),
+    counter(
+        "sawmill_moved_segment_bytes_total",
+        "Bytes of segment objects that garbage collection wrote, headers included.",
+        |v| v.counters.moved_segment_bytes,
+    ),
+    counter("sawmill_collections_total", "Plans of garbage collection.", |v| v.counters.collections),
     counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| v.counters.reads_journal),
     counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| v.counters.reads_cache),
     counter("sawmill_reads_store_total", "Reads that had to ask the store.", |v| v.counters.reads_store),

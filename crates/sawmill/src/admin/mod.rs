@@ -6,7 +6,7 @@
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
-//! | `POST /resize?size_bytes=N`, on a control socket alone | `{"size_bytes": N}` once that is durable |
+//! | `POST /<order>?<options>` on a control socket | see [`order`] |
 //!
 //! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no
 //! request of it can hold up the disk; over TCP it answers only to names of this machine, so that no web page
@@ -15,6 +15,7 @@
 //! Not here: what the numbers mean (`status`), where they come from (`wiring`).
 
 pub(crate) mod metrics;
+pub(crate) mod order;
 mod page;
 pub(crate) mod status;
 
@@ -42,6 +43,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::exit::{Exit, Failure, Result};
+use order::Order;
 use status::ProcessStatus;
 
 /// Long polls at the same time; each holds a thread.
@@ -55,16 +57,16 @@ pub(crate) struct Subject {
     pub(crate) status: Box<Tell>,
     /// Waits for a volume; blocks.
     pub(crate) wait: Box<Wait>,
-    /// Gives a volume another size; blocks.
-    pub(crate) resize: Box<Resize>,
+    /// Carries an order out; blocks.
+    pub(crate) order: Box<Carry>,
 }
 
 /// See [`Subject::status`].
 type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 /// See [`Subject::wait`].
 type Wait = dyn Fn(&str, Safety, Option<Duration>) -> Result<bool> + Send + Sync;
-/// See [`Subject::resize`].
-type Resize = dyn Fn(&str, u64) -> Result<()> + Send + Sync;
+/// See [`Subject::order`].
+type Carry = dyn Fn(&str, Order) -> Result<serde_json::Value> + Send + Sync;
 
 /// Where to listen.
 pub(crate) enum Door {
@@ -250,8 +252,15 @@ async fn answer(
     if only.is_none() && !names_this_machine(request) {
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
     }
-    if let (&Method::POST, "/resize", Some(volume)) = (request.method(), request.uri().path(), only) {
-        return resize(request.uri().query().unwrap_or_default(), shared, volume).await;
+    if request.method() == Method::POST
+        && let Some(volume) = only
+    {
+        let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+        return match Order::parse(path, query) {
+            Some(Ok(order)) => carry_out(order, shared, volume.to_owned()).await,
+            Some(Err(failure)) => refuse(StatusCode::BAD_REQUEST, &failure),
+            None => refuse(StatusCode::NOT_FOUND, &Failure::usage(format!("there is no order {path}"))),
+        };
     }
     if request.method() != Method::GET {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is understood"));
@@ -289,49 +298,42 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
-    blocking(shared, move |subject| {
-        let reached = (subject.wait)(&volume, safety, timeout)?;
-        Ok(format!("{{\"reached\":{reached}}}"))
-    })
-    .await
+    let waited = blocking(shared, move |subject| (subject.wait)(&volume, safety, timeout)).await;
+    waited.map_or_else(
+        |refused| refused,
+        |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),
+    )
 }
 
-async fn resize(query: &str, shared: &Arc<Shared>, volume: &str) -> Response<Full<Bytes>> {
-    let Some(size_bytes) = query.strip_prefix("size_bytes=").and_then(|text| text.parse().ok()) else {
-        return refuse(StatusCode::BAD_REQUEST, &Failure::usage("say size_bytes=N"));
-    };
-    let volume = volume.to_owned();
-    blocking(shared, move |subject| {
-        (subject.resize)(&volume, size_bytes)?;
-        Ok(format!("{{\"size_bytes\":{size_bytes}}}"))
-    })
-    .await
+async fn carry_out(order: Order, shared: &Arc<Shared>, volume: String) -> Response<Full<Bytes>> {
+    let carried = blocking(shared, move |subject| (subject.order)(&volume, order)).await;
+    carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
-/// Answers with what takes long to find out, on a thread for it.
-async fn blocking(
+/// Does what blocks on a thread of its own, if there is one left.
+async fn blocking<T: Send + 'static>(
     shared: &Arc<Shared>,
-    ask: impl FnOnce(&Subject) -> Result<String> + Send + 'static,
-) -> Response<Full<Bytes>> {
+    work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
+) -> Result<T, Response<Full<Bytes>>> {
     if shared.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_MAX {
         shared.waits.fetch_sub(1, Ordering::Relaxed);
         let failure =
             Failure::new(Exit::Unavailable, format!("{WAITS_MAX} others wait already; try again later"));
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, &failure);
+        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     }
     let waiting = Arc::clone(shared);
     let outcome = tokio::task::spawn_blocking(move || {
-        let outcome = ask(&waiting.subject);
+        let outcome = work(&waiting.subject);
         waiting.waits.fetch_sub(1, Ordering::Relaxed);
         outcome
     })
     .await;
     match outcome {
-        Ok(Ok(body)) => reply("application/json", body),
-        Ok(Err(failure)) => refuse(StatusCode::CONFLICT, &failure),
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),
         Err(error) => {
             let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));
-            refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure)
+            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure))
         }
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) live_bytes: u64,
     pub(crate) segment_data_bytes: u64,
     pub(crate) segment_object_bytes: u64,
+    pub(crate) dead_object_bytes: u64,
+    pub(crate) gc_left_bytes: u64,
     pub(crate) segments: u64,
     pub(crate) extents: u64,
     pub(crate) map_bytes: u64,
@@ -87,6 +89,8 @@ impl VolumeStatus {
             live_bytes: status.live_bytes,
             segment_data_bytes: status.segment_data_bytes,
             segment_object_bytes: status.segment_object_bytes,
+            dead_object_bytes: status.dead_object_bytes,
+            gc_left_bytes: status.gc_left_bytes,
             segments: status.segments,
             extents: status.extents,
             map_bytes: status.map_bytes,
@@ -175,7 +179,7 @@ mirror! {
     CountersStatus of Counters {
         written_bytes, writes, read_bytes, reads, flushes, discards, journal_syncs, journal_written_bytes,
         segments_stored, segment_bytes_stored, coalesced_bytes, checkpoints, segments_deleted,
-        reads_journal, reads_cache, reads_store, prefetched_frames, writes_stalled,
+        segments_moved, moved_bytes, moved_segment_bytes, collections, reads_journal, reads_cache, reads_store, prefetched_frames, writes_stalled,
     }
 }
 

@@ -26,9 +26,13 @@ fn subject() -> Subject {
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
         }),
-        resize: Box::new(|name, size_bytes| match size_bytes {
-            0 => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
-            _ => Ok(()),
+        order: Box::new(|name, order| match order {
+            Order::CollectGarbage { threshold: 1.0 } => {
+                Ok(serde_json::json!({ "moved_bytes": 7, "moved_segments": 1 }))
+            }
+            Order::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
+            Order::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
+            Order::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),
     }
 }
@@ -79,18 +83,19 @@ fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
 }
 
 #[test]
-fn only_a_control_socket_resizes() {
+fn orders_are_taken_on_the_control_socket_alone() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(!control::resize(folder.path(), 4096).unwrap(), "nobody serves it");
     let admin = start(folder.path());
+    let order = |target| control::order::<order::GcAnswer>(folder.path(), "oak", target);
+    assert_eq!(order("/gc?threshold=1").unwrap().moved_bytes, 7);
+    assert!(order("/gc?threshold=0.5").unwrap_err().to_string().contains("oak: busy"));
+    assert_eq!(order("/gc?threshold=some").unwrap_err().exit(), Exit::Usage);
+    assert!(!control::resize(Path::new("/nonexistent"), 4096).unwrap(), "nobody serves it");
     assert!(control::resize(folder.path(), 4096).unwrap());
-    let failure = control::resize(folder.path(), 0).unwrap_err();
-    assert!(failure.exit() == Exit::Usage && failure.to_string().contains("oak"), "{failure}");
-    for head in ["POST /resize?size_bytes=1", "POST /resize?size_bytes=1&volume=oak"] {
-        let head = format!("{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
-        assert_eq!(request(&admin, &head).0, 405);
-    }
-    assert_eq!(get(&admin, "/resize?size_bytes=1").0, 404);
+    assert!(control::resize(folder.path(), 0).unwrap_err().to_string().contains("oak"));
+    assert_eq!(order("/shrink").unwrap_err().exit(), Exit::Usage);
+    let (code, _) = request(&admin, "POST /gc?threshold=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+    assert_eq!(code, 405, "not over TCP");
 }
 
 #[test]

@@ -120,6 +120,7 @@ impl SegmentDocument {
             role: match header.role {
                 SegmentRole::Data => "data",
                 SegmentRole::Fence => "fence",
+                SegmentRole::Moved => "moved",
             },
             previous_sequence: header.previous_sequence,
             next_sequence: header.next_sequence,

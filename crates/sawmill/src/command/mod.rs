@@ -10,6 +10,7 @@ mod create;
 mod delete;
 mod doctor;
 mod export;
+mod gc;
 mod import;
 mod info;
 mod inspect;
@@ -69,6 +70,7 @@ enum Command {
     List(list::Arguments),
     Info(info::Arguments),
     Delete(delete::Arguments),
+    Gc(gc::Arguments),
     Wait(wait::Arguments),
     Import(import::Arguments),
     Export(export::Arguments),
@@ -105,6 +107,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::List(arguments) => list::run(&context, &arguments),
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
+        Command::Gc(arguments) => gc::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use clap::Args;
 use sawmill_frontend::nbd::{Listen, NbdOptions};
-use sawmill_volume::{OpenOptions, limits};
+use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::emulate_default_handler;
 
 use super::Context;
@@ -33,7 +33,7 @@ const HEALTH_EVERY: Duration = Duration::from_secs(1);
 ///
 /// Prints one line per volume when it is ready: its NBD URI. SIGTERM or SIGINT stops accepting, finishes
 /// requests, stores everything and ends with 0. A second signal stops at once and ends with 1: nothing
-/// accepted is lost, but the newest of it is on this machine alone.
+/// accepted is lost, but the newest of it is on this machine alone. SIGUSR1 collects garbage now.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Names in the default store, or URLs ending in the name.
@@ -113,6 +113,36 @@ struct Tuning {
     /// Bytes read ahead of a sequential reader; 0: none.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
     prefetch: u64,
+
+    /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
+    #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
+    gc_start: f64,
+
+    /// Stop collecting when at least this share is live. Without it 0.02 above --gc-start.
+    #[arg(long, value_name = "SHARE")]
+    gc_stop: Option<f64>,
+
+    /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
+    #[arg(long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy", "cost-benefit"])]
+    gc_choice: String,
+
+    /// Live data to move a second at most; 0: no limit.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    gc_rate: u64,
+}
+
+impl Tuning {
+    fn gc(&self) -> Result<GcPolicy> {
+        let policy = GcPolicy {
+            start: self.gc_start,
+            stop: self.gc_stop.unwrap_or(self.gc_start + 0.02),
+            choice: if self.gc_choice == "greedy" { GcChoice::Greedy } else { GcChoice::CostBenefit },
+            bytes_per_second_max: self.gc_rate,
+        };
+        policy
+            .fault()
+            .map_or(Ok(policy), |fault| Err(Failure::usage(format!("--gc-start, --gc-stop: {fault}"))))
+    }
 }
 
 fn parse_listen(text: &str) -> Result<Listen, String> {
@@ -172,6 +202,8 @@ struct Step {
 /// What the serving thread hears.
 enum Heard {
     Signal,
+    /// SIGUSR1.
+    Collect,
     /// The doors are shut and this volume is closed.
     Closed(usize, Result<()>),
 }
@@ -236,6 +268,7 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
             checkpoint_bytes: tuning.checkpoint_bytes,
             uploads_max: tuning.uploads,
             prefetch_bytes: tuning.prefetch,
+            gc: tuning.gc()?,
             ..OpenOptions::new(PathBuf::new())
         },
         volumes,
@@ -266,12 +299,20 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
 /// a second signal ends the process as if nobody had listened; what was accepted survives that.
 fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1]).map_err(cannot)?;
     let forward = move || {
         // Ends with the process, or when nobody listens any more.
-        for (count, signal) in signals.forever().enumerate() {
+        let mut count = 0;
+        for signal in signals.forever() {
+            if signal == SIGUSR1 {
+                if tell.send(Heard::Collect).is_err() {
+                    return;
+                }
+                continue;
+            }
+            count += 1;
             if !started.load(Ordering::Acquire) {
-                if count > 0 {
+                if count > 1 {
                     let _ = emulate_default_handler(signal);
                 }
                 tracing::info!("asked to stop while starting: once started; a second signal stops at once");
@@ -337,7 +378,12 @@ fn notify(state: sd_notify::NotifyState<'_>) {
 fn watch_health(json: bool, serving: &Serving, hear: &Receiver<Heard>) {
     let health = |served: &Served| HealthStatus::new(&served.volume.status().health);
     let mut known: Vec<HealthStatus> = serving.volumes.iter().map(health).collect();
-    while matches!(hear.recv_timeout(HEALTH_EVERY), Err(RecvTimeoutError::Timeout)) {
+    loop {
+        match hear.recv_timeout(HEALTH_EVERY) {
+            Ok(Heard::Collect) => serving.collect_all(),
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return,
+        }
         for (served, known) in serving.volumes.iter().zip(&mut known) {
             let now = health(served);
             if now.state == known.state {
@@ -371,6 +417,8 @@ fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiv
                     worst.get_or_insert(failure);
                 }
             }
+            // Everything is being closed: there is nothing to collect any more.
+            Ok(Heard::Collect) => {}
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("stopping at once; what is not stored yet stays in the journal");
                 serving.close_now();

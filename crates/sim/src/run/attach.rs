@@ -195,6 +195,7 @@ impl Run {
         options.segment_age_max = Duration::from_millis(self.settings.segment_age_ms);
         options.checkpoint_bytes = self.settings.checkpoint_bytes;
         options.uploads_max = self.settings.uploads_max;
+        options.gc = self.settings.gc;
         options
     }
 

@@ -60,7 +60,7 @@ impl Run {
     }
 
     pub(super) fn bury(&mut self, process: Process) {
-        self.story.stalls += process.stepped.volume().status().counters.writes_stalled;
+        self.story.add_counters(&process.stepped.volume().status().counters);
         process.life.die();
         process.store.bury(|_| CallFate::roll(&mut self.dice));
     }
@@ -196,7 +196,7 @@ impl Run {
             return Err(format!("closing does not end: {:?}", volume.status()));
         }
         let status = volume.status();
-        self.story.stalls += status.counters.writes_stalled;
+        self.story.add_counters(&status.counters);
         let health = status.health;
         let Process { stepped, store, life, client, machine, .. } = process;
         let closed = stepped.finish_close();

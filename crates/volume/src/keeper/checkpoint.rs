@@ -1,27 +1,19 @@
-//! Checkpoints: the map as objects, frozen at a stored segment; and the deletes that only a durable one
-//! allows.
+//! Checkpoints: the map as objects, frozen at a stored segment. What one supersedes is deleted by `cleanup`.
 //!
 //! The keeper alone changes the map, so encoding it between two applied segments freezes a cut without
 //! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
 //! groups.
-//!
-//! Deletes: a dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
-//! checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
-};
+use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::map_part::{
-    MapExtent, PartIdentity, encode_part, map_prefix, parse_part_key, part_crc, part_key,
-};
-use sawmill_format::segment::segment_key;
-use sawmill_store::{Class, Get, List, Put, PutOutcome};
+use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_store::{Class, Get, Put, PutOutcome};
 
+use super::cleanup::Cleanup;
 use super::{Event, Keeper};
 use crate::map::GROUP_BYTES;
 use crate::shared::add;
@@ -66,7 +58,9 @@ impl Keeper {
             return self.repeat_objects(now);
         }
         let closing = !self.clean_checkpoint && self.is_drained();
-        let due = self.log_bytes >= self.options.checkpoint_bytes;
+        let due = self.log_bytes >= self.options.checkpoint_bytes
+            || self.checkpoints_wanted > 0
+            || self.dead_are_due(now);
         if (due || closing)
             && let Err(error) = self.begin_checkpoint(closing)
         {
@@ -271,118 +265,12 @@ impl Keeper {
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
+        self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
         self.finish_resize();
-        let doomed = if shared.readers.passed(writing.generation) { writing.deletable } else { Vec::new() };
-        let keep = [previous, writing.root.number];
         let named = writing.root.parts.iter().chain(&self.checkpoint_parts);
         let named: HashSet<_> = named.map(|part| (part.group, part.number, part.put_id)).collect();
         self.checkpoint_parts = writing.root.parts;
-        self.list_old_checkpoints(keep, named, doomed);
-    }
-
-    fn delete_segments(&self, sequences: Vec<u32>) {
-        let volume_id = self.shared.record.volume_id;
-        let keys = sequences.iter().map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect();
-        let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { sequences, outcome });
-        self.shared.store.delete(keys, Class::Background, Box::new(tell));
-    }
-
-    /// Segments whose delete failed stay in the table as dead; the next checkpoint tries again.
-    pub(super) fn hear_deleted(&mut self, sequences: &[u32], outcome: sawmill_store::Result<()>) {
-        self.cleaning -= 1;
-        if let Err(error) = outcome {
-            tracing::warn!("{} dead segments could not be deleted yet: {error}", sequences.len());
-            return;
-        }
-        let view = self.shared.view();
-        for sequence in sequences {
-            view.segments.remove(*sequence);
-            if let Some((cache, owner)) = &self.shared.cache {
-                cache.forget_segment(*owner, *sequence);
-            }
-        }
-        add(&self.shared.tally.segments_deleted, sequences.len() as u64);
-    }
-
-    /// Finds roots and parts that the newest two checkpoints do not need. Segments go only after all such
-    /// roots have gone: a list that lags must never lead back to a root that misses a segment.
-    fn list_old_checkpoints(&mut self, keep: [u64; 2], named: HashSet<(u64, u64, PutId)>, doomed: Vec<u32>) {
-        let volume_id = self.shared.record.volume_id;
-        let [previous, _] = keep;
-        let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
-        let is_old_root = move |key: &str| {
-            parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < previous)
-        };
-        let is_old_part = move |key: &str| {
-            parse_part_key(key).is_some_and(|part| {
-                // Only what this attachment knows about: it may be a stale one, and the parts those of its
-                // successor.
-                let known = part.number <= loaded || own_puts.contains(&part.put_id);
-                known
-                    && part.volume_id == volume_id
-                    && !named.contains(&(part.group, part.number, part.put_id))
-            })
-        };
-        // The list may not show the youngest of the old roots yet.
-        let youngest = (previous > 1).then(|| checkpoint_key(volume_id, previous - 1));
-        let heard = |keys: Vec<String>| Event::RootsListed { keys, doomed };
-        self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
-        self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
-    }
-
-    /// Lists what is old below `prefix`. A failed listing only leaves it for the next checkpoint to find.
-    fn list(
-        &mut self,
-        prefix: String,
-        known: Option<String>,
-        is_old: impl Fn(&str) -> bool + Send + 'static,
-        event: impl FnOnce(Vec<String>) -> Event + Send + 'static,
-    ) {
-        self.cleaning += 1;
-        let answered = self.shared.clone();
-        let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
-            answered.inbox.push_event(match outcome {
-                Ok(objects) => {
-                    let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
-                    keys.retain(|key| is_old(key) && Some(key) != known.as_ref());
-                    keys.extend(known);
-                    event(keys)
-                }
-                Err(_) => Event::CleanedUp,
-            });
-        };
-        self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
-    }
-
-    /// Old parts are only garbage.
-    pub(super) fn hear_parts_listed(&mut self, keys: Vec<String>) {
-        self.delete_old(keys, |_| Event::CleanedUp);
-    }
-
-    pub(super) fn hear_roots_listed(&mut self, keys: Vec<String>, doomed: Vec<u32>) {
-        self.delete_old(keys, |done| if done { Event::RootsDeleted { doomed } } else { Event::CleanedUp });
-    }
-
-    pub(super) fn hear_roots_deleted(&mut self, doomed: Vec<u32>) {
-        if doomed.is_empty() {
-            self.cleaning -= 1;
-        } else {
-            self.delete_segments(doomed);
-        }
-    }
-
-    fn delete_old(&self, keys: Vec<String>, event: impl FnOnce(bool) -> Event + Send + 'static) {
-        let answered = self.shared.clone();
-        let tell = move |outcome: sawmill_store::Result<()>| {
-            if let Err(error) = &outcome {
-                tracing::warn!("old checkpoints could not be deleted yet: {error}");
-            }
-            answered.inbox.push_event(event(outcome.is_ok()));
-        };
-        if keys.is_empty() {
-            return tell(Ok(()));
-        }
-        self.shared.store.delete(keys, Class::Background, Box::new(tell));
+        self.cleanup =
+            Cleanup::after(previous, writing.root.number, named, writing.deletable, writing.generation);
     }
 }

@@ -9,21 +9,82 @@ use bytes::Bytes;
 use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
+use crate::gc::gather;
+use crate::gc::policy::Candidate;
+use crate::gc::sweep::Plan;
 use crate::record::Record;
 use crate::shared::Shared;
+use crate::status::GcReport;
 use crate::wake::Wake;
 use crate::{Error, Result, limits};
 
 /// What the store answered.
 pub(crate) enum Event {
-    Put { sequence: u64, outcome: sawmill_store::Result<PutOutcome> },
-    CheckpointPut { object: usize, outcome: sawmill_store::Result<PutOutcome> },
-    RivalCheckpoint { outcome: sawmill_store::Result<Bytes> },
-    RootsListed { keys: Vec<String>, doomed: Vec<u32> },
-    RootsDeleted { doomed: Vec<u32> },
-    PartsListed { keys: Vec<String> },
+    Put {
+        sequence: u64,
+        outcome: sawmill_store::Result<PutOutcome>,
+    },
+    CheckpointPut {
+        object: usize,
+        outcome: sawmill_store::Result<PutOutcome>,
+    },
+    RivalCheckpoint {
+        outcome: sawmill_store::Result<Bytes>,
+    },
+    RootsListed {
+        keys: Vec<String>,
+        number: u64,
+    },
+    /// Every root older than the two of checkpoint `number` and the one before is gone.
+    RootsDeleted {
+        number: u64,
+    },
+    PartsListed {
+        keys: Vec<String>,
+    },
     CleanedUp,
-    SegmentsDeleted { sequences: Vec<u32>, outcome: sawmill_store::Result<()> },
+    CleanUpFailed {
+        what: String,
+    },
+    Planned {
+        plan: Plan,
+        victims: Vec<u32>,
+    },
+    Gathered {
+        outcome: gather::Outcome,
+    },
+    /// The frames of a moved segment that were at hand are in the read cache.
+    Kept {
+        sequence: u64,
+    },
+    SegmentsDeleted {
+        sequences: Vec<u32>,
+        outcome: sawmill_store::Result<()>,
+    },
+}
+
+/// Collection ordered by hand.
+pub(crate) struct GcOrder {
+    /// Segments of which less than this share is live are emptied; 1: all, so that everything lies in address
+    /// order.
+    pub(crate) threshold: f64,
+    /// The newest segment it is about: set when it is taken up.
+    pub(crate) through: u32,
+    /// Everything was moved; what is dead is being deleted.
+    pub(crate) is_settling: bool,
+    pub(crate) tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
+}
+
+impl GcOrder {
+    /// Whether the order is about this segment.
+    pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
+        candidate.sequence <= self.through && Self::is_below(self.threshold, candidate)
+    }
+
+    /// Whether a segment is empty enough for a threshold.
+    pub(crate) fn is_below(threshold: f64, candidate: &Candidate) -> bool {
+        threshold >= 1.0 || (candidate.live_bytes as f64) < candidate.data_bytes as f64 * threshold
+    }
 }
 
 struct StoredWaiter {
@@ -51,6 +112,9 @@ pub(crate) struct Inbox {
     checkpoint_number: AtomicU64,
     uploads: AtomicU64,
     waiters: Mutex<Vec<StoredWaiter>>,
+    gc_order: Mutex<Option<GcOrder>>,
+    gc_ordered: AtomicBool,
+    gc_left: AtomicU64,
     resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
     closed: Mutex<bool>,
@@ -163,6 +227,35 @@ impl Inbox {
         self.uploads.store(count as u64, Ordering::Relaxed);
     }
 
+    /// Orders collection; one order at a time.
+    pub(crate) fn order_gc(&self, order: GcOrder) {
+        if self.gc_ordered.swap(true, Ordering::AcqRel) {
+            let text = "garbage is being collected by hand already: wait for that to end";
+            return (order.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
+        }
+        *self.gc_order.lock() = Some(order);
+        self.wake.ring();
+    }
+
+    pub(crate) fn take_gc_order(&self) -> Option<GcOrder> {
+        self.gc_order.lock().take()
+    }
+
+    /// An order has ended: the next may come.
+    pub(crate) fn end_gc_order(&self, order: GcOrder, outcome: Result<GcReport>) {
+        self.gc_ordered.store(false, Ordering::Release);
+        (order.tell)(outcome);
+    }
+
+    /// Live bytes that collection still means to move.
+    pub(crate) fn gc_left(&self) -> u64 {
+        self.gc_left.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gc_left(&self, bytes: u64) {
+        self.gc_left.store(bytes, Ordering::Relaxed);
+    }
+
     /// Answers those whose target is stored.
     pub(crate) fn tell_stored(&self) {
         let stored = self.stored();
@@ -181,6 +274,11 @@ impl Inbox {
     }
 
     pub(crate) fn fail_waiters(&self, error: &Error) {
+        if let Some(order) = self.take_gc_order() {
+            self.end_gc_order(order, Err(error.clone()));
+        }
+        // One that was taken up ends with the keeper.
+        self.gc_ordered.store(false, Ordering::Release);
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {
             (waiter.tell)(Err(error.clone()));

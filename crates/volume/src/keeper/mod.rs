@@ -9,8 +9,9 @@
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write,
-//! delete), `resize` (another size, in a checkpoint).
+//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
+//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `resize` (another size,
+//! in a checkpoint).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use sawmill_format::checkpoint::PartEntry;
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
+use crate::gc::GcPolicy;
 use crate::limits;
 use crate::record::Record;
 use crate::segment::buffers::Buffers;
@@ -27,14 +29,18 @@ use crate::shared::Shared;
 use crate::write;
 
 mod checkpoint;
+mod cleanup;
+mod collect;
 mod inbox;
 mod resize;
 mod upload;
 
-pub(crate) use inbox::{Event, Inbox, Resize};
+pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
 pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
+use cleanup::Cleanup;
+use collect::Collector;
 use upload::Upload;
 
 /// What one attachment chose for its keeper.
@@ -43,6 +49,7 @@ pub(crate) struct KeeperOptions {
     pub(crate) segment_age_max: Duration,
     pub(crate) checkpoint_bytes: u64,
     pub(crate) uploads_max: usize,
+    pub(crate) gc: GcPolicy,
 }
 
 /// Where the keeper starts: the state recovery left.
@@ -99,8 +106,14 @@ pub(crate) struct Keeper {
     /// The newest checkpoint says that everything is stored.
     clean_checkpoint: bool,
     writing: Option<Writing>,
+    /// Checkpoints that somebody wants although none is due.
+    checkpoints_wanted: u32,
+    cleanup: Cleanup,
     /// Lists and deletes under way.
     cleaning: u32,
+    collector: Collector,
+    /// When there was last anything to do for users or for collection.
+    busy_at: Duration,
     buffers: Buffers,
     closed: bool,
 }
@@ -132,7 +145,11 @@ impl Keeper {
             log_bytes: start.log_bytes,
             clean_checkpoint: false,
             writing: None,
+            checkpoints_wanted: 0,
+            cleanup: Cleanup::default(),
             cleaning: 0,
+            collector: Collector::new(),
+            busy_at: pending_since,
             buffers: Buffers::default(),
             closed: false,
         }
@@ -148,6 +165,9 @@ impl Keeper {
             }
         }
         if self.shared.state.is_dead() {
+            if let Some(error) = self.shared.state.refusal() {
+                self.stop_collecting(&error);
+            }
             self.closed = true;
             self.shared.inbox.set_closed();
             return None;
@@ -155,16 +175,22 @@ impl Keeper {
         self.apply_stored();
         self.repeat_failed(now);
         self.seal(now);
+        let collect_in = self.collect(now);
         self.advance_over_padding();
+        if !self.pending.is_empty() || !self.uploads.is_empty() || !self.collector.is_resting() {
+            self.busy_at = now;
+        }
         self.begin_resize();
         self.keep_checkpoints(now);
+        self.clean_up(now);
+        self.finish_order();
         self.finish_closing();
         self.shared.inbox.tell_stored();
         if self.pending.is_empty() && self.uploads.is_empty() {
             self.buffers.clear();
         }
         self.shared.inbox.set_has_pending(!self.pending.is_empty());
-        self.sleep_max(now)
+        self.sleep_max(now).into_iter().chain(collect_in).min()
     }
 
     fn take_records(&mut self, now: Duration) {
@@ -184,11 +210,15 @@ impl Keeper {
             Event::Put { sequence, outcome } => self.hear_put(sequence, outcome, now),
             Event::CheckpointPut { object, outcome } => self.hear_checkpoint_put(object, outcome, now),
             Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
-            Event::RootsListed { keys, doomed } => self.hear_roots_listed(keys, doomed),
-            Event::RootsDeleted { doomed } => self.hear_roots_deleted(doomed),
+            Event::RootsListed { keys, number } => self.hear_roots_listed(keys, number),
+            Event::RootsDeleted { number } => self.hear_roots_deleted(number),
             Event::PartsListed { keys } => self.hear_parts_listed(keys),
             Event::CleanedUp => self.cleaning -= 1,
-            Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome),
+            Event::CleanUpFailed { what } => self.hear_cleanup_failed(what, now),
+            Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome, now),
+            Event::Planned { plan, victims } => self.hear_planned(plan, victims),
+            Event::Gathered { outcome } => self.hear_gathered(outcome, now),
+            Event::Kept { sequence } => self.hear_kept(sequence),
         }
     }
 
@@ -236,7 +266,8 @@ impl Keeper {
         let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
         let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();
         let repeat_in = repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1)));
-        seal_in.into_iter().chain(repeat_in).min()
+        let rest = [repeat_in, self.cleanup.wait(now), self.settle_in(now)];
+        seal_in.into_iter().chain(rest.into_iter().flatten()).min()
     }
 
     /// Whether a batch is to be cut from what is pending.

@@ -10,6 +10,7 @@ use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole, segment_ke
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
 use super::{Event, Keeper, is_padding};
+use crate::map::Location;
 use crate::record::Record;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
@@ -36,9 +37,21 @@ pub(super) struct Upload {
     resident: Vec<ResidentPiece>,
     records: Vec<Arc<Record>>,
     stage: Stage,
+    /// What of it was at hand before it moved is at hand again. True for what is not moved.
+    is_kept: bool,
 }
 
 impl Upload {
+    pub(super) fn moved(header: SegmentHeader, header_bytes: u32, object: Bytes, is_kept: bool) -> Self {
+        let (object_bytes, stage) = (object.len() as u64, Stage::UnderWay);
+        let (resident, records) = (Vec::new(), Vec::new());
+        Upload { header, header_bytes, object_bytes, object, resident, records, stage, is_kept }
+    }
+
+    pub(super) fn set_kept(&mut self) {
+        self.is_kept = true;
+    }
+
     pub(super) fn sequence(&self) -> u64 {
         self.header.sequence
     }
@@ -62,7 +75,7 @@ impl Keeper {
             }
             let built = self.build(&records);
             match built {
-                Ok(built) => self.send(built, records),
+                Ok(built) => self.send_batch(built, records),
                 Err(error) => {
                     // They stay pending: what is not stored must never look as if it were.
                     self.put_back(records);
@@ -100,43 +113,53 @@ impl Keeper {
 
     fn build(&self, records: &[Arc<Record>]) -> crate::Result<Built> {
         let shared = &self.shared;
-        if self.next_sequence >= limits::SEQUENCE_MAX {
-            let text = "the volume has used up its segment sequences; copy it to a new one";
-            return Err(Error::new(ErrorKind::Full, text));
-        }
         let Some(journal) = &shared.journal else {
             return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
         };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
-        let header = SegmentHeader {
+        let header = self.header(SegmentRole::Data, position_end)?;
+        builder::build(records, journal, &self.buffers, header)
+    }
+
+    /// The header of the next segment, with nothing in it yet.
+    pub(super) fn header(&self, role: SegmentRole, position_end: u64) -> crate::Result<SegmentHeader> {
+        let shared = &self.shared;
+        if self.next_sequence >= limits::SEQUENCE_MAX {
+            let text = "the volume has used up its segment sequences; copy it to a new one";
+            return Err(Error::new(ErrorKind::Full, text));
+        }
+        Ok(SegmentHeader {
             volume_id: shared.record.volume_id,
             put_id: PutId(shared.world.random()?),
             sequence: self.next_sequence,
             epoch: shared.epoch,
-            previous_sequence: self.uploads.back().map_or(self.stored_sequence, |last| last.header.sequence),
+            previous_sequence: self.uploads.back().map_or(self.stored_sequence, Upload::sequence),
             stored_through: self.stored_sequence,
             checkpoint_number: self.checkpoint_number,
             position_start: self.sealed_position,
             position_end,
             wall_unix_ms: shared.world.unix_ms(),
             next_sequence: self.next_sequence + 1,
-            role: SegmentRole::Data,
+            role,
             frame_bytes: shared.record.frame_bytes,
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
-        };
-        builder::build(records, journal, &self.buffers, header)
+            origins: Vec::new(),
+        })
     }
 
-    fn send(&mut self, built: Built, records: Vec<Arc<Record>>) {
+    fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
+        let (object_bytes, stage, is_kept) = (object.len() as u64, Stage::UnderWay, true);
+        self.send(Upload { header, header_bytes, object_bytes, object, resident, records, stage, is_kept });
+    }
+
+    /// Sends the next segment of the log.
+    pub(super) fn send(&mut self, upload: Upload) {
         self.next_sequence += 1;
-        self.sealed_position = header.position_end;
-        let object_bytes = object.len() as u64;
-        let stage = Stage::UnderWay;
-        let upload = Upload { header, header_bytes, object_bytes, object, resident, records, stage };
+        self.sealed_position = upload.header.position_end;
         self.put(&upload);
         self.uploads.push_back(upload);
     }
@@ -196,7 +219,8 @@ impl Keeper {
     /// Enters stored segments into the map, in order.
     pub(super) fn apply_stored(&mut self) {
         let mut applied = false;
-        while self.uploads.front().is_some_and(|upload| matches!(upload.stage, Stage::Stored)) {
+        let is_ready = |upload: &Upload| matches!(upload.stage, Stage::Stored) && upload.is_kept;
+        while self.uploads.front().is_some_and(is_ready) {
             if let Some(upload) = self.uploads.pop_front() {
                 self.apply(upload);
                 applied = true;
@@ -216,7 +240,10 @@ impl Keeper {
         let view = shared.view();
         let header = &upload.header;
         let sequence = header.sequence as u32;
-        shared.residents.add(sequence, header.position_end, upload.resident);
+        let is_moved = header.role == SegmentRole::Moved;
+        if !is_moved {
+            shared.residents.add(sequence, header.position_end, upload.resident);
+        }
         let info = SegmentInfo {
             epoch: header.epoch,
             header_bytes: upload.header_bytes,
@@ -225,6 +252,7 @@ impl Keeper {
             object_bytes: upload.object_bytes,
             wall_unix_ms: header.wall_unix_ms,
             dead_since: 0,
+            is_settled: false,
         };
         view.segments.add(sequence, info);
         apply_extents(&view, header);
@@ -241,24 +269,39 @@ impl Keeper {
         journal.set_stored(header.sequence, header.position_end, counted);
         add(&shared.tally.segments_stored, 1);
         add(&shared.tally.segment_bytes_stored, upload.object_bytes);
+        if is_moved {
+            self.moved_applied();
+        }
     }
 }
 
-/// Enters a segment's extents into the map and takes what they cover from the segments they cover.
+/// Enters a segment's extents into the map and takes what they cover from the segments they cover. What moved
+/// counts only where the map still points at its origin: whatever else is there is newer.
 pub(crate) fn apply_extents(view: &crate::shared::View, header: &SegmentHeader) {
     let mut losses: HashMap<u32, u64> = HashMap::new();
+    let sequence = header.sequence as u32;
     let mut replaced = |sequence: u32, bytes: u64| *losses.entry(sequence).or_default() += bytes;
-    for extent in &header.extents {
-        match extent.kind {
-            ExtentKind::Data => view.map.insert(
-                extent.address,
-                extent.length,
-                header.sequence as u32,
-                extent.data_offset,
-                &mut replaced,
-            ),
-            ExtentKind::Zero | ExtentKind::Discard => {
-                view.map.remove(extent.address, extent.length, &mut replaced);
+    if header.role == SegmentRole::Moved {
+        for (extent, origin) in header.extents.iter().zip(&header.origins) {
+            let (address, length) = (extent.address, extent.length);
+            // A sequence beyond the map's is in no map: nothing moves.
+            let moved = u32::try_from(origin.sequence).map_or(0, |from| {
+                let from = Location { sequence: from, data_offset: origin.data_offset };
+                let to = Location { sequence, data_offset: extent.data_offset };
+                let moved = view.map.move_if(address, length, from, to);
+                replaced(from.sequence, moved);
+                moved
+            });
+            replaced(sequence, length - moved);
+        }
+    } else {
+        for extent in &header.extents {
+            let (address, length) = (extent.address, extent.length);
+            match extent.kind {
+                ExtentKind::Data => {
+                    view.map.insert(address, length, sequence, extent.data_offset, &mut replaced);
+                }
+                ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),
             }
         }
     }

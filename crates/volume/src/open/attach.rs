@@ -147,7 +147,10 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
             format!("{} uploads at once are not offered: 1 to {}", options.uploads_max, limits::UPLOADS_MAX);
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    Ok(())
+    match options.gc.fault() {
+        Some(text) => Err(Error::new(ErrorKind::Invalid, text)),
+        None => Ok(()),
+    }
 }
 
 /// Doors let nothing past the end of the disk. A record there means that the disk had grown, and that the

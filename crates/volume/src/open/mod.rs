@@ -170,6 +170,7 @@ pub(crate) fn fence(
         data_bytes: 0,
         extents: Vec::new(),
         frames: Vec::new(),
+        origins: Vec::new(),
     };
     let key = segment_key(record.volume_id, sequence);
     let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);

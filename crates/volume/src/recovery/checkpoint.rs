@@ -150,6 +150,7 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
             object_bytes: entry.object_bytes,
             wall_unix_ms: entry.wall_unix_ms,
             dead_since: if entry.live_bytes == 0 { checkpoint.number } else { 0 },
+            is_settled: false,
         };
         view.segments.add(sequence32(entry.sequence)?, info);
     }

@@ -120,6 +120,7 @@ impl World {
             data_bytes,
             extents,
             frames: raw_frames(data_bytes, 1 << 16).expect("it fits a segment"),
+            origins: Vec::new(),
         };
         // Only headers are read here.
         self.put(&segment_key(self.record.volume_id, sequence), header.encode());

@@ -78,7 +78,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
             end.epoch = header.epoch;
             end.fence_put_id = Some(header.put_id);
         }
-        SegmentRole::Data => {
+        SegmentRole::Data | SegmentRole::Moved => {
             if header.epoch != end.epoch {
                 return damaged(format!("it is of epoch {} in the log of epoch {}", header.epoch, end.epoch));
             }
@@ -103,6 +103,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
                     object_bytes: header.object_bytes(),
                     wall_unix_ms: header.wall_unix_ms,
                     dead_since: 0,
+                    is_settled: false,
                 };
                 view.segments.add(sequence32(header.sequence)?, info);
                 apply_extents(view, header);

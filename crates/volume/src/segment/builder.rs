@@ -110,28 +110,43 @@ fn copy_data(
     header: &SegmentHeader,
     body: &mut [u8],
 ) -> Result<()> {
-    let frame_bytes = u64::from(header.frame_bytes);
     for piece in pieces {
-        let mut done = 0u64;
-        while done < u64::from(piece.length) {
-            let at = u64::from(piece.data_offset) + done;
-            let frame = at / frame_bytes;
-            let length = (u64::from(piece.length) - done).min((frame + 1) * frame_bytes - at);
-            let start = (at + (frame + 1) * FRAME_HEAD_BYTES as u64) as usize;
-            let into = &mut body[start..start + length as usize];
-            let offset = u64::from(piece.record_offset) + done;
+        let mut offset = u64::from(piece.record_offset);
+        for span in body_spans(header.frame_bytes, u64::from(piece.data_offset), u64::from(piece.length)) {
+            let into = &mut body[span];
             if journal.read(&piece.record, offset, into, reach)? != JournalRead::Done {
                 let position = piece.record.position;
                 let text = format!("journal record at position {position} was given up before it was stored");
                 return Err(Error::new(ErrorKind::Internal, text));
             }
-            done += length;
+            offset += into.len() as u64;
         }
     }
     Ok(())
 }
 
-fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
+/// Where `length` bytes of a segment's data from `data_offset` on lie in its body, frame by frame: each frame
+/// has room for its head in front.
+pub(crate) fn body_spans(
+    frame_bytes: u32,
+    data_offset: u64,
+    length: u64,
+) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let (frame_bytes, end) = (u64::from(frame_bytes), data_offset + length);
+    let mut at = data_offset;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let frame = at / frame_bytes;
+            let part = end.min((frame + 1) * frame_bytes) - at;
+            let start = (at + (frame + 1) * FRAME_HEAD_BYTES as u64) as usize;
+            at += part;
+            start..start + part as usize
+        })
+    })
+}
+
+/// Seals every frame of a body whose data is in place.
+pub(crate) fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
     for (frame, entry) in header.frames.iter().enumerate() {
         let start = entry.body_offset as usize;
         let (head, data) = body[start..start + entry.stored_bytes as usize].split_at_mut(FRAME_HEAD_BYTES);
@@ -199,6 +214,7 @@ mod tests {
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
+            origins: Vec::new(),
         }
     }
 

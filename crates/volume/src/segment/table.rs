@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
 
+use crate::gc::policy::Candidate;
+
 /// What is known of one stored segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentInfo {
@@ -18,6 +20,8 @@ pub(crate) struct SegmentInfo {
     pub(crate) wall_unix_ms: u64,
     /// The checkpoint that first found the segment dead; zero while it is live or not yet found.
     pub(crate) dead_since: u64,
+    /// It is dead, and a second checkpoint says so: it only waits to be deleted.
+    pub(crate) is_settled: bool,
 }
 
 /// Sums over the table.
@@ -27,6 +31,48 @@ pub(crate) struct Totals {
     pub(crate) data_bytes: u64,
     pub(crate) live_bytes: u64,
     pub(crate) object_bytes: u64,
+    /// Of these, what is in segments without any live data: they only wait to be deleted.
+    pub(crate) dead_data_bytes: u64,
+    /// See `dead_data_bytes`.
+    pub(crate) dead_object_bytes: u64,
+    /// Of `dead_object_bytes`, what another checkpoint would change nothing about.
+    pub(crate) settled_object_bytes: u64,
+}
+
+impl Totals {
+    /// Data in segments that hold any live data.
+    pub(crate) fn used_data_bytes(&self) -> u64 {
+        self.data_bytes - self.dead_data_bytes
+    }
+
+    fn add(&mut self, info: &SegmentInfo) {
+        self.segments += 1;
+        self.data_bytes += info.data_bytes;
+        self.live_bytes += info.live_bytes;
+        self.object_bytes += info.object_bytes;
+        if info.live_bytes == 0 {
+            self.died(info);
+        }
+    }
+
+    fn died(&mut self, info: &SegmentInfo) {
+        self.dead_data_bytes += info.data_bytes;
+        self.dead_object_bytes += info.object_bytes;
+    }
+
+    fn remove(&mut self, info: &SegmentInfo) {
+        self.segments -= 1;
+        self.data_bytes -= info.data_bytes;
+        self.live_bytes -= info.live_bytes;
+        self.object_bytes -= info.object_bytes;
+        if info.live_bytes == 0 {
+            self.dead_data_bytes -= info.data_bytes;
+            self.dead_object_bytes -= info.object_bytes;
+        }
+        if info.is_settled {
+            self.settled_object_bytes -= info.object_bytes;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -45,21 +91,21 @@ impl SegmentTable {
     /// Adds a segment; all of its data counts as live until [`lose`](Self::lose) is told otherwise.
     pub(crate) fn add(&self, sequence: u32, info: SegmentInfo) {
         let mut inner = self.inner.write();
-        inner.totals.segments += 1;
-        inner.totals.data_bytes += info.data_bytes;
-        inner.totals.live_bytes += info.live_bytes;
-        inner.totals.object_bytes += info.object_bytes;
+        inner.totals.add(&info);
         inner.by_sequence.insert(sequence, info);
     }
 
     /// `bytes` of a segment's data are no longer mapped.
     pub(crate) fn lose(&self, losses: &[(u32, u64)]) {
-        let mut inner = self.inner.write();
+        let Inner { by_sequence, totals } = &mut *self.inner.write();
         for (sequence, bytes) in losses {
-            if let Some(info) = inner.by_sequence.get_mut(sequence) {
+            if let Some(info) = by_sequence.get_mut(sequence) {
                 let lost = (*bytes).min(info.live_bytes);
                 info.live_bytes -= lost;
-                inner.totals.live_bytes -= lost;
+                totals.live_bytes -= lost;
+                if lost > 0 && info.live_bytes == 0 {
+                    totals.died(info);
+                }
             }
         }
     }
@@ -67,10 +113,7 @@ impl SegmentTable {
     pub(crate) fn remove(&self, sequence: u32) {
         let mut inner = self.inner.write();
         if let Some(info) = inner.by_sequence.remove(&sequence) {
-            inner.totals.segments -= 1;
-            inner.totals.data_bytes -= info.data_bytes;
-            inner.totals.live_bytes -= info.live_bytes;
-            inner.totals.object_bytes -= info.object_bytes;
+            inner.totals.remove(&info);
         }
     }
 
@@ -85,15 +128,19 @@ impl SegmentTable {
     /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all
     /// segments for it; the second list holds those that an earlier checkpoint had already found dead.
     pub(crate) fn freeze(&self, number: u64) -> (Vec<SegmentEntry>, Vec<u32>) {
-        let mut inner = self.inner.write();
+        let Inner { by_sequence, totals } = &mut *self.inner.write();
         let mut deletable = Vec::new();
-        let mut entries = Vec::with_capacity(inner.by_sequence.len());
-        for (sequence, info) in &mut inner.by_sequence {
+        let mut entries = Vec::with_capacity(by_sequence.len());
+        for (sequence, info) in by_sequence {
             if info.live_bytes == 0 {
                 if info.dead_since == 0 {
                     info.dead_since = number;
                 } else {
                     deletable.push(*sequence);
+                    if !info.is_settled {
+                        info.is_settled = true;
+                        totals.settled_object_bytes += info.object_bytes;
+                    }
                 }
             }
             entries.push(SegmentEntry {
@@ -108,6 +155,19 @@ impl SegmentTable {
             });
         }
         (entries, deletable)
+    }
+
+    /// The segments with live data, for collection.
+    pub(crate) fn candidates(&self) -> Vec<Candidate> {
+        let inner = self.inner.read();
+        let used = inner.by_sequence.iter().filter(|(_, info)| info.live_bytes > 0);
+        used.map(|(sequence, info)| Candidate {
+            sequence: *sequence,
+            live_bytes: info.live_bytes,
+            data_bytes: info.data_bytes,
+            wall_unix_ms: info.wall_unix_ms,
+        })
+        .collect()
     }
 
     /// Every segment, for checks.

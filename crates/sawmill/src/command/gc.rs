@@ -1,0 +1,188 @@
+//! `sawmill gc`: collects garbage by hand, in the process that serves the volume, or by attaching it.
+
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_volume::gc::Garbage;
+
+use super::Context;
+use super::attach::Attach;
+use crate::admin::order::GcAnswer;
+use crate::admin::status::VolumeStatus;
+use crate::config::VolumeAddress;
+use crate::exit::{Exit, Failure, Result};
+use crate::units::{human_count, human_size};
+use crate::{control, output, wiring};
+
+/// How often the served volume is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Collect garbage now: write the live data of emptied segments anew and delete what is left.
+///
+/// A served volume collects by itself (serve --gc-start); this goes further. On a volume that is served on this
+/// machine its process does the work, beside its clients; one at rest is attached for the time of the
+/// command. SIGUSR1 to a serving process collects with its own --gc-start as the threshold.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Empty segments of which less than this share is live: 0 to 1. With 1 all data is written anew, so that
+    /// the whole volume lies in address order.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_threshold)]
+    threshold: f64,
+
+    /// Say what would be moved and freed, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    attach: Attach,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+}
+
+/// What `--json` prints.
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    volume: &'a str,
+    threshold: f64,
+    dry_run: bool,
+    /// Live bytes that were moved, or would be.
+    moved_bytes: u64,
+    /// Segments they were written to; null in a dry run.
+    moved_segments: Option<u64>,
+    /// Segments that would be emptied; null unless a dry run.
+    victims: Option<u64>,
+    /// Garbage in those; null unless a dry run.
+    garbage_bytes: Option<u64>,
+}
+
+fn parse_threshold(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("'{text}' is not a share; write a number from 0 to 1, as in 0.3"))
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    if arguments.dry_run {
+        let store = wiring::open_store(&address.store_url)?;
+        let garbage = sawmill_volume::gc::garbage(&*store, &address.name, arguments.threshold)?;
+        return tell_garbage(context, arguments, &address, garbage);
+    }
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let answer = match served {
+        Some((_, process)) if process.volumes.iter().any(|volume| volume.read_only) => {
+            let text = format!(
+                "volume {} is served for reading only by process {}; collect where it is written",
+                address.name, process.pid
+            );
+            return Err(Failure::new(Exit::InUse, text));
+        }
+        Some((folder, _)) => {
+            let target = format!("/gc?threshold={}", arguments.threshold);
+            let look =
+                || control::volume_status(&folder).ok().flatten().map_or((0, 0), |status| left(&status));
+            watch(look, || control::order::<GcAnswer>(&folder, &address.name, &target))?
+        }
+        None => at_rest(context, arguments, &address)?,
+    };
+    tell_moved(context, arguments, &address, answer)
+}
+
+fn left(status: &VolumeStatus) -> (u64, u64) {
+    (status.counters.moved_bytes, status.gc_left_bytes)
+}
+
+fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<GcAnswer> {
+    let (_, record) = wiring::find(address)?;
+    let attached = arguments.attach.open(context, address, &record, arguments.no_fencing)?;
+    let volume = attached.volume.clone();
+    let look = || {
+        let status = volume.status();
+        (status.counters.moved_bytes, status.gc_left_bytes)
+    };
+    let collected = watch(look, || {
+        let report = volume.collect_garbage(arguments.threshold).map_err(Failure::from)?;
+        Ok(GcAnswer { moved_bytes: report.moved_bytes, moved_segments: report.moved_segments })
+    });
+    let collected = collected.map_err(|failure| failure.of_volume(&address.name))?;
+    attached.close()?;
+    Ok(collected)
+}
+
+/// Does `work` and shows how far it is: bytes moved, and bytes still to be moved.
+fn watch(look: impl Fn() -> (u64, u64), work: impl FnOnce() -> Result<GcAnswer> + Send) -> Result<GcAnswer> {
+    let mut progress = output::Progress::new("moved bytes");
+    std::thread::scope(|scope| {
+        let working = scope.spawn(work);
+        let before = look().0;
+        while !working.is_finished() {
+            let (moved, left) = look();
+            let moved = moved.saturating_sub(before);
+            progress.show(moved, moved + left);
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let died = || Failure::new(Exit::Internal, "the thread that collects died");
+        working.join().map_err(|_| died())?
+    })
+}
+
+fn tell_garbage(
+    context: &Context,
+    arguments: &Arguments,
+    address: &VolumeAddress,
+    garbage: Garbage,
+) -> Result<Exit> {
+    let freed = garbage.data_bytes - garbage.live_bytes;
+    if context.json {
+        output::json(&Document {
+            volume: &address.name,
+            threshold: arguments.threshold,
+            dry_run: true,
+            moved_bytes: garbage.live_bytes,
+            moved_segments: None,
+            victims: Some(garbage.segments),
+            garbage_bytes: Some(freed),
+        })?;
+    } else {
+        output::line(&format!(
+            "{}: would empty {} segments: move {} of live data, free {}",
+            address.name,
+            human_count(garbage.segments),
+            human_size(garbage.live_bytes),
+            human_size(freed)
+        ))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn tell_moved(
+    context: &Context,
+    arguments: &Arguments,
+    address: &VolumeAddress,
+    answer: GcAnswer,
+) -> Result<Exit> {
+    if context.json {
+        output::json(&Document {
+            volume: &address.name,
+            threshold: arguments.threshold,
+            dry_run: false,
+            moved_bytes: answer.moved_bytes,
+            moved_segments: Some(answer.moved_segments),
+            victims: None,
+            garbage_bytes: None,
+        })?;
+    } else {
+        output::line(&format!(
+            "{}: moved {} of live data into {} segments and deleted what is dead",
+            address.name,
+            human_size(answer.moved_bytes),
+            human_count(answer.moved_segments)
+        ))?;
+    }
+    Ok(Exit::Ok)
+}

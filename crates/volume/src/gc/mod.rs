@@ -1,0 +1,54 @@
+//! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
+//! (LSVD §3.5, BS3 §8.2.4). Rooms: [`policy`] (which segments, when), `sweep` (where their live data is),
+//! `gather` (its bytes). The keeper carries it out (`keeper::collect`) and deletes what is dead.
+//!
+//! Invariants:
+//! 1. What is live is decided by the object map alone, never by what is still in the journal: a write that
+//!    is not stored kills nothing.
+//! 2. A moved extent takes effect only where the map still points at its origin, live and at replay. So it
+//!    never hides anything newer, however late it comes.
+//! 3. Moving never fails the volume: what cannot be read or stored now stays where it is.
+
+pub(crate) mod gather;
+pub mod policy;
+pub(crate) mod sweep;
+
+pub use policy::{Choice, GcPolicy};
+
+use sawmill_store::ObjectStore;
+
+use crate::keeper::GcOrder;
+use crate::recovery::Reporter;
+use crate::segment::table::SegmentTable;
+use crate::world::RealWorld;
+use crate::{Result, open};
+
+/// Segments that hold garbage, and what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Garbage {
+    /// How many segments.
+    pub segments: u64,
+    /// Their data that is live: what collecting them would move.
+    pub live_bytes: u64,
+    /// All of their data.
+    pub data_bytes: u64,
+}
+
+/// What collecting a volume of `store` by hand with this threshold would move, by its state in the store.
+pub fn garbage(store: &dyn ObjectStore, name: &str, threshold: f64) -> Result<Garbage> {
+    let world = RealWorld::default();
+    let stored = open::stored(store, name, &mut Reporter::new(&world))?;
+    Ok(garbage_of(&stored.view.segments, threshold))
+}
+
+pub(crate) fn garbage_of(segments: &SegmentTable, threshold: f64) -> Garbage {
+    let mut garbage = Garbage::default();
+    for candidate in segments.candidates() {
+        if GcOrder::is_below(threshold, &candidate) {
+            garbage.segments += 1;
+            garbage.live_bytes += candidate.live_bytes;
+            garbage.data_bytes += candidate.data_bytes;
+        }
+    }
+    garbage
+}

@@ -1,0 +1,130 @@
+//! Garbage collection as a user sees it: by itself, by hand on a served volume and on one at rest, by signal.
+
+use rustix::process::Signal;
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::server::Server;
+use sawmill_tests::store::StoreUnderTest;
+
+on_each_store!(
+    a_served_volume_gives_back_what_was_overwritten,
+    collecting_by_hand_moves_what_a_dry_run_said,
+    a_signal_collects,
+    a_volume_at_rest_is_collected_and_let_go,
+    what_cannot_be_collected_is_refused_with_a_reason,
+);
+
+const SEGMENT: usize = 256 << 10;
+const SEGMENTS: usize = 8;
+/// A server that collects nothing by itself, and tells how it is.
+const BY_HAND: [&str; 4] = ["--gc-start", "0", "--admin", "127.0.0.1:0"];
+
+fn create(place: &Place) {
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+}
+
+fn all_stored(place: &Place) {
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+}
+
+/// Fills segments, then overwrites the first half of each.
+fn halve(place: &Place, server: &Server) {
+    let client = server.connect();
+    for (part, first) in [(SEGMENT, 1), (SEGMENT / 2, 101)] {
+        for number in 0..SEGMENTS {
+            let bytes = vec![first + number as u8; part];
+            client.write((number * SEGMENT) as u64, &bytes).expect("accepted");
+        }
+        all_stored(place);
+    }
+}
+
+fn is_halved(server: &Server) {
+    let client = server.connect();
+    for number in 0..SEGMENTS {
+        let bytes = client.read((number * SEGMENT) as u64, SEGMENT as u32).expect("read");
+        let (new, old) = bytes.split_at(SEGMENT / 2);
+        assert!(new.iter().all(|byte| *byte == 101 + number as u8), "segment {number}");
+        assert!(old.iter().all(|byte| *byte == 1 + number as u8), "segment {number}");
+    }
+}
+
+fn number(document: &serde_json::Value, name: &str) -> u64 {
+    let value = field(document, name).and_then(serde_json::Value::as_u64);
+    value.unwrap_or_else(|| panic!("no {name} in {document}"))
+}
+
+fn a_served_volume_gives_back_what_was_overwritten(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
+    halve(&place, &server);
+    let status = server.wait_for("the store holds no more than live/0.70 + 5 %", |status| {
+        number(status, "segment_object_bytes") as f64 <= number(status, "live_bytes") as f64 / 0.70 * 1.05
+    });
+    assert!(number(&status, "segments_moved") > 0, "{status}");
+    is_halved(&server);
+    let _ = server.stop().ok();
+}
+
+fn collecting_by_hand_moves_what_a_dry_run_said(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    let server = place.serve("disk").with(&BY_HAND).start();
+    halve(&place, &server);
+    let live = number(&server.status(), "live_bytes");
+    let would = place.sawmill(&["gc", "disk", "--threshold", "1", "--dry-run", "--json"]).json();
+    assert_eq!(number(&would, "moved_bytes"), live);
+    assert_eq!(number(&would, "garbage_bytes"), (SEGMENTS * SEGMENT / 2) as u64);
+    let did = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
+    assert_eq!(number(&did, "moved_bytes"), live);
+    let status = server.status();
+    assert_eq!(number(&status, "segment_data_bytes"), live, "nothing but live data is left");
+    is_halved(&server);
+    let text = place.sawmill(&["gc", "disk"]).ok();
+    assert!(text.contains("moved 0 B"), "{text}");
+    let _ = server.stop().ok();
+    let _ = place.sawmill(&["check", "disk"]).ok();
+}
+
+fn a_signal_collects(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    let more = ["--gc-start", "0.6", "--gc-stop", "0.6", "--gc-rate", "1", "--admin", "127.0.0.1:0"];
+    let server = place.serve("disk").with(&more).start();
+    halve(&place, &server);
+    server.signal(Signal::USR1);
+    server.wait_for("garbage is collected", |status| number(status, "collections") > 0);
+    is_halved(&server);
+    let _ = server.stop().ok();
+}
+
+fn a_volume_at_rest_is_collected_and_let_go(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    let server = place.serve("disk").with(&BY_HAND).start();
+    halve(&place, &server);
+    let live = number(&server.status(), "live_bytes");
+    let _ = server.stop().ok();
+    let staging = place.memory().display().to_string();
+    let gc = ["gc", "disk", "--threshold", "1", "--json", "--journal-bytes", "64M", "--staging", &staging];
+    let did = place.sawmill(&gc).json();
+    assert_eq!(number(&did, "moved_bytes"), live);
+    assert_eq!(number(&place.info("disk"), "data_bytes"), live, "nothing but live data is left");
+    let server = place.serve("disk").start();
+    is_halved(&server);
+    let _ = server.stop().ok();
+}
+
+fn what_cannot_be_collected_is_refused_with_a_reason(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    create(&place);
+    place.sawmill(&["gc", "disk", "--threshold", "2"]).refused(2, &["'2' is not a share", "0.3"]);
+    place.sawmill(&["gc", "other"]).refused(3, &["other", "sawmill list"]);
+    let upside_down = place.serve("disk").with(&["--gc-start", "0.8", "--gc-stop", "0.5"]).attempt();
+    let refused = upside_down.err().expect("it makes no sense");
+    refused.refused(2, &["--gc-stop", "0.8", "0.5"]);
+    let reader = place.serve("disk").with(&["--read-only"]).start();
+    place.sawmill(&["gc", "disk"]).refused(11, &["reading only", "where it is written"]);
+    let _ = reader.stop().ok();
+}
