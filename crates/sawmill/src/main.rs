@@ -2,8 +2,8 @@
 //!
 //! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes and
 //! doors put together), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
-//! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy),
-//! `output`, `units` and `exit` (how people are spoken to).
+//! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block
+//! traces), `output`, `units` and `exit` (how people are spoken to).
 //!
 //! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod exit;
 mod guide;
 mod machine;
 mod output;
+mod trace;
 mod transfer;
 mod units;
 mod wiring;

@@ -4,6 +4,7 @@
 //! with `sawmill: error:`, also when clap found it.
 
 mod attach;
+mod bench;
 mod check;
 mod copy;
 mod create;
@@ -81,6 +82,7 @@ enum Command {
     Check(check::Arguments),
     Doctor(doctor::Arguments),
     VerifyCrash(verify_crash::Arguments),
+    Bench(bench::Arguments),
 }
 
 /// Parses the command line, carries it out, and says how the process shall end.
@@ -117,6 +119,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
+        Command::Bench(arguments) => bench::run(&context, &arguments),
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }

@@ -1,0 +1,34 @@
+//! Numbers as traces write them: whole, or with a decimal point. Exact: nothing goes through floating point.
+
+/// Bytes of a sector in every format that counts sectors.
+pub(super) const SECTOR_BYTES: u64 = 512;
+
+/// A whole number.
+pub(super) fn whole(text: &str) -> Option<u64> {
+    let text = text.trim();
+    // `parse` would take a plus sign.
+    text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+/// Sectors as bytes.
+pub(super) fn sectors(text: &str) -> Option<u64> {
+    whole(text)?.checked_mul(SECTOR_BYTES)
+}
+
+/// A number of units of `10^digits` nanoseconds, perhaps with a decimal point, as nanoseconds. Finer
+/// fractions are cut off.
+pub(super) fn nanoseconds(text: &str, digits: u32) -> Option<u64> {
+    let text = text.trim();
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
+    if seconds.is_empty() && fraction.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let units = if seconds.is_empty() { 0 } else { whole(seconds)? };
+    let mut total = units.checked_mul(10u64.pow(digits))?;
+    let mut worth = 10u64.pow(digits);
+    for digit in fraction.bytes() {
+        worth /= 10;
+        total = total.checked_add(u64::from(digit - b'0') * worth)?;
+    }
+    Some(total)
+}
