@@ -1,5 +1,5 @@
-//! Requests under way to an NBD export: at most so many, none that overlaps a write under way, each timed, and
-//! each read verified when its bytes come.
+//! Requests under way to an NBD export: at most so many, none that overlaps a write under way, each timed,
+//! and each read verified when its bytes come.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -161,8 +161,8 @@ fn judge(
         None => Ok(()),
         Some((at, write)) => {
             let text = format!(
-                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 is zeroes): \
-                 the disk has lost or mixed up data"
+                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 is \
+                 zeroes): the disk has lost or mixed up data"
             );
             Err(Failure::new(Exit::Corrupt, text))
         }

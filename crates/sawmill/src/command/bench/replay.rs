@@ -44,7 +44,8 @@ pub(super) struct Arguments {
     speed: f64,
 
     /// Requests under way at once.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 32,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
 
     /// Stop after so many requests of the trace.
