@@ -155,7 +155,8 @@ fn one_part(bytes: &[u8]) {
     assert!(decode_part(bytes, &PartIdentity { group: identity.group ^ 1, ..identity }).is_err());
 }
 
-/// The structures of fixed length, the volume record, the cache index, a transfer's progress, and the head of a journal record.
+/// The structures of fixed length, the volume record, the cache index, a transfer's progress, and the head of
+/// a journal record.
 pub(crate) fn small(bytes: &[u8]) {
     let _ = Preamble::decode(bytes);
     record(bytes);

@@ -67,8 +67,8 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     ),
     (
         Exit::Exists,
-        "a volume or snapshot of that name exists already",
-        "choose another name, or delete the old one",
+        "a volume, snapshot or file of that name exists already",
+        "choose another name, or delete the old one; `import` and `export` have --overwrite",
     ),
     (
         Exit::Refused,

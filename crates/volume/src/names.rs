@@ -189,8 +189,8 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     let record = find(store, name)?;
     if let Some(other) = other_name(store, &record)? {
         let text = format!(
-            "{name:?} and {other:?} are two names of one volume, left by a rename that was interrupted: finish it \
-             with `sawmill rename {name} {other}` or `sawmill rename {other} {name}`, then delete"
+            "{name:?} and {other:?} are two names of one volume, left by a rename that was interrupted: \
+             finish it with `sawmill rename {name} {other}` or `sawmill rename {other} {name}`, then delete"
         );
         return Err(Error::new(ErrorKind::Refused, text));
     }

@@ -265,8 +265,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
     }
     if earlier.far_state != known.far_state {
         let text = format!(
-            "{} has changed since its import was interrupted (it was: {}; it is: {}); pass --restart to start \
-             over",
+            "{} has changed since its import was interrupted (it was: {}; it is: {}); pass --restart to \
+             start over",
             known.far_name, earlier.far_state, known.far_state
         );
         return Err(Failure::new(Exit::Refused, text));

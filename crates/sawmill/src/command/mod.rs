@@ -4,6 +4,7 @@
 //! with `sawmill: error:`, also when clap found it.
 
 mod attach;
+mod bench;
 mod check;
 mod clone;
 mod copy;
@@ -93,6 +94,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Simulate(simulate::Arguments),
     VerifyCrash(verify_crash::Arguments),
+    Bench(bench::Arguments),
 }
 
 /// Parses the command line, carries it out, and says how the process shall end.
@@ -135,6 +137,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
         Command::Simulate(arguments) => simulate::run(&context, &arguments),
+        Command::Bench(arguments) => bench::run(&context, &arguments),
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }

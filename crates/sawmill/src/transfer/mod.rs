@@ -36,7 +36,7 @@ const GRAIN_BYTES: usize = 4096;
 /// Pieces on their way at once.
 const WORKERS: usize = 8;
 /// How often progress is shown and, once durable, written down.
-const MARK_EVERY: Duration = Duration::from_millis(500);
+const MARK_EVERY: Duration = Duration::from_millis(200);
 
 /// What bytes are read from. All calls may wait.
 pub(crate) trait Source: Sync {
@@ -229,16 +229,15 @@ impl Marks {
         done: u64,
         keep: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        if let Some((through, mark)) = self.begun {
-            if !transfer.target.is_durable(mark)? {
-                return Ok(());
-            }
+        if self.begun.is_none() && done > self.kept {
+            self.begun = Some((done, transfer.target.mark()?));
+        }
+        if let Some((through, mark)) = self.begun
+            && transfer.target.is_durable(mark)?
+        {
             transfer.source.check_unchanged()?;
             keep(through)?;
             (self.begun, self.kept) = (None, through);
-        }
-        if done > self.kept {
-            self.begun = Some((done, transfer.target.mark()?));
         }
         Ok(())
     }

@@ -39,6 +39,8 @@ impl Keeper {
     /// A checkpoint is durable.
     pub(super) fn finish_resize(&mut self) {
         let Some(resize) = self.resizing.take() else { return };
+        // One more: if the newest is ever lost, the one before says the same size.
+        self.checkpoints_wanted = self.checkpoints_wanted.max(1);
         self.shared.geometry.resize(resize.size_bytes);
         (resize.tell)(Ok(()));
     }

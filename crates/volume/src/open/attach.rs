@@ -165,8 +165,8 @@ fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and \
-         the checkpoint that says so cannot be read; nothing was changed; run `sawmill check`",
+        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, \
+         and the checkpoint that says so cannot be read; nothing was changed; run `sawmill check`",
         stored.record.name
     );
     Err(Error::new(ErrorKind::Corrupt, text))

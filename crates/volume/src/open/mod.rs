@@ -63,8 +63,19 @@ pub(crate) fn stored_of(
                     newest.notes.push(format!("checkpoint {loaded} was passed over: {error}"));
                 }
             }
+            Ok(read) if read.end.checkpoint_came_late => return unresized(store, read, reporter),
             read => return read,
         }
+    }
+}
+
+/// A checkpoint that came late says how large a dead attachment wanted the disk to be. The one that went on
+/// from the checkpoint before knew nothing of that: its users have relied on the size before.
+fn unresized(store: &dyn ObjectStore, late: Stored, reporter: &mut Reporter<'_>) -> Result<Stored> {
+    match stored_below(store, &late, reporter) {
+        Ok(before) if before.record.size_bytes != late.record.size_bytes => Ok(before),
+        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+        _ => Ok(late),
     }
 }
 
@@ -121,6 +132,8 @@ fn stored_from(
 /// The end of the log as a checkpoint knew it.
 pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
     LogEnd {
+        checkpoint_number: root.number,
+        checkpoint_came_late: false,
         epoch: root.epoch,
         fence_put_id: None,
         next_sequence: root.next_sequence,
@@ -164,7 +177,7 @@ pub(crate) fn fence(
         epoch: end.epoch + 1,
         previous_sequence: end.stored_sequence,
         stored_through: end.stored_sequence,
-        checkpoint_number: 0,
+        checkpoint_number: end.checkpoint_number,
         position_start: end.position,
         position_end: end.position,
         wall_unix_ms: world.unix_ms(),

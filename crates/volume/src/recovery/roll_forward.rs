@@ -24,6 +24,11 @@ use crate::{Error, ErrorKind, Result, limits};
 /// How far the log in the store goes.
 #[derive(Clone, Debug)]
 pub(crate) struct LogEnd {
+    /// The checkpoint that rolling forward began from.
+    pub(crate) checkpoint_number: u64,
+    /// A later attachment began from an older checkpoint: this one was put by a writer that was fenced, and
+    /// came late.
+    pub(crate) checkpoint_came_late: bool,
     /// The newest epoch.
     pub(crate) epoch: u64,
     /// The put of that epoch's fence, if it was met.
@@ -195,6 +200,7 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
             if header.epoch <= end.epoch {
                 return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
             }
+            end.checkpoint_came_late |= (1..end.checkpoint_number).contains(&header.checkpoint_number);
             end.epoch = header.epoch;
             end.fence_put_id = Some(header.put_id);
         }
@@ -207,7 +213,9 @@ fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result
                 return damaged(format!("it begins at position {start}, and the log ends at {position}"));
             }
             if let Some(view) = view {
-                let reach = header.extents.iter().map(|extent| extent.address.saturating_add(extent.length));
+                // What moved counts only where the map has it.
+                let written = if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
+                let reach = written.iter().map(|extent| extent.address.saturating_add(extent.length));
                 let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
                 if reach > size_bytes {
                     return damaged(format!(

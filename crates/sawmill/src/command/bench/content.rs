@@ -1,0 +1,181 @@
+//! What a replay writes, and so what its reads must find: every byte follows from the number of the write and
+//! its address.
+//!
+//! Invariants: a range is told by the newest write that was handed out; nobody hands out a request that
+//! overlaps a write under way, so what is told is what a read must find. What was never written, or was
+//! discarded, is told by nobody.
+
+use std::collections::BTreeMap;
+
+/// The number of "zeroes were written".
+const ZEROES: u64 = 0;
+
+/// Which write told a stretch of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) write: u64,
+}
+
+/// What the disk holds, as far as this replay knows.
+#[derive(Default)]
+pub(super) struct Content {
+    /// Start of a stretch: its end and its write. They do not overlap.
+    stretches: BTreeMap<u64, (u64, u64)>,
+    seed: u64,
+    writes: u64,
+}
+
+impl Content {
+    /// Nothing is known yet. Another `seed` gives other bytes: none of an earlier replay passes for ours.
+    pub(super) fn new(seed: u64) -> Self {
+        Content { seed, ..Content::default() }
+    }
+
+    /// The bytes of the next write, and their number.
+    pub(super) fn write(&mut self, address: u64, length: u64) -> Vec<u8> {
+        self.writes += 1;
+        self.set(address, length, Some(self.writes));
+        bytes_of(self.seed, self.writes, address, length as usize)
+    }
+
+    pub(super) fn zero(&mut self, address: u64, length: u64) {
+        self.set(address, length, Some(ZEROES));
+    }
+
+    /// It reads as zeroes or as before from now on.
+    pub(super) fn discard(&mut self, address: u64, length: u64) {
+        self.set(address, length, None);
+    }
+
+    /// What is known of a range, in order.
+    pub(super) fn told(&self, address: u64, length: u64) -> Vec<Told> {
+        let end = address + length;
+        let before = self.stretches.range(..address).next_back();
+        let within = self.stretches.range(address..end);
+        let cut = |(start, (stop, write)): (&u64, &(u64, u64))| {
+            let (from, to) = ((*start).max(address), (*stop).min(end));
+            (from < to).then(|| Told { address: from, length: to - from, write: *write })
+        };
+        before.into_iter().chain(within).filter_map(cut).collect()
+    }
+
+    /// All that is known.
+    pub(super) fn all(&self) -> Vec<Told> {
+        self.told(0, u64::MAX)
+    }
+
+    fn set(&mut self, address: u64, length: u64, write: Option<u64>) {
+        let end = address + length;
+        for Told { address: from, length, .. } in self.told(address, length) {
+            let Some((start, (stop, old))) =
+                self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
+            else {
+                continue;
+            };
+            self.stretches.remove(&start);
+            if start < from {
+                self.stretches.insert(start, (from, old));
+            }
+            if from + length < stop {
+                self.stretches.insert(from + length, (stop, old));
+            }
+        }
+        if let Some(write) = write {
+            self.stretches.insert(address, (end, write));
+        }
+    }
+}
+
+/// The first byte at which what was read at `address` differs from what is told of it: its address, and the
+/// write that should be there.
+pub(super) fn mismatch(seed: u64, told: &[Told], address: u64, read: &[u8]) -> Option<(u64, u64)> {
+    told.iter().find_map(|told| {
+        let start = (told.address - address) as usize;
+        let found = &read[start..start + told.length as usize];
+        let want = bytes_of(seed, told.write, told.address, found.len());
+        let at = found.iter().zip(&want).position(|(one, other)| one != other)?;
+        Some((told.address + at as u64, told.write))
+    })
+}
+
+/// The bytes that write number `write` puts at an address.
+fn bytes_of(seed: u64, write: u64, address: u64, length: usize) -> Vec<u8> {
+    if write == ZEROES {
+        return vec![0; length];
+    }
+    let skipped = (address % 8) as usize;
+    let first = address / 8;
+    let words = (skipped + length).div_ceil(8) as u64;
+    let word = |index: u64| mixed(seed ^ mixed(write) ^ (first + index)).to_le_bytes();
+    let mut bytes: Vec<u8> = (0..words).flat_map(word).skip(skipped).collect();
+    bytes.truncate(length);
+    bytes
+}
+
+/// A word in which every bit depends on every bit (the finalizer of SplitMix64).
+fn mixed(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_write_tells_each_byte() {
+        let mut content = Content::new(7);
+        let mut model = vec![None; 4000];
+        let mut state = 1_u64;
+        for number in 1..400 {
+            state = mixed(state);
+            let (address, length) = (state % 3900, 1 + (state >> 20) % 100);
+            let told = match state >> 62 {
+                0 => {
+                    content.discard(address, length);
+                    None
+                }
+                1 => {
+                    content.zero(address, length);
+                    Some(ZEROES)
+                }
+                _ => {
+                    content.write(address, length);
+                    Some(content.writes)
+                }
+            };
+            model[address as usize..(address + length) as usize].fill(told);
+            let known = content.all();
+            let disjoint = known.windows(2).all(|pair| pair[0].address + pair[0].length <= pair[1].address);
+            assert!(disjoint, "after {number}");
+            let mut shown = vec![None; 4000];
+            for told in known {
+                shown[told.address as usize..(told.address + told.length) as usize].fill(Some(told.write));
+            }
+            assert_eq!(shown, model, "after {number}");
+        }
+    }
+
+    #[test]
+    fn a_byte_of_another_write_address_or_replay_is_found() {
+        let mut content = Content::new(7);
+        let old = content.write(1003, 5000);
+        let new = content.write(2000, 700);
+        let mut read = old.clone();
+        read[997..1697].copy_from_slice(&new);
+        let told = content.told(1003, 5000);
+        assert_eq!(mismatch(7, &told, 1003, &read), None);
+        assert_eq!(mismatch(7, &told, 1003, &old), Some((2000, 2)), "the write before");
+        read[4321] ^= 1;
+        assert_eq!(mismatch(7, &told, 1003, &read), Some((1003 + 4321, 1)), "a flipped bit");
+        read[4321] ^= 1;
+        assert!(mismatch(8, &told, 1003, &read).is_some(), "another replay");
+        read.rotate_left(1);
+        assert!(mismatch(7, &told, 1003, &read).is_some(), "another address");
+        assert!(content.told(0, 1003).is_empty() && content.told(6003, 99).is_empty());
+    }
+}

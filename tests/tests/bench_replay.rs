@@ -1,0 +1,112 @@
+//! Block traces replayed on a served disk: every read verified, and a disk that loses data is found out.
+
+use std::fmt::Write;
+use std::process::{Child, Stdio};
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::machine::{command, wait_until};
+use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::store;
+
+/// A trace of `count` requests on two disks of 8 MiB, in the CSV that people may write: of any length, at any
+/// byte, overlapping.
+fn trace(place: &Place, count: u64) -> String {
+    let mut dice = Dice::new(7);
+    let mut text = String::from("time_ms,operation,device,address_bytes,length_bytes\n");
+    for at in 0..count {
+        let operation = ["write", "write", "write", "read", "read", "read", "flush", "discard", "zero"]
+            [dice.below(9) as usize];
+        let length = if operation == "flush" { 0 } else { 1 + dice.below(100_000) };
+        let address = dice.below((8 << 20) - 100_000);
+        writeln!(text, "{at},{operation},{},{address},{length}", dice.below(2)).expect("text");
+    }
+    let path = place.path("trace.csv");
+    std::fs::write(&path, text).expect("written");
+    path.to_str().expect("paths of tests are text").to_owned()
+}
+
+fn replay(place: &Place, trace: &str, uri: &str, more: &[&str]) -> Finished {
+    place.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], more].concat())
+}
+
+fn number(document: &serde_json::Value, name: &str) -> u64 {
+    let found = field(document, name).and_then(serde_json::Value::as_u64);
+    found.unwrap_or_else(|| panic!("no {name} in {document:#}"))
+}
+
+#[test]
+fn a_replayed_trace_is_measured_and_every_read_verified() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").start();
+    let trace = trace(&place, 3000);
+    let said = replay(&place, &trace, &server.uri(), &[]).json();
+    assert_eq!(number(&said, "requests"), 3000, "{said:#}");
+    assert_eq!(number(&said, "disk_bytes"), 16 << 20, "the disks lie one behind another");
+    assert!(number(&said, "verified_bytes") > 10 << 20, "{said:#}");
+    assert!(number(&said, "read_back_bytes") > 4 << 20, "{said:#}");
+    assert!(number(&said, "waited_for_overlaps") > 0, "{said:#}");
+    let kinds = said["kinds"].as_array().expect("a list");
+    assert_eq!(kinds.len(), 5);
+    assert!(kinds.iter().all(|kind| number(kind, "p50_us") <= number(kind, "max_us")), "{said:#}");
+    // Ten times as fast as recorded: 300 requests of a millisecond each.
+    let said = replay(&place, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
+    assert!(said["seconds"].as_f64().expect("a number") >= 0.0299, "{said:#}");
+    assert_eq!(number(&said, "requests"), 300);
+    assert!(said["behind_ms_max"].is_u64());
+    let _ = server.stop().ok();
+    let _ = place.sawmill(&["check", "disk"]).ok();
+}
+
+/// nbdkit, on a socket; it ends when this goes.
+struct Kit(Child, String);
+
+impl Kit {
+    fn start(place: &Place, arguments: &[&str]) -> Self {
+        let socket = place.path("kit.sock");
+        let mut kit = command("nbdkit");
+        kit.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(arguments);
+        let child = kit.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("nbdkit starts");
+        wait_until("nbdkit listens", || std::os::unix::net::UnixStream::connect(&socket).ok());
+        Kit(child, format!("nbd+unix:///?socket={}", socket.display()))
+    }
+}
+
+impl Drop for Kit {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = std::fs::remove_file(self.1.split_once('=').expect("a socket").1);
+    }
+}
+
+#[test]
+fn a_disk_that_loses_data_is_found_out_with_the_address() {
+    let place = Place::new(&store::folder());
+    let trace = trace(&place, 300);
+    let honest = Kit::start(&place, &["memory", "16M"]);
+    let _ = replay(&place, &trace, &honest.1, &[]).ok();
+    drop(honest);
+    let forgetful = Kit::start(&place, &["null", "16M"]);
+    replay(&place, &trace, &forgetful.1, &[]).refused(9, &["byte ", "write number"]);
+    drop(forgetful);
+    let failing = Kit::start(
+        &place,
+        &["--filter=error", "memory", "16M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"],
+    );
+    replay(&place, &trace, &failing.1, &[]).refused(10, &["Write at byte"]);
+}
+
+#[test]
+fn a_replay_that_cannot_be_is_refused() {
+    let place = Place::new(&store::folder());
+    let trace = trace(&place, 30);
+    let small = Kit::start(&place, &["memory", "15M"]);
+    replay(&place, &trace, &small.1, &[]).refused(5, &["16777216", "sawmill create --size"]);
+    drop(small);
+    let fixed = Kit::start(&place, &["--readonly", "memory", "16M"]);
+    replay(&place, &trace, &fixed.1, &[]).refused(5, &["read-only"]);
+    replay(&place, &trace, &fixed.1, &["--speed", "fast"]).refused(2, &["'fast' is no speed"]);
+    replay(&place, "/nonexistent/trace", &fixed.1, &[]).refused(5, &["read-only"]);
+    replay(&place, &trace, "nbd://127.0.0.1:1/", &[]).refused(7, &["127.0.0.1:1"]);
+}

@@ -1,0 +1,143 @@
+//! Another size and another name for a volume, at rest and under its users.
+
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::store::{self, StoreUnderTest};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+on_each_store!(
+    a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew,
+    a_shrunk_volume_has_lost_what_lay_beyond_for_good,
+    a_served_volume_is_renamed_and_goes_on,
+);
+
+/// What a command that attaches is told, so that nothing of a test stays in this machine's memory.
+fn attaching(place: &Place, arguments: &[&str]) -> Finished {
+    let staging = place.memory().display().to_string();
+    place.sawmill(&[arguments, &["--journal-bytes", "64M", "--staging", &staging]].concat())
+}
+
+fn size(place: &Place, volume: &str) -> u64 {
+    let info = place.info(volume);
+    field(&info, "size_bytes").and_then(serde_json::Value::as_u64).expect("a volume has a size")
+}
+
+fn names(place: &Place) -> Vec<String> {
+    let list = place.sawmill(&["list", "--json"]).json();
+    let name = |row: &serde_json::Value| row["name"].as_str().expect("a name").to_owned();
+    list.as_array().expect("a list").iter().map(name).collect()
+}
+
+fn a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &[]);
+    let server = place.serve("disk").start();
+    let old = server.connect();
+    old.write(5000, &[1; 5000]).expect("accepted");
+    let said = place.sawmill(&["resize", "disk", "40G", "--json"]).json();
+    assert_eq!(
+        (said["old_size_bytes"].as_u64(), said["size_bytes"].as_u64()),
+        (Some(64 * MIB), Some(40 * GIB))
+    );
+    assert_eq!(size(&place, "disk"), 40 * GIB);
+    assert!(old.write(64 * MIB, &[2; 512]).is_err(), "a connection keeps the size it was told");
+    assert_eq!(old.read(5000, 5000), Ok(vec![1; 5000]), "and goes on");
+    let new = server.connect();
+    assert_eq!(new.export().size_bytes, 40 * GIB);
+    new.write(40 * GIB - 4096, &[3; 4096]).expect("accepted");
+    new.write(5000, &[4; 100]).expect("accepted");
+    assert_eq!(old.read(5000, 100), Ok(vec![4; 100]), "one disk");
+    for (size, code, word) in [("1G", 5, "--yes-lose-data"), ("40G1", 2, "40G1"), ("65T", 2, "limit")] {
+        place.sawmill(&["resize", "disk", size]).refused(code, &[word]);
+    }
+    place.sawmill(&["resize", "disk", "1G", "--yes-lose-data"]).refused(11, &["under its users"]);
+    server.kill();
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    assert_eq!(client.export().size_bytes, 40 * GIB);
+    assert_eq!(client.read(40 * GIB - 4096, 4096), Ok(vec![3; 4096]));
+    let _ = server.stop().ok();
+    let elsewhere = place.neighbour();
+    assert_eq!(size(&elsewhere, "disk"), 40 * GIB);
+    let server = elsewhere.serve("disk").start();
+    assert_eq!(server.connect().read(40 * GIB - 4096, 4096), Ok(vec![3; 4096]));
+}
+
+fn a_shrunk_volume_has_lost_what_lay_beyond_for_good(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "64M", &[]);
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    client.write(8 * MIB - 4096, &[1; 8192]).expect("accepted");
+    client.write(60 * MIB, &[2; 4096]).expect("accepted");
+    // What only the journal has is of the disk too.
+    server.kill();
+    attaching(&place, &["resize", "disk", "8M"]).refused(5, &["--yes-lose-data"]);
+    assert_eq!(size(&place, "disk"), 64 * MIB);
+    let _ = attaching(&place, &["resize", "disk", "8M", "--yes-lose-data"]).ok();
+    assert_eq!(size(&place, "disk"), 8 * MIB);
+    let _ = place.sawmill(&["check", "disk"]).ok();
+    let _ = attaching(&place, &["resize", "disk", "64M"]).ok();
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    let all = client.read_all().expect("read");
+    assert_eq!(all[8 * MIB as usize - 4096..8 * MIB as usize], [1; 4096]);
+    assert!(all[8 * MIB as usize..].iter().all(|byte| *byte == 0), "what was cut off came back");
+    let _ = server.stop().ok();
+}
+
+fn a_served_volume_is_renamed_and_goes_on(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    place.create("disk", "16M", &[]);
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    client.write(0, &[1; 4096]).expect("accepted");
+    let _ = place.sawmill(&["rename", "disk", "other"]).ok();
+    client.write(4096, &[2; 4096]).expect("accepted");
+    assert_eq!(names(&place), ["other"]);
+    let _ = place.sawmill(&["wait", "other", "--stored", "--timeout", "60s"]).ok();
+    let _ = place.sawmill(&["resize", "other", "17M"]).ok();
+    place.sawmill(&["delete", "other", "--yes"]).refused(11, &["served"]);
+    // Its journal is found under the new name, as it is kept by id.
+    client.write(8192, &[3; 4096]).expect("accepted");
+    server.kill();
+    let server = place.serve("other").start();
+    let client = server.connect();
+    for (at, byte) in [(0, 1), (4096, 2), (8192, 3)] {
+        assert_eq!(client.read(at, 4096), Ok(vec![byte; 4096]), "at {at}");
+    }
+    let _ = server.stop().ok();
+    assert!(place.serve("disk").attempt().is_err());
+}
+
+#[test]
+fn a_rename_to_a_name_that_cannot_be_is_refused() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &[]);
+    place.create("other", "16M", &[]);
+    place.sawmill(&["rename", "disk", "other"]).refused(4, &["other"]);
+    place.sawmill(&["rename", "disk", "disk"]).refused(2, &["its name already"]);
+    place.sawmill(&["rename", "disk", "s3://bucket/new"]).refused(2, &["s3://bucket/new"]);
+    place.sawmill(&["rename", "none", "new"]).refused(3, &["none"]);
+    assert_eq!(names(&place), ["disk", "other"]);
+}
+
+#[test]
+fn two_names_of_one_volume_are_shown_kept_and_made_one() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &[]);
+    let records = place.store_folder().expect("a folder").join("volumes");
+    let kept = std::fs::read(records.join("disk")).expect("the record");
+    let _ = place.sawmill(&["rename", "disk", "other"]).ok();
+    // As if the rename had died before its last step.
+    std::fs::write(records.join("disk"), kept).expect("written");
+    assert_eq!(names(&place), ["disk", "other"]);
+    place.sawmill(&["delete", "disk", "--yes"]).refused(5, &["sawmill rename disk other"]);
+    place.sawmill(&["delete", "other", "--yes"]).refused(5, &["sawmill rename disk other"]);
+    let _ = place.sawmill(&["rename", "disk", "other"]).ok();
+    assert_eq!(names(&place), ["other"]);
+    let _ = place.sawmill(&["delete", "other", "--yes"]).ok();
+    assert_eq!(names(&place), Vec::<String>::new());
+}
