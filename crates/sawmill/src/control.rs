@@ -98,7 +98,7 @@ pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>
     Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
 }
 
-/// Gives an order (see `admin::order`) to the process that writes the volume, and waits until it is carried out.
+/// Gives an order (see `admin::order`) to the process that writes the volume; waits until it is done.
 pub(crate) fn order<T: serde::de::DeserializeOwned>(
     volume_folder: &Path,
     name: &str,
@@ -121,7 +121,7 @@ pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
     Ok(request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?.is_some())
 }
 
-/// Orders something about the past of a volume of the process that serves it for writing; `None`: nobody does.
+/// Orders something about a volume's past of the process that serves it for writing; `None`: nobody does.
 pub(crate) fn order_past(volume_folder: &Path, query: &str) -> Result<Option<serde_json::Value>> {
     let target = format!("/order?{query}");
     let body = request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?;

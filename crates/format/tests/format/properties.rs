@@ -80,8 +80,11 @@ prop_compose! {
         }
         let fence = role == SegmentRole::Fence;
         let sequence = (numbers[1] >> 1).max(1);
-        let origin = |number: usize| Origin { sequence: (sequence - 1) >> (number % 7), data_offset: number as u32 };
-        let origins = if role == SegmentRole::Moved { (0..extents.len()).map(origin).collect() } else { vec![] };
+        let moved = role == SegmentRole::Moved;
+        let origin = |number: usize| {
+            Origin { sequence: (sequence - 1) >> (number % 7), data_offset: number as u32 }
+        };
+        let origins = if moved { (0..extents.len()).map(origin).collect() } else { vec![] };
         let position_end = numbers[6].max(numbers[7]);
         let header = SegmentHeader {
             volume_id, put_id,
@@ -90,7 +93,7 @@ prop_compose! {
             previous_sequence: numbers[3],
             stored_through: numbers[4],
             checkpoint_number: numbers[5],
-            position_start: if role == SegmentRole::Moved { position_end } else { numbers[6].min(numbers[7]) },
+            position_start: if moved { position_end } else { numbers[6].min(numbers[7]) },
             position_end,
             wall_unix_ms: numbers[8],
             next_sequence: sequence + if fence { FENCE_WINDOW } else { 1 },

@@ -14,7 +14,7 @@ use crate::past::Past;
 pub(crate) enum Order {
     /// `POST /gc?threshold=0.3`: collect garbage.
     CollectGarbage { threshold: f64 },
-    /// `POST /order?create_snapshot=NAME` and so on, see [`Past`]. Answered with `{"undo": SNAPSHOT or null}`.
+    /// `POST /order?create_snapshot=NAME` and so on, see [`Past`]; answered with `{"undo": SNAPSHOT}`.
     Past(Past),
     /// `POST /resize?size_bytes=N`: take another size; answered once that is durable.
     Resize { size_bytes: u64 },

@@ -19,8 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Collect garbage now: write the live data of emptied segments anew and delete what is left.
 ///
-/// A served volume collects by itself (serve --gc-start); this goes further. On a volume that is served on this
-/// machine its process does the work, beside its clients; one at rest is attached for the time of the
+/// A served volume collects by itself (serve --gc-start); this goes further. On a volume that is served on
+/// this machine its process does the work, beside its clients; one at rest is attached for the time of the
 /// command. SIGUSR1 to a serving process collects with its own --gc-start as the threshold.
 #[derive(Args)]
 pub(super) struct Arguments {

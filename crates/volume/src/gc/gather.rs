@@ -54,7 +54,7 @@ pub(crate) type Outcome = Result<(Gathered, Plan), NotGathered>;
 
 type Tell = Box<dyn FnOnce(Outcome) + Send>;
 
-/// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the new segment.
+/// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the new one.
 struct Wanted {
     offset: u32,
     length: u32,

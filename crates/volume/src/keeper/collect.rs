@@ -8,7 +8,8 @@
 //!    collection. So it cannot take part in a deadlock.
 //! 3. A segment that cannot be read is left alone after [`DOUBTS_MAX`] tries.
 //!
-//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`); deleting (`cleanup`).
+//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), and
+//! deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -161,10 +162,8 @@ impl Keeper {
     pub(super) fn finish_gc_order(&mut self) {
         let is_clean = self.cleaning == 0 && self.cleanup.is_resting();
         let settled = self.checkpoints_wanted == 0 && self.writing.is_none() && is_clean;
-        if settled && self.collector.order.as_ref().is_some_and(|order| order.is_settling) {
-            if let Some(order) = self.collector.order.take() {
-                self.shared.inbox.end_gc_order(order, Ok(self.collector.report));
-            }
+        if let Some(order) = self.collector.order.take_if(|order| settled && order.is_settling) {
+            self.shared.inbox.end_gc_order(order, Ok(self.collector.report));
         }
     }
 
@@ -266,7 +265,7 @@ impl Keeper {
                 self.collector.not_before = now + REPEAT_AFTER;
                 if self.collector.is_hopeless(sequence) {
                     tracing::error!(
-                        "segment {sequence} cannot be collected and is left alone: {what}; run `sawmill check`"
+                        "segment {sequence} cannot be collected, so it stays: {what}; run `sawmill check`"
                     );
                 }
             }
