@@ -190,8 +190,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a put that failed is forgotten, and the next goes on",
         "volume/src/keeper/upload.rs",
-        "while self.uploads.front().is_some_and(|upload| matches!(upload.stage, Stage::Stored)) {",
-        "while self.uploads.front().is_some_and(|upload| !matches!(upload.stage, Stage::UnderWay)) {",
+        "matches!(upload.stage, Stage::Stored) && upload.is_kept;",
+        "!matches!(upload.stage, Stage::UnderWay) && upload.is_kept;",
     ),
     mutant(
         "a segment counts as stored when it is sent",
@@ -205,8 +205,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an error ends the log",
         "volume/src/recovery/roll_forward.rs",
-        "match header? {\n                Some(header) => take",
-        "match header.unwrap_or(None) {\n                Some(header) => take",
+        "match header? {\n                Some(header) if is_beyond",
+        "match header.unwrap_or(None) {\n                Some(header) if is_beyond",
     ),
     mutant(
         "the newest checkpoint is the newest listed",
@@ -235,8 +235,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a volume is clean while something is under way",
         "volume/src/keeper/mod.rs",
-        "self.pending.is_empty() && self.uploads.is_empty() && self.received_end == journal.ring.next()",
-        "self.pending.is_empty() && self.received_end == journal.ring.next()",
+        "        self.pending.is_empty()\n            && self.uploads.is_empty()\n",
+        "        self.pending.is_empty()\n",
     ),
     mutant(
         "segments that still hold something are deleted",
@@ -253,8 +253,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what a segment covers stays mapped after a discard",
         "volume/src/keeper/upload.rs",
-        "view.map.remove(extent.address, extent.length, &mut replaced);",
-        "let _ = &mut replaced;",
+        "ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),",
+        "ExtentKind::Zero | ExtentKind::Discard => {}",
     ),
     mutant(
         "storing an old write hides a newer one",
@@ -337,9 +337,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "delete under a clone: pins are not asked for",
-        "volume/src/keeper/checkpoint.rs",
-        "self.ask_for_pins(doomed);",
-        "self.delete_segments(doomed);",
+        "volume/src/keeper/cleanup.rs",
+        "self.ask_for_pins(self.cleanup.what.doomed.clone());",
+        "self.delete_unpinned(self.cleanup.what.doomed.clone());",
     ),
     mutant(
         "a clone does not look again after its pin",
@@ -396,13 +396,53 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a rollback does not count what lives again",
         "volume/src/shared.rs",
-        "SegmentInfo { live_bytes, dead_since, ..info }",
-        "SegmentInfo { dead_since, ..info }",
+        "SegmentInfo { live_bytes, dead_since, is_settled, ..info }",
+        "SegmentInfo { dead_since, is_settled, ..info }",
     ),
     mutant(
         "recovery passes over orders",
         "volume/src/recovery/roll_forward.rs",
         "                        carry_out(store, view, end, &header)?;\n",
         "                        let _ = (carry_out, view);\n",
+    ),
+    mutant(
+        "collection clobbers a newer write",
+        "volume/src/keeper/upload.rs",
+        "let moved = view.map.move_if(address, length, from, to);",
+        concat!(
+            "let _ = (from, to);\n",
+            "view.map.insert(address, length, sequence, extent.data_offset, &mut |_, _| ());\n",
+            "let moved = length;",
+        ),
+    ),
+    mutant(
+        "collection supersedes a block whose killer is not stored",
+        "volume/src/gc/gather.rs",
+        "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",
+        concat!(
+            "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",
+            "        let mut newer = false;\n",
+            "        let look = &mut |found: crate::map::JournalPiece<'_, _>| newer |= found.entry.is_some();\n",
+            "        shared.journal_map.lookup(piece.address, piece.length, look);\n",
+            "        if newer {\n            continue;\n        }\n",
+        ),
+    ),
+    mutant(
+        "delete under a reader: reads that have begun are not waited for",
+        "volume/src/keeper/cleanup.rs",
+        "if !self.shared.readers.passed(self.cleanup.what.generation) {",
+        "if false && !self.shared.readers.passed(self.cleanup.what.generation) {",
+    ),
+    mutant(
+        "a moved segment has the bytes of another place",
+        "volume/src/gc/gather.rs",
+        "let from = piece.data_offset + done as u32;",
+        "let from = piece.data_offset;",
+    ),
+    mutant(
+        "a piece that moved meanwhile is gathered where it was",
+        "volume/src/gc/sweep.rs",
+        "if found.location == Some(Location { sequence: part.sequence, data_offset }) {",
+        "let _ = Location { sequence: part.sequence, data_offset };\n                if true {",
     ),
 ];
