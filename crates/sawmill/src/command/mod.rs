@@ -8,6 +8,7 @@ mod clone;
 mod create;
 mod delete;
 mod doctor;
+mod flatten;
 mod info;
 mod inspect;
 mod list;
@@ -73,6 +74,7 @@ enum Command {
     Log(log::Arguments),
     Rollback(rollback::Arguments),
     Clone(clone::Arguments),
+    Flatten(flatten::Arguments),
     Wait(wait::Arguments),
     Inspect(inspect::Arguments),
     Check(check::Arguments),
@@ -109,6 +111,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Log(arguments) => log::run(&context, &arguments),
         Command::Rollback(arguments) => rollback::run(&context, &arguments),
         Command::Clone(arguments) => clone::run(&context, &arguments),
+        Command::Flatten(arguments) => flatten::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
