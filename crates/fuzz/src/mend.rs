@@ -5,7 +5,7 @@
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
-use sawmill_format::{cache_index, checkpoint, map_part, segment, volume_record};
+use sawmill_format::{cache_index, checkpoint, kept, map_part, segment, volume_record};
 
 const CRC_BYTES: usize = 4;
 
@@ -73,6 +73,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
+        Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
     };
     bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
     match kind {
@@ -82,6 +83,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         }
         Kind::Segment => mend_segment(&mut bytes),
         Kind::Checkpoint => {
+            put_count(&mut bytes, checkpoint::at::KEPT_BYTES, 0);
             let segments = (checkpoint::at::SEGMENT_COUNT, checkpoint::segment_at::SIZE);
             share(&mut bytes, fixed, segments, (checkpoint::at::PART_COUNT, checkpoint::part_at::SIZE));
         }
@@ -96,6 +98,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             share(&mut bytes, fixed, owners, (cache_index::at::ENTRY_COUNT, cache_index::entry_at::SIZE));
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
+        Kind::Pin => bytes.truncate(kept::pin_at::SIZE),
     }
     match kind {
         Kind::Segment => {}
