@@ -11,6 +11,7 @@ on_each_store!(
     a_volume_at_rest_is_rolled_back_and_the_rollback_undone,
     any_stored_moment_inside_the_window_is_served_by_its_time,
     clones_go_their_own_ways_and_outlive_their_base,
+    a_flattened_clone_stands_alone,
     what_cannot_be_had_is_refused_with_its_own_exit_code,
 );
 
@@ -140,6 +141,18 @@ fn clones_go_their_own_ways_and_outlive_their_base(store: &StoreUnderTest) {
     assert!(read(&place, "disk") == vec![0; BYTES]);
     let _ = place.sawmill(&["delete", "grandchild", "--yes"]).ok();
     assert!(read(&place, "disk") == vec![0; BYTES]);
+}
+
+fn a_flattened_clone_stands_alone(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    fill(&place, "disk", 1);
+    let _ = place.sawmill(&["clone", "disk", "copy"]).ok();
+    let done = place.sawmill(&["flatten", "copy", "--json"]).json();
+    assert_eq!((&done["released"], &done["copied_bytes"]), (&true.into(), &BYTES.into()));
+    let deleted = place.sawmill(&["delete", "disk", "--yes", "--json"]).json();
+    assert_eq!(deleted["needed_by"], serde_json::json!([]));
+    assert!(read(&place, "copy") == vec![1; BYTES]);
+    assert_eq!(place.sawmill(&["check", "copy", "--json"]).json()["ok"], true);
 }
 
 fn what_cannot_be_had_is_refused_with_its_own_exit_code(store: &StoreUnderTest) {

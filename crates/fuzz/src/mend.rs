@@ -73,8 +73,8 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
-        Kind::Pin => kept::pin_at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
+        Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
     };
     bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
     match kind {
@@ -84,6 +84,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         }
         Kind::Segment => mend_segment(&mut bytes),
         Kind::Checkpoint => {
+            put_count(&mut bytes, checkpoint::at::KEPT_BYTES, 0);
             let segments = (checkpoint::at::SEGMENT_COUNT, checkpoint::segment_at::SIZE);
             share(&mut bytes, fixed, segments, (checkpoint::at::PART_COUNT, checkpoint::part_at::SIZE));
         }
@@ -101,8 +102,8 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             let texts = (transfer::at::FAR_NAME_BYTES, 1);
             share(&mut bytes, fixed, texts, (transfer::at::FAR_STATE_BYTES, 1));
         }
-        Kind::Pin => bytes.truncate(fixed + CRC_BYTES),
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
+        Kind::Pin => bytes.truncate(kept::pin_at::SIZE),
     }
     match kind {
         Kind::Segment => {}

@@ -7,7 +7,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
 };
-use sawmill_format::kept;
+use sawmill_format::kept::{self, Order, Pin};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part, part_first_address};
 use sawmill_format::preamble::{Kind, Preamble};
@@ -160,6 +160,7 @@ fn one_part(bytes: &[u8]) {
 pub(crate) fn small(bytes: &[u8]) {
     let _ = Preamble::decode(bytes);
     record(bytes);
+    order(bytes);
     let mut whole = bytes.to_vec();
     whole.resize(whole.len().max(RECORD_HEADER_BYTES), 0);
     mend_record(&mut whole);
@@ -176,15 +177,6 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
-}
-
-fn pin(bytes: &[u8]) {
-    let volume_id = volume_at(bytes, kept::pin_at::VOLUME_ID);
-    let slot = u64_at(bytes, kept::pin_at::SLOT).unwrap_or(0);
-    let Ok(value) = kept::Pin::decode(bytes, volume_id, slot) else { return };
-    assert_eq!(value.encode(), bytes);
-    assert!(kept::Pin::decode(bytes, volume_id, slot ^ 1).is_err());
-    assert!(kept::Pin::decode(bytes, other(volume_id), slot).is_err());
 }
 
 /// Puts the checksums of a record's head right.
@@ -210,6 +202,22 @@ fn record(bytes: &[u8]) {
     assert_eq!(again, bytes[..RECORD_HEADER_BYTES]);
     assert!(RecordHeader::decode(bytes, tag ^ 1, position).is_err());
     assert!(RecordHeader::decode(bytes, tag, position ^ 4096).is_err());
+}
+
+fn pin(bytes: &[u8]) {
+    let volume_id = volume_at(bytes, kept::pin_at::VOLUME_ID);
+    let slot = u64_at(bytes, kept::pin_at::SLOT).unwrap_or(0);
+    let Ok(value) = Pin::decode(bytes, volume_id, slot) else { return };
+    assert_eq!(value.encode(), bytes);
+    assert!(Pin::decode(bytes, volume_id, slot ^ 1).is_err());
+    assert!(Pin::decode(bytes, other(volume_id), slot).is_err());
+}
+
+/// Orders have no head and no checksum of their own: the frame they lie in has.
+fn order(bytes: &[u8]) {
+    if let Ok(value) = Order::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
 }
 
 fn volume_record(bytes: &[u8]) {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use sawmill_format::checkpoint::{self, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept;
+use sawmill_format::kept::{pin_at, pin_key};
 use sawmill_format::map_part::{self, PartIdentity, part_key};
 use sawmill_format::preamble::Kind;
 use sawmill_format::segment::{self, segment_key};
@@ -119,7 +119,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
             number: u64_at(object, map_part::at::NUMBER)?,
             put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
         })),
-        Kind::Pin => Some(kept::pin_key(volume_id, u64_at(object, kept::pin_at::SLOT)?)),
+        Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::SLOT)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex | Kind::TransferProgress => None,
     }
 }

@@ -61,8 +61,8 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     (Exit::Usage, "the command line, or a value in it, is wrong", "mend it; the text names the option"),
     (
         Exit::NotFound,
-        "no such volume, snapshot, segment, checkpoint or bucket, or a state of the past that is not kept; \
-         or a program that is needed is not installed",
+        "no such volume, snapshot, segment, checkpoint or bucket; a state of the past that is not kept; a \
+         program that is needed is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),
     (

@@ -10,6 +10,8 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Class, ObjectStore};
 
 use crate::ask;
+use crate::cuts::pinned_by;
+use crate::names;
 use crate::open;
 use crate::recovery::Reporter;
 use crate::segment::table::SegmentInfo;
@@ -62,6 +64,7 @@ pub fn check(
         Err(error) => return Err(error),
     };
     report.notes.extend(stored.newest.notes.iter().cloned());
+    note_pins(store, record, &mut report)?;
     let segments = stored.view.segments.snapshot();
     let mapped = mapped_by_segment(&stored, &mut report);
     let total = segments.len() as u64;
@@ -99,6 +102,23 @@ pub fn check(
             .push(Damage { object, what: "the map names it, and the table of segments does not".into() });
     }
     Ok(report)
+}
+
+/// Pins keep data from being deleted; one whose clone nobody can find does so for ever.
+fn note_pins(store: &dyn ObjectStore, record: &VolumeRecord, report: &mut CheckReport) -> Result<()> {
+    for name in pinned_by(store, record.volume_id)? {
+        match names::find(store, &name) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
+                report.notes.push(format!(
+                    "it is pinned for a clone {name:?}, and there is none of that name: its creation died, or \
+                     it was renamed; what it needs stays"
+                ));
+            }
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of each segment that the map holds, and whether any lie past the segment's end.

@@ -9,7 +9,7 @@ use faulty::rig::{MIB, Rig};
 use faulty::{Machine, SEGMENT, keys, slot_version, stored, until, write_slot};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
-use sawmill_volume::{Cut, Volume, check, clone, delete, find};
+use sawmill_volume::{Cut, Volume, check, clone, delete, find, release_ancestors};
 
 fn machine() -> Machine {
     let mut machine = Machine::new();
@@ -164,6 +164,30 @@ fn clones_of_one_base_share_its_frames_in_the_cache() {
         copy.close().unwrap();
     }
     assert!(cache.stats().bytes <= 4 * SEGMENT as u64, "{:?}", cache.stats());
+}
+
+#[test]
+fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
+    let machine = machine();
+    base(&machine).close().unwrap();
+    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    let other = machine_for(&machine, "copy");
+    let copy = other.open();
+    write_slot(&copy, 2, 3);
+    assert_eq!(copy.flatten(&mut |_, _| ()).unwrap(), 3 * SEGMENT as u64);
+    copy.close().unwrap();
+    assert!(!release_ancestors(&*machine.plain, "copy").unwrap(), "a checkpoint still lists them");
+    for _ in 0..4 {
+        other.open().close().unwrap();
+    }
+    assert!(release_ancestors(&*machine.plain, "copy").unwrap());
+    assert_eq!(delete(&*machine.plain, "disk").unwrap().pinned_by, Vec::<String>::new());
+    assert_eq!(versions(&other.open()), [1, 1, 3, 1]);
+    sound(&other);
+    clone(&*machine.plain, "copy", None, "again", false).unwrap();
+    assert_eq!(versions(&machine_for(&machine, "again").open()), [1, 1, 3, 1]);
+    other.open().close().unwrap();
+    assert!(release_ancestors(&*machine.plain, "copy").unwrap(), "it can be said twice");
 }
 
 #[test]

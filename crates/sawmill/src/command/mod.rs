@@ -12,6 +12,7 @@ mod create;
 mod delete;
 mod doctor;
 mod export;
+mod flatten;
 mod gc;
 mod import;
 mod info;
@@ -83,6 +84,7 @@ enum Command {
     Log(log::Arguments),
     Rollback(rollback::Arguments),
     Clone(clone::Arguments),
+    Flatten(flatten::Arguments),
     Wait(wait::Arguments),
     Import(import::Arguments),
     Export(export::Arguments),
@@ -127,6 +129,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Log(arguments) => log::run(&context, &arguments),
         Command::Rollback(arguments) => rollback::run(&context, &arguments),
         Command::Clone(arguments) => clone::run(&context, &arguments),
+        Command::Flatten(arguments) => flatten::run(&context, &arguments),
         Command::Wait(arguments) => wait::run(&context, &arguments),
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),

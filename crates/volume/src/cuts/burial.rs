@@ -28,6 +28,10 @@ pub(crate) struct Kin<'a> {
 pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) -> Result<Deleted> {
     let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
+        if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
+            // Let go of before, and buried since.
+            continue;
+        }
         let word = word(world, entry.volume_id, kin.clone_id, entry.pin, 0, "")?;
         put(store, &released_key(entry.volume_id, entry.pin), word)?;
         let key = tombstone_key(entry.volume_id);

@@ -92,7 +92,7 @@ fn pin_all(
     clone_id: VolumeId,
     name: &str,
 ) -> Result<Vec<LineageEntry>> {
-    let mut lineage = stored.view.lineage.entries().to_vec();
+    let mut lineage = needed(stored);
     let base = LineageEntry {
         through_sequence: stored.end.next_sequence - 1,
         volume_id: stored.record.volume_id,
@@ -115,6 +115,18 @@ fn pin_all(
         }
     }
     Ok(done)
+}
+
+/// The ancestors of the base whose segments the cut names; of what was flattened none.
+fn needed(stored: &Stored) -> Vec<LineageEntry> {
+    let live: Vec<_> = stored.view.segments.snapshot();
+    let lineage = &stored.view.lineage;
+    let is_needed = |index: usize| {
+        let mut live = live.iter().filter(|(_, info)| info.live_bytes > 0);
+        live.any(|(sequence, _)| lineage.ancestor(u64::from(*sequence)).is_some_and(|(at, _)| at == index))
+    };
+    let entries = lineage.entries().iter().enumerate();
+    entries.filter(|(index, _)| is_needed(*index)).map(|(_, entry)| *entry).collect()
 }
 
 /// Puts a pin into the first free slot. Slots are taken without gaps: one is tried only after the one before
@@ -161,7 +173,7 @@ fn look_again(store: &dyn ObjectStore, base: &str, stored: &Stored, cut: Option<
         let text = format!("volume {base} was deleted and made anew meanwhile: nothing was cloned");
         return Err(Error::new(ErrorKind::NotFound, text));
     }
-    for entry in stored.view.lineage.entries() {
+    for entry in needed(stored) {
         let released = released_key(entry.volume_id, entry.pin);
         if ask::get(store, &released, None, Class::Read)?.is_some() {
             let text = format!("volume {base} has let go of its ancestors meanwhile: nothing was cloned");

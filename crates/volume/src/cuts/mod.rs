@@ -15,7 +15,7 @@ mod clones;
 mod find;
 
 pub(crate) use book::{CutBook, Lineage, Place, needs};
-pub(crate) use burial::{Kin, bury, let_go, put_tombstone};
+pub(crate) use burial::{Kin, bury, let_go, pinned_by, put_tombstone};
 pub(crate) use clones::PinSeen;
 pub use clones::{clone, clone_in};
 pub use find::{Cut, CutInfo, PastReport, past};

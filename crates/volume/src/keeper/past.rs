@@ -91,7 +91,12 @@ impl Keeper {
             let sequence = u64::from(sequence);
             book.needs(sequence, dead_since) || needs(before, sequence, dead_since)
         };
-        let (segments, deletable) = view.segments.freeze(number, &needed);
+        let (mut segments, deletable) = view.segments.freeze(number, &needed);
+        // What an ancestor owns is not ours to delete: that nobody needs it is all there is to say.
+        segments.retain(|segment| {
+            let inherited = view.lineage.ancestor(segment.sequence).is_some();
+            !(inherited && deletable.binary_search(&(segment.sequence as u32)).is_ok())
+        });
         let dead = if book.cuts.is_empty() { Vec::new() } else { view.segments.dead() };
         let kept = Kept {
             retention_s: book.retention_s,
