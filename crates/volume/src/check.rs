@@ -110,8 +110,8 @@ fn note_pins(store: &dyn ObjectStore, record: &VolumeRecord, report: &mut CheckR
         match names::find(store, &name) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
                 report.notes.push(format!(
-                    "it is pinned for a clone {name:?}, and there is none of that name: its creation died, or \
-                     it was renamed; what it needs stays"
+                    "it is pinned for a clone {name:?}, and there is none of that name: its creation died, \
+                     or it was renamed; what it needs stays"
                 ));
             }
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),

@@ -342,12 +342,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "self.delete_unpinned(self.cleanup.what.doomed.clone());",
     ),
     mutant(
-        "a clone does not look again after its pin",
-        "volume/src/cuts/clones.rs",
-        "match look_again(store, base, &stored, cut) {",
-        "match Ok::<bool, Error>(true) {",
-    ),
-    mutant(
         "a clone of a clone pins its base alone",
         "volume/src/cuts/clones.rs",
         "    for entry in &lineage {\n        match put_pin",
