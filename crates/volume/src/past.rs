@@ -67,6 +67,11 @@ impl Volume {
         self.order(Order::CreateSnapshot(name.to_owned()), None)
     }
 
+    /// As [`set_retention`](Self::set_retention), for who must not wait.
+    pub fn begin_set_retention(&self, retention_s: u64) -> Result<Receiver<Result<()>>> {
+        self.order(Order::SetRetention(retention_s), None)
+    }
+
     /// As [`delete_snapshot`](Self::delete_snapshot), for who must not wait.
     pub fn begin_delete_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
         self.order(Order::DeleteSnapshot(name.to_owned()), None)

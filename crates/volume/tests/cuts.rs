@@ -4,13 +4,15 @@
 mod faulty;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use faulty::rig::{MIB, Model};
 use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
 use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::parse_checkpoint_key;
 use sawmill_store::{CallKind, Fault};
-use sawmill_volume::{Cut, CutKind, OpenOptions, Volume, past};
+use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, past};
 
 /// Opens the state at a cut to read, or says why not.
 fn open_cut(machine: &Machine, cut: Cut) -> sawmill_volume::Result<Arc<Volume>> {
@@ -320,4 +322,74 @@ fn a_death_between_any_two_puts_of_an_order_leaves_it_done_or_undone() {
             machine.assert_sound(&what);
         }
     }
+}
+
+#[test]
+fn a_quiet_volume_gives_back_what_a_deleted_snapshot_kept() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    (0..6).for_each(|slot| write_slot(&volume, slot, 1));
+    volume.create_snapshot("one").unwrap();
+    (0..6).for_each(|slot| write_slot(&volume, slot, 2));
+    stored(&volume);
+    until("what is dead is known to be", || volume.status().counters.checkpoints >= 2);
+    assert!(volume.status().dead_object_bytes >= 6 * SEGMENT as u64, "the snapshot needs it");
+    volume.delete_snapshot("one").unwrap();
+    // Nobody writes any more.
+    until("what it alone needed is gone", || volume.status().dead_object_bytes == 0);
+    assert!((0..6).all(|slot| slot_version(&volume, slot, 2) == 2));
+}
+
+/// A world whose wall clock can be put forward.
+struct Forward(RealWorld, AtomicU64);
+
+impl World for Forward {
+    fn now(&self) -> Duration {
+        self.0.now() + Duration::from_millis(self.1.load(Ordering::SeqCst))
+    }
+    fn unix_ms(&self) -> u64 {
+        self.0.unix_ms() + self.1.load(Ordering::SeqCst)
+    }
+    fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.0.random()
+    }
+    fn disks(&self) -> &dyn sawmill_volume::Disks {
+        self.0.disks()
+    }
+}
+
+#[test]
+fn a_quiet_volume_gives_back_what_left_the_retention_window() {
+    let machine = Machine::new();
+    let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0)));
+    let dynamic: Arc<dyn World> = world.clone();
+    let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let step = |stepped: &mut Stepped| {
+        while stepped.step_journal_quietly() {}
+        stepped.step_keeper(world.now())
+    };
+    let retained = stepped.volume().begin_set_retention(60).unwrap();
+    until("the retention is stored", || {
+        step(&mut stepped);
+        retained.try_recv().is_ok()
+    });
+    for version in 1..=3 {
+        (0..4).for_each(|slot| write_slot(stepped.volume(), slot, version));
+        until("stored", || {
+            step(&mut stepped);
+            let positions = stepped.volume().status().positions;
+            positions.stored == positions.accepted
+        });
+    }
+    until("a checkpoint knows what is dead", || {
+        step(&mut stepped);
+        stepped.volume().status().counters.checkpoints >= 3
+    });
+    assert!(stepped.volume().status().dead_object_bytes > 0, "the window needs it");
+    // Nobody writes any more, and time goes by.
+    until("the window has moved on", || {
+        world.1.fetch_add(1000, Ordering::SeqCst);
+        let sleeps = step(&mut stepped);
+        sleeps.is_none() && stepped.volume().status().dead_object_bytes == 0
+    });
 }

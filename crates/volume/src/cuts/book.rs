@@ -164,6 +164,13 @@ impl CutBook {
         self.cuts.retain(|cut| cut.kind != CutKind::Retained || cut.number >= bound);
     }
 
+    /// When, by the wall clock, the next retained checkpoint can be given up; `None` when none ever can.
+    pub(crate) fn prunes_at_unix_ms(&self) -> Option<u64> {
+        // The oldest is needed for as long as the next one is inside the window.
+        let next = self.retained().map(|cut| cut.wall_unix_ms).nth(1)?;
+        Some(next.saturating_add(self.retention_s.saturating_mul(1000)))
+    }
+
     /// Whether some cut can reach a segment that checkpoint `dead_since` was the first to find dead.
     pub(crate) fn needs(&self, sequence: u64, dead_since: u64) -> bool {
         needs(&self.cuts, sequence, dead_since)
@@ -229,9 +236,12 @@ mod tests {
         book.prune(4500);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [2, 3, 4]);
         assert!(book.needs(u64::MAX, 3) && !book.needs(1, 2));
+        assert_eq!(book.prunes_at_unix_ms(), Some(5000));
+        book.prune(5000);
+        assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [3, 4]);
         book.retention_s = 0;
         book.prune(4500);
-        assert_eq!(book.retained().count(), 0);
+        assert_eq!((book.retained().count(), book.prunes_at_unix_ms()), (0, None));
     }
 
     #[test]

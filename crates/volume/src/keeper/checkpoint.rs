@@ -66,6 +66,9 @@ impl Keeper {
         if self.writing.is_some() {
             return self.repeat_objects(now);
         }
+        if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
+            self.want_deletes();
+        }
         let closing = !self.clean_checkpoint && self.is_drained();
         let due = self.log_bytes >= self.options.checkpoint_bytes
             || self.checkpoints_wanted > 0

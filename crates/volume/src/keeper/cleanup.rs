@@ -32,6 +32,9 @@ const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
 pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
+/// A quiet volume looks no more often for what has left the retention window.
+const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
+
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
     /// Nothing to do.
@@ -94,6 +97,23 @@ impl Keeper {
         let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
         totals.is_worth_a_checkpoint(self.shared.record.segment_bytes, checkpoint_bytes)
             || now >= self.busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
+    }
+
+    /// What is dead and needed by nobody goes with the second checkpoint that begins from here on.
+    pub(super) fn want_deletes(&mut self) {
+        self.checkpoints_wanted = 2 + u32::from(self.writing.is_some());
+    }
+
+    /// How long until something dead leaves the retention window of a quiet volume.
+    pub(super) fn window_in(&self, now: Duration) -> Option<Duration> {
+        let view = self.shared.view();
+        if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
+            return None;
+        }
+        let at = view.cuts.lock().prunes_at_unix_ms()?;
+        let at = at.max(self.newest_root.wall_unix_ms + WINDOW_LOOK_EVERY_MS);
+        let window = Duration::from_millis(at.saturating_sub(self.shared.world.unix_ms()));
+        Some(window.max((self.busy_at + QUIET_AFTER).saturating_sub(now)))
     }
 
     /// How long until a volume that goes quiet clears away what is dead.

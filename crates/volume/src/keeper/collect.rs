@@ -145,8 +145,7 @@ impl Keeper {
         }
         if let Some(order) = &self.collector.order {
             if !order.is_settling && self.ordered_victims().is_empty() {
-                // What has become dead goes with the second checkpoint that begins from here on.
-                self.checkpoints_wanted = 2 + u32::from(self.writing.is_some());
+                self.want_deletes();
                 if let Some(order) = &mut self.collector.order {
                     order.is_settling = true;
                 }

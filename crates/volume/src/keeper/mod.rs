@@ -302,7 +302,7 @@ impl Keeper {
         let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
         let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();
         let repeat_in = repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1)));
-        let rest = [repeat_in, self.cleanup.wait(now), self.settle_in(now)];
+        let rest = [repeat_in, self.cleanup.wait(now), self.settle_in(now), self.window_in(now)];
         seal_in.into_iter().chain(rest.into_iter().flatten()).min()
     }
 

@@ -133,6 +133,10 @@ impl Keeper {
             // Recovery shall not have to go through the cut again for long.
             self.log_bytes = self.log_bytes.max(self.options.checkpoint_bytes);
         }
+        if matches!(ordered.order, Order::DeleteSnapshot(_) | Order::SetRetention(_)) {
+            // What it alone needed goes also when nothing else happens any more.
+            self.want_deletes();
+        }
         (ordered.tell)(Ok(()));
     }
 }

@@ -416,7 +416,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         concat!(
             "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",
             "        let mut newer = false;\n",
-            "        let look = &mut |found: crate::map::JournalPiece<'_, _>| newer |= found.entry.is_some();\n",
+            "        let look = &mut |at: crate::map::JournalPiece<'_, _>| newer |= at.entry.is_some();\n",
             "        shared.journal_map.lookup(piece.address, piece.length, look);\n",
             "        if newer {\n            continue;\n        }\n",
         ),
