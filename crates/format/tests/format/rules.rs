@@ -170,7 +170,7 @@ fn segment_fields_that_no_value_has_are_refused() {
         let bytes = resealed(segment_value().encode(), length, |bytes| bytes[offset] = byte);
         SegmentHeader::decode(&bytes, &SEGMENT).unwrap_err()
     };
-    assert_eq!(field_of(decode(120, 4)), "role");
+    assert_eq!(field_of(decode(120, 5)), "role");
     assert_eq!(field_of(decode(120, 3)), "length", "a moved segment has origins");
     assert_eq!(field_of(decode(160 + 20, 4)), "kind");
     assert_eq!(field_of(decode(144, 0)), "body_bytes");
