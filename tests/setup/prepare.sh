@@ -50,23 +50,36 @@ export PATH="$PATH:/usr/sbin:/sbin:/usr/local/go/bin:$HOME/.cargo/bin"
 # Rust is the one thing we do not install: people choose how to.
 command -v cargo >/dev/null || stop "cargo is missing: install Rust with rustup, then run this again"
 
+as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi; }
+# Ends here, saying what somebody has to install, where we cannot.
+can_install() {
+    command -v apt-get >/dev/null || stop "not a Debian: install the likes of these by hand: $*"
+    [[ $(id -u) == 0 ]] || command -v sudo >/dev/null ||
+        stop "$* missing, and neither root nor sudo to install it with:
+prepare: run this as root, or have somebody run: apt-get install $*"
+}
 # Installs packages, quietly unless something goes wrong.
 install() {
-    command -v apt-get >/dev/null || stop "not a Debian: install the likes of these by hand: $*"
-    local as_root=()
-    if [[ $(id -u) != 0 ]]; then
-        command -v sudo >/dev/null || stop "$* missing, and neither root nor sudo to install it with:
-prepare: run this as root, or have somebody run: apt-get install $*"
-        as_root=(sudo)
-    fi
+    can_install "$@"
     say "installing from the distribution: $*"
-    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0)
+    local apt=(as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0)
     mkdir -p .prepared
     if ! { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "$@"; } \
         >.prepared/apt.log 2>&1; then
         tail -n 20 .prepared/apt.log >&2
         stop "could not install $*"
     fi
+}
+# PostgreSQL's programs. Its package would make a server and start it: it is told not to, while it installs.
+install_postgresql() {
+    local outcome=0 told=/etc/postgresql-common/createcluster.d/sawmill.conf
+    can_install postgresql
+    as_root mkdir -p "${told%/*}"
+    echo 'create_main_cluster = false' | as_root tee "$told" >/dev/null
+    (install postgresql) || outcome=$?
+    as_root rm "$told"
+    as_root rmdir --ignore-fail-on-non-empty "${told%/*}"
+    return "$outcome"
 }
 
 missing=()
@@ -91,6 +104,9 @@ if [[ $mode == external ]]; then
 fi
 if ((${#missing[@]})); then
     install "${missing[@]}"
+fi
+if [[ $mode == test ]] && ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null; then
+    install_postgresql
 fi
 if [[ $mode == fuzz ]]; then
     say "all that fuzz needs is here"

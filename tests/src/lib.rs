@@ -5,9 +5,10 @@
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
 //! running `sawmill serve`), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
-//! at any moment), `bridge` (a file system on a volume), `torture` (kills, faults and journal losses without
-//! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks that say
-//! who wrote them, and the judge of crash images), `dice` (seeded chance).
+//! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `torture`
+//! (kills, faults and journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client
+//! that pipelines), `stamp` (blocks that say who wrote them, and the judge of crash images), `dice` (seeded
+//! chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product
 //! but the crash checker, which knows no other device than those a user knows: by their doors.
@@ -19,6 +20,7 @@ pub mod dishonest;
 pub mod load;
 pub mod machine;
 pub mod place;
+pub mod postgres;
 pub mod proxy;
 pub mod server;
 pub mod store;

@@ -1,0 +1,245 @@
+//! A PostgreSQL of our own: made in a folder, run there by a user without rights, asked, checked, stopped.
+//!
+//! Invariants: it listens on a Unix socket in a folder of its own and nowhere else; whatever was started is
+//! gone when its owner is dropped. `fsync`, `full_page_writes` and `synchronous_commit` are on, as they are
+//! by default: an answered commit was flushed.
+//!
+//! Not here: what lies in the tables; where the folder is (`bridge`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::machine::{run, wait_until};
+
+/// `nobody`, on every Debian. PostgreSQL refuses to run as root.
+const NOBODY: u32 = 65_534;
+
+/// Small, so that pages are written and checkpoints made all the time, not only logged.
+const SETTINGS: [&str; 4] =
+    ["listen_addresses=", "shared_buffers=8MB", "max_wal_size=64MB", "min_wal_size=32MB"];
+
+/// A server that runs.
+pub struct Postgres {
+    postmaster: Child,
+    /// The socket, and what the server says.
+    folder: TempDir,
+}
+
+impl Postgres {
+    /// Makes a database directory with page checksums at `data`, where nothing is yet.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn make(data: &Path) {
+        std::fs::create_dir(data).expect("room for a folder");
+        chown(data, Some(NOBODY), Some(NOBODY)).expect("root may give a folder away");
+        let options = ["--data-checksums", "--auth=trust", "--username=postgres", "--no-locale"];
+        let _ = run(program("initdb").args(options).arg("--pgdata").arg(data));
+    }
+
+    /// Starts a server on a database directory and waits until it takes connections: after any recovery.
+    ///
+    /// # Panics
+    /// When it ends before, or takes too long.
+    #[must_use]
+    pub fn start(data: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix("sawmill-postgres-").tempdir();
+        let folder = folder.expect("a temporary folder");
+        chown(folder.path(), Some(NOBODY), Some(NOBODY)).expect("root may give a folder away");
+        let log = std::fs::File::create(folder.path().join("log")).expect("room for a log");
+        let mut command = program("postgres");
+        command.arg("-D").arg(data).arg("-k").arg(folder.path());
+        for setting in SETTINGS {
+            command.args(["-c", setting]);
+        }
+        let postmaster = command.stdout(Stdio::null()).stderr(log).spawn().expect("PostgreSQL starts");
+        let mut server = Postgres { postmaster, folder };
+        wait_until("PostgreSQL takes connections", || {
+            let ended = server.postmaster.try_wait().expect("the child can be waited for");
+            assert!(ended.is_none(), "PostgreSQL ended: {}", server.said());
+            server.said().contains("ready to accept connections").then_some(())
+        });
+        server
+    }
+
+    /// What it has said so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Whether it found a directory that nobody had closed, and went through its log.
+    #[must_use]
+    pub fn has_recovered(&self) -> bool {
+        self.said().contains("automatic recovery in progress")
+    }
+
+    /// A program of PostgreSQL's that talks to this server.
+    #[must_use]
+    pub fn client(&self, name: &str) -> Command {
+        let mut command = program(name);
+        command.env("PGHOST", self.folder.path()).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
+        command
+    }
+
+    /// Runs statements as one transaction, and gives their rows, fields separated by `|`.
+    ///
+    /// # Panics
+    /// When one fails.
+    #[must_use]
+    pub fn query(&self, statements: &str) -> String {
+        let options = ["--no-psqlrc", "--quiet", "--tuples-only", "--no-align"];
+        let mut psql = self.client("psql");
+        run(psql.args(options).args(["--set", "ON_ERROR_STOP=1", "--command", statements])).trim().to_owned()
+    }
+
+    /// Demands that every table and every index is sound, and that each index has every row of its table.
+    ///
+    /// # Panics
+    /// When one is not.
+    pub fn check(&self) {
+        let deep = ["--heapallindexed", "--parent-check", "--install-missing"];
+        let _ = run(self.client("pg_amcheck").args(deep).arg("postgres"));
+    }
+
+    /// Stops it in order, and demands that the checksum of every page is right.
+    ///
+    /// # Panics
+    /// When one is not, or it does not end well.
+    pub fn stop(mut self, data: &Path) {
+        let pid = Pid::from_raw(self.postmaster.id().cast_signed()).expect("a process has a positive id");
+        kill_process(pid, Signal::INT).expect("it still runs");
+        let ended = wait_until("PostgreSQL ends", || {
+            self.postmaster.try_wait().expect("the child can be waited for")
+        });
+        assert!(ended.success(), "PostgreSQL ended with {ended}: {}", self.said());
+        let _ = run(program("pg_checksums").arg("--check").arg("--pgdata").arg(data));
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("-- PostgreSQL said:\n{}", self.said());
+        }
+        // Its children end when they see that it is gone.
+        let _ = self.postmaster.kill();
+        let _ = self.postmaster.wait();
+    }
+}
+
+/// A program of the newest PostgreSQL here, as the user without rights.
+fn program(name: &str) -> Command {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = versions.filter(|entry| entry.path().join("bin").join(name).is_file());
+    let newest = versions.max_by_key(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    let folder: PathBuf = newest.expect("no PostgreSQL: run tests/setup/prepare.sh test").path();
+    let mut command = Command::new(folder.join("bin").join(name));
+    command.current_dir("/").env("LC_ALL", "C").stdin(Stdio::null()).uid(NOBODY).gid(NOBODY);
+    command
+}
+
+/// A client that commits the numbers 1, 2, 3 ... one after another, and knows which were acknowledged.
+pub struct Ledger {
+    acknowledged: Arc<AtomicU64>,
+    enough: Arc<AtomicBool>,
+    client: Option<JoinHandle<()>>,
+}
+
+impl Ledger {
+    /// Begins; `statements` are those that enter a number, within one transaction.
+    #[must_use]
+    pub fn start(postgres: &Postgres, statements: fn(u64) -> String) -> Self {
+        let mut psql = postgres.client("psql");
+        psql.args(["--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1"]);
+        let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("psql starts");
+        let mut orders = psql.stdin.take().expect("a pipe was asked for");
+        let answers = BufReader::new(psql.stdout.take().expect("a pipe was asked for"));
+        let (acknowledged, enough) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (told, ended) = (Arc::clone(&acknowledged), Arc::clone(&enough));
+        let client = std::thread::spawn(move || {
+            let mut answers = answers.lines().map_while(Result::ok);
+            for number in 1_u64.. {
+                if ended.load(Ordering::SeqCst) {
+                    break;
+                }
+                // The line comes back when the commit was answered; after an error, never.
+                let order = format!("begin; {} commit;\n\\echo {number}\n", statements(number));
+                orders.write_all(order.as_bytes()).expect("psql listens");
+                assert_eq!(answers.next(), Some(number.to_string()), "psql commits what it is told to");
+                told.store(number, Ordering::SeqCst);
+            }
+            drop(orders);
+            let _ = psql.wait();
+        });
+        Ledger { acknowledged, enough, client: Some(client) }
+    }
+
+    /// The newest number that was acknowledged; all before it were too.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    /// Waits for `more` further numbers.
+    pub fn go_on(&self, more: u64) {
+        let wanted = self.acknowledged() + more;
+        wait_until("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
+    }
+
+    /// Ends after the number under way; gives the last one.
+    ///
+    /// # Panics
+    /// When the client met an error.
+    #[must_use]
+    pub fn stop(mut self) -> u64 {
+        self.enough.store(true, Ordering::SeqCst);
+        self.client.take().map(JoinHandle::join).transpose().expect("every commit was answered");
+        self.acknowledged()
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // A client that nobody stopped ends with its server.
+        self.enough.store(true, Ordering::SeqCst);
+    }
+}
+
+/// pgbench at work, until it is stopped or dropped.
+pub struct Bench(Child);
+
+impl Bench {
+    /// Starts it with two clients on tables that `pgbench --initialize` made.
+    #[must_use]
+    pub fn start(postgres: &Postgres) -> Self {
+        let mut pgbench = postgres.client("pgbench");
+        pgbench.args(["--client=2", "--time=3600", "--no-vacuum"]).stdout(Stdio::null());
+        Bench(pgbench.spawn().expect("pgbench starts"))
+    }
+
+    /// Stops it.
+    ///
+    /// # Panics
+    /// When it had ended by itself: something failed.
+    pub fn stop(mut self) {
+        let ended = self.0.try_wait().expect("the child can be waited for");
+        assert!(ended.is_none(), "pgbench gave up: {ended:?}");
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
