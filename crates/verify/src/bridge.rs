@@ -4,12 +4,16 @@
 //! [`LoopDevice`], and that before its [`FusedFile`].
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
 use crate::program::{self, Process};
 use crate::{Error, Result};
+
+/// How long a mount may be busy with others than us, and how often to look.
+const BUSY_MAX: Duration = Duration::from_secs(20);
+const BUSY_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether an export can be shown as a file here.
 pub fn can_fuse() -> Result<()> {
@@ -133,11 +137,21 @@ impl Mounted {
         &self.root
     }
 
-    /// Unmounts it, and says when that fails.
+    /// Unmounts it, and says when that fails. Who looks at every new mount may hold it for a moment.
     pub fn unmount(mut self) -> Result<()> {
-        self.mounted = false;
-        let mut command = program::command("umount")?;
-        program::run(command.arg(&self.root)).map(drop)
+        let deadline = Instant::now() + BUSY_MAX;
+        loop {
+            let mut command = program::command("umount")?;
+            match program::run(command.arg(&self.root)) {
+                Err(error) if error.to_string().contains("busy") && Instant::now() < deadline => {
+                    std::thread::sleep(BUSY_LOOK_EVERY);
+                }
+                outcome => {
+                    self.mounted = false;
+                    return outcome.map(drop);
+                }
+            }
+        }
     }
 }
 

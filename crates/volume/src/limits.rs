@@ -40,9 +40,11 @@ pub const UPLOADS_DEFAULT: u32 = 6;
 pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
 /// How many names a fence reserves.
 pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
-// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 1); a fence at
+// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 2); a fence at
 // that first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets a late put.
-const _: () = assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA < FENCE_WINDOW);
+const _: () = assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
+/// A rollback goes with the snapshot in front of it.
+pub const UNDO_UPLOADS_EXTRA: u64 = 1;
 /// Collection may have so many segments on their way beyond the limit of uploads: else writers that keep all
 /// of them busy would keep garbage from ever being collected.
 pub const MOVED_UPLOADS_EXTRA: u64 = 1;

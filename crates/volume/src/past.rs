@@ -44,8 +44,8 @@ impl Volume {
         let now = self.shared.world.unix_ms();
         let snapshot = format!("before-rollback-{now}");
         let (order, then) = self.find(cut)?;
-        self.create_snapshot(&snapshot)?;
-        self.carry_out(order, Some(then))?;
+        let told = self.order_with(order, Some(then), Some(snapshot.clone()))?;
+        told.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))??;
         Ok(Undo { snapshot })
     }
 
@@ -92,6 +92,16 @@ impl Volume {
 
     /// Gives an order; the answer comes through the channel.
     fn order(&self, order: Order, then: Option<View>) -> Result<Receiver<Result<()>>> {
+        self.order_with(order, then, None)
+    }
+
+    /// As `order`, with a snapshot of that name right in front of it.
+    fn order_with(
+        &self,
+        order: Order,
+        then: Option<View>,
+        undo: Option<String>,
+    ) -> Result<Receiver<Result<()>>> {
         let shared = &self.shared;
         let Some(journal) = &shared.journal else {
             let text = "the volume is open for reading only";
@@ -106,7 +116,7 @@ impl Volume {
             let _ = tell.send(outcome);
         });
         let position = journal.ring.next();
-        shared.inbox.push_order(shared, Ordered { order, then, position, tell });
+        shared.inbox.push_order(shared, Ordered { order, then, undo, position, tell });
         Ok(hear)
     }
 }

@@ -335,7 +335,7 @@ impl Volume {
             // The caller waits.
             let _ = tell.send(outcome);
         });
-        shared.inbox.resize(shared, Resize { size_bytes, tell: told });
+        shared.inbox.resize(shared, Resize { size_bytes, from_bytes: current, tell: told });
         hear.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
     }
 

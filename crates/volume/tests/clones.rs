@@ -176,11 +176,11 @@ fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
     write_slot(&copy, 2, 3);
     assert_eq!(copy.flatten(&mut |_, _| ()).unwrap(), 3 * SEGMENT as u64);
     copy.close().unwrap();
-    assert!(!release_ancestors(&*machine.plain, "copy").unwrap(), "a checkpoint still lists them");
-    for _ in 0..4 {
+    // Each close writes a checkpoint; two must know that nothing is inherited any more.
+    until("no checkpoint lists what is the base's", || {
         other.open().close().unwrap();
-    }
-    assert!(release_ancestors(&*machine.plain, "copy").unwrap());
+        release_ancestors(&*machine.plain, "copy").unwrap()
+    });
     assert_eq!(delete(&*machine.plain, "disk").unwrap().pinned_by, Vec::<String>::new());
     assert_eq!(versions(&other.open()), [1, 1, 3, 1]);
     sound(&other);

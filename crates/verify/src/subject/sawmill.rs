@@ -93,23 +93,13 @@ impl Census {
     }
 
     fn try_take(&mut self, number: usize, store: &Path, vault: &Path) -> io::Result<()> {
-        // Two equal looks in a row: then there was a moment at which the store held exactly this.
-        let mut found = objects(store)?;
-        loop {
-            let again = objects(store)?;
-            if again == found {
-                break;
+        let found = loop {
+            let found = steady(store)?;
+            if self.link_new(&found, store, vault)? {
+                break found;
             }
-            found = again;
-        }
+        };
         for key in found.difference(&self.now) {
-            let kept = vault.join(key);
-            fs::create_dir_all(kept.parent().unwrap_or(vault))?;
-            match fs::hard_link(store.join(key), &kept) {
-                // It went since the look: whoever needs it finds out when its store is made again.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                linked => linked?,
-            }
             self.changes.push_str(&format!("{number} + {key}\n"));
         }
         for key in self.now.difference(&found) {
@@ -117,6 +107,34 @@ impl Census {
         }
         self.now = found;
         Ok(())
+    }
+
+    /// Links what is new into the vault; false when something went before it was linked.
+    fn link_new(&self, found: &BTreeSet<String>, store: &Path, vault: &Path) -> io::Result<bool> {
+        for key in found.difference(&self.now) {
+            let kept = vault.join(key);
+            fs::create_dir_all(kept.parent().unwrap_or(vault))?;
+            match fs::hard_link(store.join(key), &kept) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                // By a look before this one.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                linked => linked?,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The keys of the objects in a folder store. Two equal looks in a row: then there was a moment at which it
+/// held exactly these.
+fn steady(store: &Path) -> io::Result<BTreeSet<String>> {
+    let mut found = objects(store)?;
+    loop {
+        let again = objects(store)?;
+        if again == found {
+            return Ok(found);
+        }
+        found = again;
     }
 }
 

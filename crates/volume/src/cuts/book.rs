@@ -121,6 +121,18 @@ impl CutBook {
         self.cuts.iter().filter(|cut| cut.kind == CutKind::Retained)
     }
 
+    /// Whether a cut of its own, not just a clone's hold, begins from that checkpoint and reaches so far.
+    pub(crate) fn begins(&self, number: u64, put_id: PutId, through_sequence: u64) -> bool {
+        self.cuts.iter().any(|cut| {
+            let reaches = match cut.kind {
+                CutKind::Retained => true,
+                CutKind::Snapshot => cut.through_sequence >= through_sequence,
+                CutKind::Pin => false,
+            };
+            reaches && (cut.number, cut.put_id) == (number, put_id)
+        })
+    }
+
     /// Carries out an order; a rollback changes only the map.
     pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
         match order {

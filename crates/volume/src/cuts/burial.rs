@@ -7,14 +7,16 @@
 //!
 //! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{LineageEntry, Pin, pin_key, released_key, tombstone_key};
-use sawmill_format::segment::segment_key;
+use sawmill_format::segment::{parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
-use crate::names::Deleted;
+use crate::names::{self, Deleted};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -38,11 +40,21 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) 
         let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
         let word = Pin::decode(&bytes, entry.volume_id, 0)
             .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}")))?;
+        if has_a_name(store, entry.volume_id)? {
+            // Whoever deleted it died before its name went: it lives.
+            continue;
+        }
         let buried = bury(store, entry.volume_id, word.through_sequence)?;
         deleted.objects += buried.objects;
         deleted.bytes += buried.bytes;
     }
     Ok(deleted)
+}
+
+/// Whether any name still leads to a volume. A record that cannot be read might.
+fn has_a_name(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<bool> {
+    let named = names::list(store)?;
+    Ok(named.iter().any(|listed| !listed.record.as_ref().is_ok_and(|record| record.volume_id != volume_id)))
 }
 
 /// Says that a volume is deleted; its last fence is `fence`, or 0 when it could not be fenced.
@@ -63,10 +75,13 @@ pub(crate) fn bury(store: &dyn ObjectStore, volume_id: VolumeId, fence: u64) -> 
         return Ok(deleted);
     }
     let ask = Blocking(store);
-    let kept = (fence > 0).then(|| segment_key(volume_id, fence));
+    let mut kept: HashSet<String> = (fence > 0).then(|| segment_key(volume_id, fence)).into_iter().collect();
     let convert = |error: sawmill_store::StoreError| store_error(&error);
     let objects = ask.list(&format!("{volume_id}/"), Class::Upload).map_err(convert)?;
-    let doomed: Vec<_> = objects.into_iter().filter(|object| Some(&object.key) != kept.as_ref()).collect();
+    // A delete that was tried before may have put its fence further on.
+    let last = objects.iter().filter_map(|object| parse_segment_key(&object.key)).map(|(_, last)| last).max();
+    kept.extend(last.filter(|_| fence > 0).map(|last| segment_key(volume_id, last)));
+    let doomed: Vec<_> = objects.into_iter().filter(|object| !kept.contains(&object.key)).collect();
     for objects in doomed.chunks(1000) {
         let keys = objects.iter().map(|object| object.key.clone()).collect();
         ask.delete(keys, Class::Upload).map_err(convert)?;

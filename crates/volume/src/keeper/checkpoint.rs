@@ -281,7 +281,6 @@ impl Keeper {
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
         self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
-        self.finish_resize();
         let named = Arc::new(self.named_parts(&writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
         let (deletable, generation) = (writing.deletable, writing.generation);

@@ -32,6 +32,8 @@ const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
 pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
+/// How often something odd where a fence might stand is looked at: an answer may be garbled on its way.
+const ODD_LOOKS_MAX: u32 = 4;
 /// A quiet volume looks no more often for what has left the retention window.
 const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 
@@ -70,12 +72,14 @@ pub(super) struct Superseded {
 pub(super) struct Cleanup {
     stage: Stage,
     not_before: Duration,
+    /// Looks for fences that found what is not ours.
+    odd_looks: u32,
     what: Superseded,
 }
 
 impl Cleanup {
     pub(super) fn of(what: Superseded) -> Self {
-        Cleanup { stage: Stage::Begin, not_before: Duration::ZERO, what }
+        Cleanup { stage: Stage::Begin, what, ..Cleanup::default() }
     }
 
     /// Whether there is nothing left to delete.
@@ -151,18 +155,21 @@ impl Keeper {
         }
         self.cleanup.stage = Stage::UnderWay;
         self.cleaning += 1;
-        self.ask_for_pins(self.cleanup.what.doomed.clone());
+        self.ask_for_pins(self.cleanup.what.number, self.cleanup.what.doomed.clone());
     }
 
     /// There are no more pins than those that are known now; who is still doomed by them goes.
-    pub(super) fn delete_unpinned(&mut self, mut sequences: Vec<u32>) {
+    pub(super) fn delete_unpinned(&mut self, number: u64, mut sequences: Vec<u32>) {
         {
             let view = self.shared.view();
             let book = view.cuts.lock();
-            let since = |sequence: u32| view.segments.get(sequence).map_or(u64::MAX, |info| info.dead_since);
-            sequences.retain(|sequence| !book.needs(u64::from(*sequence), since(*sequence)));
+            sequences.retain(|sequence| {
+                let Some(info) = view.segments.get(*sequence) else { return false };
+                // A rollback may have brought it back to life.
+                info.live_bytes == 0 && !book.needs(u64::from(*sequence), info.dead_since)
+            });
         }
-        if self.cleanup.stage == Stage::UnderWay {
+        if self.is_current(number) {
             self.cleanup.what.doomed.clone_from(&sequences);
         }
         let shared = self.shared.clone();
@@ -171,7 +178,8 @@ impl Keeper {
         let own = sequences.iter().filter(|one| shared.lineage.ancestor(u64::from(**one)).is_none());
         let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { sequences, outcome });
+        let tell =
+            move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { number, sequences, outcome });
         if keys.is_empty() {
             return tell(Ok(()));
         }
@@ -181,12 +189,14 @@ impl Keeper {
     /// Segments whose delete failed stay in the table as dead.
     pub(super) fn hear_deleted(
         &mut self,
+        number: u64,
         sequences: &[u32],
         outcome: sawmill_store::Result<()>,
         now: Duration,
     ) {
         if let Err(error) = outcome {
-            return self.hear_cleanup_failed(format!("{} dead segments: {error}", sequences.len()), now);
+            let what = format!("{} dead segments: {error}", sequences.len());
+            return self.hear_cleanup_failed(number, &what, now);
         }
         self.cleaning -= 1;
         let view = self.shared.view();
@@ -199,32 +209,46 @@ impl Keeper {
         }
         let deleted: HashSet<u32> = sequences.iter().copied().collect();
         self.cleanup.what.doomed.retain(|sequence| !deleted.contains(sequence));
-        if self.cleanup.stage == Stage::UnderWay && self.cleanup.what.doomed.is_empty() {
+        if self.is_current(number) && self.cleanup.what.doomed.is_empty() {
             self.cleanup.stage = Stage::Rest;
         }
         add(&self.shared.tally.segments_deleted, sequences.len() as u64);
     }
 
-    /// What could not be deleted stays garbage for a while.
-    pub(super) fn hear_cleanup_failed(&mut self, what: String, now: Duration) {
+    /// Whether what was heard is about the cleanup under way, and not about one before it.
+    fn is_current(&self, number: u64) -> bool {
+        self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay
+    }
+
+    /// What could not be deleted stays garbage for a while; all of it is gone through again.
+    pub(super) fn hear_cleanup_failed(&mut self, number: u64, what: &str, now: Duration) {
         self.cleaning -= 1;
         tracing::warn!("not deleted yet: {what}");
-        if self.cleanup.stage == Stage::UnderWay {
+        if self.cleanup.what.number == number {
             self.cleanup.stage = Stage::Begin;
             self.cleanup.not_before = now + REPEAT_AFTER;
         }
     }
 
-    /// No fence stood behind checkpoint `number`: what it supersedes may go.
+    /// No fence stood behind checkpoint `number`: it counts, and what it supersedes may go.
     pub(super) fn hear_no_fence(&mut self, number: u64) {
-        if self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay {
+        if self.is_current(number) {
+            if self.writing.is_none() {
+                self.finish_resize();
+            }
             self.list_old_checkpoints();
         }
     }
 
-    /// Somebody else has fenced this attachment: it deletes nothing any more.
-    pub(super) fn hear_foreign_fence(&mut self) {
-        self.cleanup.stage = Stage::Rest;
+    /// Something stands where a fence might: if it is one, this attachment deletes nothing any more.
+    pub(super) fn hear_odd_look(&mut self, number: u64, now: Duration) {
+        self.cleaning -= 1;
+        if self.is_current(number) {
+            self.cleanup.odd_looks += 1;
+            let again = self.cleanup.odd_looks < ODD_LOOKS_MAX;
+            self.cleanup.stage = if again { Stage::Begin } else { Stage::Rest };
+            self.cleanup.not_before = now + REPEAT_AFTER;
+        }
     }
 
     /// Finds roots and parts that the newest two checkpoints do not need.
@@ -248,7 +272,7 @@ impl Keeper {
         let youngest = (previous > 1).then(|| checkpoint_key(volume_id, previous - 1));
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
-        self.list(map_prefix(volume_id), None, is_old_part, |keys| Event::PartsListed { keys });
+        self.list(map_prefix(volume_id), None, is_old_part, move |keys| Event::PartsListed { keys, number });
         if self.cleanup.what.roots.to_look_for {
             let own_puts = self.cleanup.what.own_puts.clone();
             let roots = self.cleanup.what.roots.clone();
@@ -259,7 +283,10 @@ impl Keeper {
                     known && id == volume_id && unneeded
                 })
             };
-            self.list(kept_prefix(volume_id), None, is_unneeded, |keys| Event::PartsListed { keys });
+            self.list(kept_prefix(volume_id), None, is_unneeded, move |keys| Event::PartsListed {
+                keys,
+                number,
+            });
         }
         self.list_releases();
     }
@@ -273,6 +300,7 @@ impl Keeper {
         event: impl FnOnce(Vec<String>) -> Event + Send + 'static,
     ) {
         self.cleaning += 1;
+        let number = self.cleanup.what.number;
         let answered = self.shared.clone();
         let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
             answered.inbox.push_event(match outcome {
@@ -282,35 +310,35 @@ impl Keeper {
                     keys.extend(known);
                     event(keys)
                 }
-                Err(error) => Event::CleanUpFailed { what: format!("old checkpoints: {error}") },
+                Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
             });
         };
         self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
     }
 
     /// Old parts are only garbage.
-    pub(super) fn hear_parts_listed(&mut self, keys: Vec<String>) {
-        self.delete_old(keys, Event::CleanedUp);
+    pub(super) fn hear_parts_listed(&mut self, keys: Vec<String>, number: u64) {
+        self.delete_old(keys, number, Event::CleanedUp);
     }
 
     pub(super) fn hear_roots_listed(&mut self, keys: Vec<String>, number: u64) {
-        self.delete_old(keys, Event::RootsDeleted { number });
+        self.delete_old(keys, number, Event::RootsDeleted { number });
     }
 
     pub(super) fn hear_roots_deleted(&mut self, number: u64) {
         self.cleaning -= 1;
         // A later checkpoint has roots of its own to be deleted first.
-        if self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay {
+        if self.is_current(number) {
             self.cleanup.stage = Stage::Segments;
         }
     }
 
-    fn delete_old(&self, keys: Vec<String>, done: Event) {
+    fn delete_old(&self, keys: Vec<String>, number: u64, done: Event) {
         let answered = self.shared.clone();
         let tell = move |outcome: sawmill_store::Result<()>| {
             answered.inbox.push_event(match outcome {
                 Ok(()) => done,
-                Err(error) => Event::CleanUpFailed { what: format!("old checkpoints: {error}") },
+                Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
             });
         };
         if keys.is_empty() {

@@ -43,9 +43,11 @@ pub(crate) enum Event {
     },
     PartsListed {
         keys: Vec<String>,
+        number: u64,
     },
     CleanedUp,
     CleanUpFailed {
+        number: u64,
         what: String,
     },
     FenceLooked {
@@ -53,6 +55,7 @@ pub(crate) enum Event {
         outcome: sawmill_store::Result<Bytes>,
     },
     PinAsked {
+        number: u64,
         doomed: Vec<u32>,
         slot: u64,
         outcome: sawmill_store::Result<Bytes>,
@@ -72,6 +75,7 @@ pub(crate) enum Event {
         sequence: u64,
     },
     SegmentsDeleted {
+        number: u64,
         sequences: Vec<u32>,
         outcome: sawmill_store::Result<()>,
     },
@@ -109,6 +113,8 @@ struct StoredWaiter {
 /// A resize that is asked for, and who waits for it.
 pub(crate) struct Resize {
     pub(crate) size_bytes: u64,
+    /// The size that whoever asked knew.
+    pub(crate) from_bytes: u64,
     pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
 }
 

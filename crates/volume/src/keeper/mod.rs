@@ -194,6 +194,7 @@ impl Keeper {
         if self.shared.state.is_dead() {
             if let Some(error) = self.shared.state.refusal() {
                 self.stop_collecting(&error);
+                self.refuse_resize(&error);
             }
             self.closed = true;
             self.refuse_orders();
@@ -242,15 +243,19 @@ impl Keeper {
             Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
             Event::RootsListed { keys, number } => self.hear_roots_listed(keys, number),
             Event::RootsDeleted { number } => self.hear_roots_deleted(number),
-            Event::PartsListed { keys } => self.hear_parts_listed(keys),
+            Event::PartsListed { keys, number } => self.hear_parts_listed(keys, number),
             Event::CleanedUp => self.cleaning -= 1,
             Event::FenceLooked { look, outcome } => self.hear_fence_look(look, &outcome, now),
-            Event::CleanUpFailed { what } => self.hear_cleanup_failed(what, now),
-            Event::SegmentsDeleted { sequences, outcome } => self.hear_deleted(&sequences, outcome, now),
+            Event::CleanUpFailed { number, what } => self.hear_cleanup_failed(number, &what, now),
+            Event::SegmentsDeleted { number, sequences, outcome } => {
+                self.hear_deleted(number, &sequences, outcome, now);
+            }
             Event::Planned { plan, victims } => self.hear_planned(plan, victims),
             Event::Gathered { outcome } => self.hear_gathered(outcome, now),
             Event::Kept { sequence } => self.hear_kept(sequence),
-            Event::PinAsked { doomed, slot, outcome } => self.hear_pin(doomed, slot, outcome, now),
+            Event::PinAsked { number, doomed, slot, outcome } => {
+                self.hear_pin(number, doomed, slot, outcome, now);
+            }
             Event::ReleasesListed { slots } => self.hear_releases(&slots),
         }
     }

@@ -2,7 +2,8 @@
 //! accepted when it was given, and is done when that segment is stored: then no fence stands before it, and
 //! every recovery meets it.
 //!
-//! Invariants: one order at a time is on its way; what an order needs of the past is not given up meanwhile.
+//! Invariants: one order at a time is on its way, and with a rollback, right in front of it, the snapshot that
+//! undoes it; what an order needs of the past is not given up meanwhile.
 
 use bytes::Bytes;
 use sawmill_format::kept::Order;
@@ -21,6 +22,8 @@ pub(crate) struct Ordered {
     pub(crate) order: Order,
     /// The map of the cut, for a rollback.
     pub(crate) then: Option<View>,
+    /// For a rollback, the name of a snapshot to be made right in front of it.
+    pub(crate) undo: Option<String>,
     /// Everything accepted before this position comes first.
     pub(crate) position: u64,
     pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
@@ -56,21 +59,36 @@ impl Keeper {
                 return;
             }
             let Some(ordered) = self.orders.pop_front() else { return };
-            if let Err(error) = self.check_order(&ordered.order) {
+            let undo = ordered.undo.clone().map(Order::CreateSnapshot);
+            let orders = || undo.iter().chain([&ordered.order]);
+            let checked = orders().try_for_each(|order| self.check_order(order));
+            let checked = checked.and_then(|()| self.check_then(ordered.then.as_ref()));
+            if let Err(error) = checked {
                 (ordered.tell)(Err(error));
                 continue;
             }
-            match self.build_order(&ordered.order) {
-                Ok(built) => {
-                    self.ordered = Some(ordered);
-                    self.send_batch(built, Vec::new());
-                }
-                Err(error) => {
-                    (ordered.tell)(Err(error.clone()));
-                    return self.shared.fail(error);
+            for order in orders() {
+                match self.build_order(order) {
+                    Ok(built) => self.send_batch(built, Vec::new()),
+                    Err(error) => {
+                        (ordered.tell)(Err(error.clone()));
+                        return self.shared.fail(error);
+                    }
                 }
             }
+            self.ordered = Some(ordered);
         }
+    }
+
+    /// Whether every segment that the map of a cut names is there.
+    fn check_then(&self, then: Option<&View>) -> Result<()> {
+        let (Some(then), view) = (then, self.shared.view()) else { return Ok(()) };
+        let gone = then
+            .segments
+            .snapshot()
+            .into_iter()
+            .find(|(sequence, info)| info.live_bytes > 0 && view.segments.get(*sequence).is_none());
+        gone.map_or(Ok(()), |_| Err(given_up()))
     }
 
     /// Whether an order can be carried out, given all orders before it.
@@ -86,11 +104,10 @@ impl Keeper {
                 let text = format!("there is no snapshot {name:?}: `sawmill snapshot list` shows them");
                 Err(Error::new(ErrorKind::NotFound, text))
             }
-            Order::RollBack { number, put_id, .. }
-                if !book.cuts.iter().any(|cut| cut.number == *number && cut.put_id == *put_id) =>
+            Order::RollBack { number, put_id, through_sequence }
+                if !book.begins(*number, *put_id, *through_sequence) =>
             {
-                let text = "the cut to roll back to was given up meanwhile: nothing was changed";
-                Err(Error::new(ErrorKind::NotFound, text))
+                Err(given_up())
             }
             _ if self.next_sequence >= limits::SEQUENCE_MAX => {
                 let text = "the volume has used up its segment sequences; copy it to a new one";
@@ -120,12 +137,17 @@ impl Keeper {
         Ok(Built { header, object, header_bytes, resident, coalesced_bytes })
     }
 
-    /// The segment of the order under way is stored, and so is all before it.
+    /// The segment of the order under way, or of the snapshot in front of it, is stored, and so is all before.
     pub(super) fn finish_order(&mut self, header: &SegmentHeader) {
-        let Some(ordered) = self.ordered.take() else { return };
+        let Some(mut ordered) = self.ordered.take() else { return };
         let view = self.shared.view();
         let place =
             Place::behind(&self.newest_root, header.sequence, header.position_end, header.wall_unix_ms);
+        if let Some(undo) = ordered.undo.take() {
+            view.cuts.lock().apply(&Order::CreateSnapshot(undo), &place);
+            self.ordered = Some(ordered);
+            return;
+        }
         view.cuts.lock().apply(&ordered.order, &place);
         if let Some(then) = ordered.then {
             *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
@@ -139,4 +161,8 @@ impl Keeper {
         }
         (ordered.tell)(Ok(()));
     }
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::NotFound, "the cut to roll back to was given up meanwhile: nothing was changed")
 }

@@ -16,16 +16,18 @@ use crate::cuts::PinSeen;
 
 impl Keeper {
     /// Asks for the next pin that was never seen; what is doomed goes when there is none.
-    pub(super) fn ask_for_pins(&mut self, doomed: Vec<u32>) {
+    pub(super) fn ask_for_pins(&mut self, number: u64, doomed: Vec<u32>) {
         let slot = self.shared.view().cuts.lock().pins_next.max(1);
         let key = pin_key(self.shared.record.volume_id, slot);
         let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::PinAsked { doomed, slot, outcome });
+        let tell =
+            move |outcome| answered.inbox.push_event(Event::PinAsked { number, doomed, slot, outcome });
         self.shared.store.get(Get { key, range: None, class: Class::Background }, Box::new(tell));
     }
 
     pub(super) fn hear_pin(
         &mut self,
+        number: u64,
         doomed: Vec<u32>,
         slot: u64,
         outcome: sawmill_store::Result<Bytes>,
@@ -33,7 +35,7 @@ impl Keeper {
     ) {
         let pin = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => {
-                return self.delete_unpinned(doomed);
+                return self.delete_unpinned(number, doomed);
             }
             Err(error) => Err(error.to_string()),
             Ok(bytes) => {
@@ -44,12 +46,12 @@ impl Keeper {
             Ok(pin) => pin,
             Err(error) => {
                 let key = pin_key(self.shared.record.volume_id, slot);
-                return self
-                    .hear_cleanup_failed(format!("dead segments, as {key} cannot be read: {error}"), now);
+                let what = format!("dead segments, as {key} cannot be read: {error}");
+                return self.hear_cleanup_failed(number, &what, now);
             }
         };
         self.shared.view().cuts.lock().note(&PinSeen { slot, pin });
-        self.ask_for_pins(doomed);
+        self.ask_for_pins(number, doomed);
     }
 
     /// Finds pins whose clones are gone. A list that lags only lets them live longer.

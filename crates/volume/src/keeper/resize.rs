@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use super::Keeper;
+use crate::{Error, ErrorKind};
 
 impl Keeper {
     /// Takes up a resize that was asked for, between two checkpoints.
@@ -20,6 +21,15 @@ impl Keeper {
             return;
         }
         let Some(resize) = self.shared.inbox.take_resize() else { return };
+        if size_bytes < self.size_bytes && size_bytes >= resize.from_bytes {
+            // It was to grow; another came first, and users may have written up to its end.
+            let text = format!(
+                "the disk has been given {} bytes meanwhile: {size_bytes} would cut it short; nothing was \
+                 changed",
+                self.size_bytes
+            );
+            return (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));
+        }
         let view = self.shared.view();
         if size_bytes < self.size_bytes {
             let mut losses: HashMap<u32, u64> = HashMap::new();
@@ -36,7 +46,14 @@ impl Keeper {
         }
     }
 
-    /// A checkpoint is durable.
+    /// The volume has ended: whoever waits for another size is told why.
+    pub(super) fn refuse_resize(&mut self, why: &Error) {
+        if let Some(resize) = self.resizing.take() {
+            (resize.tell)(Err(why.clone()));
+        }
+    }
+
+    /// The checkpoint that says so is durable, and no fence stood before it.
     pub(super) fn finish_resize(&mut self) {
         let Some(resize) = self.resizing.take() else { return };
         // One more: if the newest is ever lost, the one before says the same size.

@@ -56,7 +56,10 @@ impl Keeper {
         let Some((sequence, own)) = look.left.pop() else { return };
         let is_free = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => true,
-            Err(error) => return self.hear_cleanup_failed(format!("a look for fences: {error}"), now),
+            Err(error) => {
+                let what = format!("a look for fences: {error}");
+                return self.hear_cleanup_failed(look.number, &what, now);
+            }
             Ok(bytes) => {
                 // It may have become ours since we asked.
                 let own = own.or_else(|| {
@@ -72,8 +75,7 @@ impl Keeper {
             self.look_on(look);
         } else {
             // If it is a fence, our next put meets it.
-            self.cleaning -= 1;
-            self.hear_foreign_fence();
+            self.hear_odd_look(look.number, now);
         }
     }
 }

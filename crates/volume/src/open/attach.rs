@@ -332,7 +332,7 @@ fn fence_at_end(
         match fence(store, &stored.record, &mut stored.end, put_id, world) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Exists => {
-                roll_forward(store, stored.record.volume_id, Some(&mut stored.view), &mut stored.end)?;
+                go_on_from(store, stored, world)?;
                 if stored.end.epoch != epoch {
                     if stored.end.fence_put_id == Some(put_id) {
                         return Ok(());
@@ -351,6 +351,24 @@ fn fence_at_end(
     let text =
         format!("volume {} is being written faster than it can be fenced: try again", stored.record.name);
     Err(Error::new(ErrorKind::Unavailable, text))
+}
+
+/// Takes in what a live writer has put since; if it has deleted some of that already, from its newest
+/// checkpoint on.
+fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -> Result<()> {
+    let volume_id = stored.record.volume_id;
+    let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
+    match rolled {
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            if checkpoint::newest(store, volume_id)?.number_max == stored.newest.number_max {
+                return Err(error);
+            }
+            let name = stored.record.name.clone();
+            *stored = super::stored(store, &name, &mut Reporter::new(world))?;
+            Ok(())
+        }
+        rolled => rolled,
+    }
 }
 
 /// If this process was stopped for long after it found the end of the log, the writer it meant to fence may

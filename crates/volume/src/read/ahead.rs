@@ -8,7 +8,7 @@ use sawmill_store::Class;
 
 use super::{Place, resolve};
 use crate::fetch::{self, FrameName, Waiter};
-use crate::shared::{Shared, View, add};
+use crate::shared::{Shared, add};
 
 /// Sequential readers told apart.
 const STREAMS_MAX: usize = 16;
@@ -66,20 +66,20 @@ impl Streams {
 }
 
 /// Notes a read that touched stored data, and fetches ahead of it if it is one of a row.
-pub(super) fn note(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
+pub(super) fn note(shared: &Arc<Shared>, address: u64, length: u64) {
     let size_bytes = shared.geometry.now().size_bytes;
     if let Some((from, length)) = shared.fetcher.streams.note(address, length, size_bytes) {
-        fetch_range(shared, view, from, length);
+        fetch_range(shared, from, length);
     }
 }
 
 /// Fetches the stored frames of a range that are not cached, in the background.
-pub(super) fn fetch_range(shared: &Arc<Shared>, view: &View, address: u64, length: u64) {
+pub(super) fn fetch_range(shared: &Arc<Shared>, address: u64, length: u64) {
     if shared.cache.is_none() {
         return;
     }
     let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
-    for atom in resolve(shared, view, address, length) {
+    for atom in resolve(shared, address, length) {
         let Place::Frame { name, .. } = atom.place else { continue };
         let Some((cache, key)) = shared.cached(name) else { continue };
         if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {

@@ -77,13 +77,12 @@ struct Sources {
 /// Takes a read.
 pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
     let reading = shared.readers.enter();
-    let view = shared.view();
     let (start, length) = (request.address, request.length);
     add(&shared.tally.reads, 1);
     add(&shared.tally.read_bytes, length);
     let mut sources = Sources::default();
     let mut later = Vec::new();
-    let mut atoms = resolve(shared, &view, start, length);
+    let mut atoms = resolve(shared, start, length);
     while let Some(atom) = atoms.pop() {
         let at = (atom.address - start) as usize;
         let into = &mut request.buffer()[at..at + atom.length as usize];
@@ -92,7 +91,7 @@ pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
             Ok(Served::Slow) => later.push((atom, true)),
             Ok(Served::Absent) => later.push((atom, false)),
             Ok(Served::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
-                atoms.extend(resolve_again(shared, &view, &atom));
+                atoms.extend(resolve_again(shared, &atom));
             }
             Ok(Served::Gone) => return request.fail(lost(&atom)),
             Err(error) => return request.fail(error),
@@ -107,7 +106,7 @@ pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
         Job::start(shared, request, later, reading);
     }
     if streams {
-        ahead::note(shared, &view, start, length);
+        ahead::note(shared, start, length);
     }
 }
 
@@ -117,8 +116,7 @@ fn view_reads_store(later: &[(Atom, bool)]) -> bool {
 
 /// Takes a prefetch: a hint, answered at once.
 pub(crate) fn prefetch(shared: &Arc<Shared>, request: Request) {
-    let view = shared.view();
-    ahead::fetch_range(shared, &view, request.address, request.length);
+    ahead::fetch_range(shared, request.address, request.length);
     request.done();
 }
 
@@ -126,14 +124,13 @@ pub(crate) fn prefetch(shared: &Arc<Shared>, request: Request) {
 pub(crate) fn allocation(shared: &Shared, request: Request) {
     /// Past this many runs the rest of the range is reported as data: true enough, and bounded.
     const RUNS_MAX: usize = 1 << 20;
-    let view = shared.view();
     let end = request.address + request.length;
     let mut runs: Vec<Allocation> = Vec::new();
     let mut at = request.address;
     while at < end && runs.len() < RUNS_MAX {
         // In steps, so that the answer stays bounded.
         let step = (end - at).min(1 << 30);
-        for (length, data) in resolve_places(shared, &view, at, step) {
+        for (length, data) in resolve_places(shared, at, step) {
             match runs.last_mut() {
                 Some(last) if last.data == data => last.length += length,
                 _ => runs.push(Allocation { length, data }),
@@ -148,7 +145,7 @@ pub(crate) fn allocation(shared: &Shared, request: Request) {
 }
 
 /// Lengths and whether there is data, in address order.
-fn resolve_places(shared: &Shared, view: &View, address: u64, length: u64) -> Vec<(u64, bool)> {
+fn resolve_places(shared: &Shared, address: u64, length: u64) -> Vec<(u64, bool)> {
     let mut runs = Vec::new();
     let mut holes = Vec::new();
     shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
@@ -157,6 +154,7 @@ fn resolve_places(shared: &Shared, view: &View, address: u64, length: u64) -> Ve
         }
         None => holes.push((piece.address, piece.length)),
     });
+    let view = shared.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| {
             runs.push((piece.address, piece.length, piece.location.is_some()));
@@ -167,7 +165,7 @@ fn resolve_places(shared: &Shared, view: &View, address: u64, length: u64) -> Ve
 }
 
 /// Resolves a range into atoms. Their order does not matter.
-pub(crate) fn resolve(shared: &Shared, view: &View, address: u64, length: u64) -> Vec<Atom> {
+pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
     let mut atoms = Vec::with_capacity(2);
     let mut holes: Vec<(u64, u64)> = Vec::new();
     shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
@@ -184,6 +182,8 @@ pub(crate) fn resolve(shared: &Shared, view: &View, address: u64, length: u64) -
         }
         None => holes.push((piece.address, piece.length)),
     });
+    // Only now: what a rollback exchanged, and what came behind it, is there before it leaves the journal map.
+    let view = shared.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {
             None => atoms.push(Atom {
@@ -193,7 +193,7 @@ pub(crate) fn resolve(shared: &Shared, view: &View, address: u64, length: u64) -
                 again: 0,
             }),
             Some(location) => {
-                resolve_stored(shared, view, piece.address, piece.length, location, &mut atoms);
+                resolve_stored(shared, &view, piece.address, piece.length, location, &mut atoms);
             }
         });
     }
@@ -280,8 +280,8 @@ fn serve(
 }
 
 /// Resolves an atom whose place was given up.
-fn resolve_again(shared: &Shared, view: &View, atom: &Atom) -> Vec<Atom> {
-    let mut atoms = resolve(shared, view, atom.address, atom.length);
+fn resolve_again(shared: &Shared, atom: &Atom) -> Vec<Atom> {
+    let mut atoms = resolve(shared, atom.address, atom.length);
     for fresh in &mut atoms {
         fresh.again = atom.again + 1;
     }
@@ -383,8 +383,7 @@ impl Job {
             self.restart.store(true, Ordering::Release);
             return self.end_atom(None);
         }
-        let view = self.shared.view();
-        let atoms = resolve_again(&self.shared, &view, atom);
+        let atoms = resolve_again(&self.shared, atom);
         self.left.fetch_add(atoms.len(), Ordering::AcqRel);
         self.serve_all(atoms);
         self.end_atom(None);
@@ -403,8 +402,7 @@ impl Job {
         if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0 {
             return false;
         }
-        let view = self.shared.view();
-        let atoms = resolve(&self.shared, &view, self.start, length);
+        let atoms = resolve(&self.shared, self.start, length);
         self.left.store(atoms.len(), Ordering::Release);
         self.serve_all(atoms);
         true

@@ -3,6 +3,7 @@
 //! Invariants: changed by the keeper alone; a segment leaves the table only after it was deleted.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use parking_lot::RwLock;
 use sawmill_format::checkpoint::SegmentEntry;
@@ -210,7 +211,7 @@ impl SegmentTable {
     /// The segments of its own with live data, for collection.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let inner = self.inner.read();
-        let own = inner.by_sequence.range(self.ancestral_through + 1..);
+        let own = inner.by_sequence.range((Bound::Excluded(self.ancestral_through), Bound::Unbounded));
         let used = own.filter(|(_, info)| info.live_bytes > 0);
         used.map(|(sequence, info)| Candidate {
             sequence: *sequence,
