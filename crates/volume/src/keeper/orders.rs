@@ -2,8 +2,8 @@
 //! accepted when it was given, and is done when that segment is stored: then no fence stands before it, and
 //! every recovery meets it.
 //!
-//! Invariants: one order at a time is on its way, and with a rollback, right in front of it, the snapshot that
-//! undoes it; what an order needs of the past is not given up meanwhile.
+//! Invariants: one order at a time is on its way, and with a rollback, right in front of it, the snapshot
+//! that undoes it; what an order needs of the past is not given up meanwhile.
 
 use bytes::Bytes;
 use sawmill_format::kept::Order;
@@ -137,7 +137,7 @@ impl Keeper {
         Ok(Built { header, object, header_bytes, resident, coalesced_bytes })
     }
 
-    /// The segment of the order under way, or of the snapshot in front of it, is stored, and so is all before.
+    /// The segment of the order under way, or of the snapshot in front of it, is stored, and all before it.
     pub(super) fn finish_order(&mut self, header: &SegmentHeader) {
         let Some(mut ordered) = self.ordered.take() else { return };
         let view = self.shared.view();

@@ -182,7 +182,7 @@ pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
         }
         None => holes.push((piece.address, piece.length)),
     });
-    // Only now: what a rollback exchanged, and what came behind it, is there before it leaves the journal map.
+    // Only now: what came behind a rollback is in the new map before it leaves the journal map.
     let view = shared.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {
