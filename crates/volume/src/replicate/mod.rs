@@ -21,4 +21,4 @@ pub(crate) mod role;
 mod sweep;
 
 pub use copier::{Copier, CopyOptions, Round};
-pub use promote::{Drill, Promotion, drill, promote};
+pub use promote::{Drill, Promotion, drill, promote, stored_end};

@@ -93,15 +93,25 @@ pub fn drill(
     Ok(Drill { would, check })
 }
 
-fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
+/// How far a volume is stored: the position, and when the newest checkpoint or segment was made.
+pub fn stored_end(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<(u64, u64)> {
+    let stored = open::stored(store, name, &mut Reporter::new(world))?;
+    Ok((stored.end.position, newest_wall(&stored)))
+}
+
+fn newest_wall(stored: &Stored) -> u64 {
     let segments = stored.view.segments.snapshot();
     let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
+    newest.max(stored.newest.checkpoint.wall_unix_ms)
+}
+
+fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
     Promotion {
         record: stored.record.clone(),
         source: role.source.clone(),
         epoch,
         position: stored.end.position,
-        wall_unix_ms: newest.max(stored.newest.checkpoint.wall_unix_ms),
+        wall_unix_ms: newest_wall(stored),
     }
 }
 
