@@ -18,6 +18,7 @@ use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
 
 mod attach;
+mod copies;
 mod ends;
 mod look;
 pub mod stories;
@@ -59,6 +60,10 @@ pub struct Run {
     pub(crate) clock: Arc<Clock>,
     pub(crate) trace: Arc<Trace>,
     pub(crate) bucket: Arc<SimBucket>,
+    /// The store that a copier copies to.
+    second: Arc<SimBucket>,
+    /// Operations that were last seen in it.
+    copied: usize,
     pub(crate) machines: Vec<Machine>,
     pub(crate) oracle: Oracle,
     pub(crate) process: Option<Process>,
@@ -135,6 +140,8 @@ impl Run {
             clock,
             trace,
             bucket,
+            second: Arc::default(),
+            copied: 0,
             machines,
             oracle,
             process: None,
@@ -168,6 +175,9 @@ impl Run {
         if !is_attached {
             self.attach(machine)?;
         }
+        if self.settings.copy_odds > 0 {
+            self.promote_second()?;
+        }
         self.close_in_peace().map(drop)
     }
 
@@ -200,6 +210,9 @@ impl Run {
             }
             if self.dice.one_in(self.settings.rot_odds) {
                 self.rot();
+            }
+            if self.dice.one_in(self.settings.copy_odds) {
+                self.copy()?;
             }
             if self.dice.one_in(self.settings.gc_order_odds) {
                 self.order_collection();

@@ -55,6 +55,8 @@ pub struct Settings {
     pub rot_odds: u64,
     /// At one step in so many somebody opens the volume to read, or reads it.
     pub look_odds: u64,
+    /// At one step in so many a copier does a round to a second store.
+    pub copy_odds: u64,
     /// When garbage is collected.
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
@@ -88,6 +90,7 @@ impl Settings {
             cache_bytes: 0,
             rot_odds: 0,
             look_odds: 0,
+            copy_odds: 0,
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
             gc_order_odds: 0,
         }
@@ -143,6 +146,7 @@ impl Settings {
                 bytes_per_second_max: *dice.pick(&[0, 0, 1 << 20]),
             },
             gc_order_odds: *dice.pick(&[0, 0, 60]),
+            copy_odds: *dice.pick(&[0, 0, 60]),
         }
     }
 }

@@ -35,12 +35,16 @@ pub struct Story {
     pub moves: u64,
     /// Segments deleted.
     pub deletes: u64,
+    /// Rounds of a copier to a second store that went through.
+    pub copies: u64,
+    /// Replicas promoted while their primary lived.
+    pub promotions: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 13] {
+    pub fn counts(&self) -> [(&'static str, u64); 15] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -55,6 +59,8 @@ impl Story {
             ("looks", self.looks),
             ("moved segments", self.moves),
             ("deleted segments", self.deletes),
+            ("copies", self.copies),
+            ("promotions", self.promotions),
         ]
     }
 
@@ -73,6 +79,8 @@ impl Story {
         self.looks += other.looks;
         self.moves += other.moves;
         self.deletes += other.deletes;
+        self.copies += other.copies;
+        self.promotions += other.promotions;
     }
 
     /// Adds what a process counted.

@@ -14,17 +14,17 @@ use crate::{output, wiring};
 
 /// Make a replica a volume of its own, that can be served for writing.
 ///
-/// What the source had not copied by then is not in it. The source is not asked and not stopped: if it is still
-/// served, see that nobody writes there any more. Once promoted, a replica stays so; to make the old primary a
-/// replica of it, `sawmill replicate --fail-back`.
+/// What had not been copied by then is not in it. The source is not asked and not stopped: if it is still
+/// served, see that nobody writes there any more. Once promoted, a replica stays so; to make the old primary
+/// a replica of it, `sawmill replicate --fail-back`.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// The replica: a name in the default store, or a URL ending in the name.
     #[arg(value_name = "DEST")]
     replica: String,
 
-    /// A drill: read and verify everything in the replica, and say what would be lost. Changes nothing. Exit code
-    /// 0: all is well; 1: damage was found and is listed.
+    /// A drill: read and verify everything in the replica, and say what would be lost. Changes nothing. Exit
+    /// code 0: all is well; 1: damage was found and is listed.
     #[arg(long)]
     dry_run: bool,
 }
@@ -116,8 +116,8 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
     let volume = document.volume;
     if !document.dry_run {
         output::line(&format!(
-            "promoted {volume}, a replica of {}: its newest write was stored {age} ago; serve it: sawmill serve \
-             {volume}",
+            "promoted {volume}, a replica of {}: its newest write was stored {age} ago; serve it: sawmill \
+             serve {volume}",
             document.source
         ))?;
         return Ok(exit);

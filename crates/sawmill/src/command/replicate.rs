@@ -1,6 +1,7 @@
 //! `sawmill replicate`: keeps a replica of a volume in a second store.
 //!
-//! The process may be killed at any moment: what it has copied is a cut, and the same command goes on from there.
+//! The process may be killed at any moment: what it has copied is a cut, and the same command goes on from
+//! there.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,9 +20,9 @@ use crate::{output, wiring};
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///
-/// A replica is the same volume in another store: at any moment it can be read (serve --read-only) as it was at some
-/// moment, and `sawmill promote` makes it a volume of its own. Only what is stored is copied, so the source
-/// may be served anywhere meanwhile. The command may be killed at any time; given again, it goes on.
+/// A replica is the same volume in another store: at any moment it can be read (serve --read-only) as it was
+/// at some moment, and `sawmill promote` makes it a volume of its own. Only what is stored is copied, so the
+/// source may be served anywhere meanwhile. The command may be killed at any time; given again, it goes on.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -48,8 +49,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
 
-    /// The destination was the primary (or was promoted) before: make it a replica. Only what differs is copied;
-    /// what was written there and is not at the source is lost.
+    /// The destination was the primary (or was promoted) before: make it a replica. Only what differs is
+    /// copied; what was written there and is not at the source is lost.
     #[arg(long)]
     fail_back: bool,
 }
@@ -87,7 +88,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let to = context.places.resolve(&arguments.destination)?;
     if from.store_url == to.store_url {
         return Err(Failure::usage(format!(
-            "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or `sawmill copy`",
+            "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or `sawmill \
+             copy`",
             to.store_url, from.name
         )));
     }

@@ -1,32 +1,32 @@
 //! The copier: brings a replica up to what its source has stored, round by round.
 //!
-//! Order of a round, and why: the segments that the source's newest checkpoint needs, in order of sequence; the
-//! roots and parts of its cuts and its own parts; its root; then the segments after it, one by one by name.
-//! So a root at the destination can be read whenever it is there, and whatever comes after it is a prefix of
-//! the log. The name goes last the first time. A round can be broken off anywhere: the next one looks at what
-//! is there.
+//! Order of a round, and why: the segments that the source's newest checkpoint needs, in order of sequence;
+//! the roots and parts of its cuts and its own parts; its root; then the segments after it, one by one by
+//! name. So a root at the destination can be read whenever it is there, and whatever comes after it is a
+//! prefix of the log. The name goes last the first time. A round can be broken off anywhere: the next one
+//! looks at what is there.
 //!
 //! The source deletes meanwhile. What is gone was superseded by a newer checkpoint, so the copier begins anew
 //! from that; without one it is damage.
 //!
-//! Invariant: before anything is put the copier has seen that the destination is still its replica; what it puts
-//! after somebody promoted it has a name that the promoted history never uses.
+//! Invariant: before anything is put the copier has seen that the destination is still its replica; what it
+//! puts after somebody promoted it has a name that the promoted history never uses.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key, checkpoint_prefix, kept_key, kept_prefix};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::tombstone_key;
 use sawmill_format::map_part::{map_prefix, part_key};
-use sawmill_format::role::{Role, RoleKind, role_key};
+use sawmill_format::role::Role;
 use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::{objects, role, sweep};
+use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
+use super::{objects, sweep};
 use crate::ask::{self, store_error};
-use crate::open::{end_of_log, fence, start_of};
+use crate::open::{end_of_log, start_of};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::{LogEnd, headers, take};
 use crate::world::World;
@@ -40,8 +40,8 @@ const BEGINNINGS_MAX: u32 = 20;
 pub struct CopyOptions {
     /// What the destination is called a replica of, for people.
     pub source_text: String,
-    /// The destination is a primary of before, or a promoted one: it becomes a replica, and what it wrote that
-    /// the source has not is lost.
+    /// The destination is a primary of before, or a promoted one: it becomes a replica, and what it wrote
+    /// that the source has not is lost.
     pub fail_back: bool,
 }
 
@@ -107,8 +107,8 @@ impl From<Error> for Stop {
 type Step<T> = std::result::Result<T, Stop>;
 
 impl<'a> Copier<'a> {
-    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or takes up what
-    /// an earlier copier left.
+    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or takes up
+    /// what an earlier copier left.
     ///
     /// Errors: `Exists` when another volume has that name; `Refused` when the destination is no replica (see
     /// [`CopyOptions::fail_back`]), when it is ahead of the source, has another name there, or is the source
@@ -152,8 +152,8 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// Brings the replica up to the end of what the source has stored. `pace` hears of the bytes of each object
-    /// before it is copied, and may wait.
+    /// Brings the replica up to the end of what the source has stored. `pace` hears of the bytes of each
+    /// object before it is copied, and may wait.
     ///
     /// Errors: `Fenced` when the replica was promoted or deleted: nothing more is changed.
     pub fn round(&mut self, pace: &mut dyn FnMut(u64)) -> Result<Round> {
@@ -221,8 +221,8 @@ impl<'a> Copier<'a> {
         match checkpoints::newest(self.source, root.volume_id) {
             Ok(newest) if newest.number_max == root.number => {
                 let text = format!(
-                    "{what} is gone from the source, and checkpoint {} needs it: run `sawmill check` there; the \
-                     replica stays as it is",
+                    "{what} is gone from the source, and checkpoint {} needs it: run `sawmill check` \
+                     there; the replica stays as it is",
                     root.number
                 );
                 Stop::Failed(Error::new(ErrorKind::Corrupt, text))
@@ -306,7 +306,8 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// A segment that is not there is the end of the log, unless a newer checkpoint says that it is behind us.
+    /// A segment that is not there is the end of the log, unless a newer checkpoint says that it is behind
+    /// us.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
         let next = checkpoint_key(self.record.volume_id, reached.number + 1);
@@ -404,190 +405,5 @@ impl<'a> Copier<'a> {
 
     fn see_role(&self) -> Result<()> {
         see_role(self.destination, &self.role)
-    }
-}
-
-/// Whether the destination is still the replica that the copier found or made.
-fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
-    if role::is_current(destination, role)? {
-        return Ok(());
-    }
-    let text = "the destination is not the replica any more that it was: it was promoted, or deleted; nothing \
-                more is copied to it";
-    Err(Error::new(ErrorKind::Fenced, text))
-}
-
-fn demand_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Result<()> {
-    if root.kept.lineage.is_empty() {
-        return Ok(());
-    }
-    let text = format!(
-        "volume {} is a clone and shares segments with its base, which a replica cannot: `sawmill copy` it to a \
-         volume of its own, and replicate that",
-        record.name
-    );
-    Err(Error::new(ErrorKind::Refused, text))
-}
-
-fn demand_copyable(source: &dyn ObjectStore, record: &VolumeRecord, root: &Checkpoint) -> Result<()> {
-    demand_no_lineage(record, root)?;
-    let Some(role) = role::newest(source, record.volume_id)? else { return Ok(()) };
-    let text = match role.promoted() {
-        None => format!(
-            "volume {} is a replica itself, of {}: replicate from there, or promote it first",
-            record.name, role.source
-        ),
-        Some(promoted) if root.number < promoted.checkpoint_number => {
-            format!("the promotion of volume {} is not finished: give `sawmill promote` again", record.name)
-        }
-        Some(_) => return Ok(()),
-    };
-    Err(Error::new(ErrorKind::Refused, text))
-}
-
-/// Whether the volume has its name at the destination; refuses another volume's name, and a second name.
-fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, name: &str) -> Result<bool> {
-    if ask::get(destination, &tombstone_key(record.volume_id), None, Class::Read)?.is_some() {
-        let text = format!(
-            "volume {} ({}) was deleted at the destination, and clones there still need its data: delete them \
-             first, or replicate to another store",
-            record.name, record.volume_id
-        );
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    let mut is_named = false;
-    for listed in names::list(destination)? {
-        let same = listed.record.as_ref().is_ok_and(|there| there.volume_id == record.volume_id);
-        if listed.name == name && !same {
-            let text = format!(
-                "the destination has another volume called {name:?}: choose another name for the replica, or \
-                 `sawmill delete` that one first"
-            );
-            return Err(Error::new(ErrorKind::Exists, text));
-        }
-        if same && listed.name != name {
-            let text = format!(
-                "the destination has this volume already, as {:?}: give that name, or rename it there to {name:?}",
-                listed.name
-            );
-            return Err(Error::new(ErrorKind::Refused, text));
-        }
-        is_named |= same;
-    }
-    Ok(is_named)
-}
-
-/// Finds the destination a replica, or makes it one.
-fn take_role(
-    world: &dyn World,
-    source: &dyn ObjectStore,
-    destination: &dyn ObjectStore,
-    record: &VolumeRecord,
-    source_number: u64,
-    options: &CopyOptions,
-) -> Result<Role> {
-    let id = record.volume_id;
-    let found = role::newest(destination, id)?;
-    let there = Blocking(destination).list(&checkpoint_prefix(id), Class::Read);
-    let there = there.map_err(|error| store_error(&error))?;
-    let number = match there.is_empty() {
-        true => 0,
-        false => checkpoints::newest(destination, id)?.number_max,
-    };
-    if number > source_number {
-        let text = format!(
-            "the destination is ahead of the source (checkpoint {number} against {source_number}): it was promoted \
-             and went on, or the source is an old copy; nothing was changed. To go back to the source's state, \
-             delete the volume at the destination first"
-        );
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    // A history of its own is overtaken by one that was promoted after it, and by no other.
-    let begins = role::newest(source, id)?.and_then(|role| role.promoted());
-    let is_before = begins.is_some_and(|promoted| number < promoted.checkpoint_number);
-    match &found {
-        Some(role) if role.kind == RoleKind::Replica => return Ok(role.clone()),
-        Some(role) if role.kind == RoleKind::Returned => {
-            // Whoever made it so may have died before this.
-            if is_before {
-                shut_out_writers(world, destination, record)?;
-            }
-            return Ok(role.clone());
-        }
-        _ => {}
-    }
-    let is_primary = found.is_some() || !there.is_empty();
-    if is_primary && !(options.fail_back && is_before) {
-        return Err(not_a_replica(record, options.fail_back));
-    }
-    let role = Role {
-        volume_id: id,
-        put_id: PutId(world.random()?),
-        number: found.map_or(1, |role| role.number + 1),
-        wall_unix_ms: world.unix_ms(),
-        kind: if is_primary { RoleKind::Returned } else { RoleKind::Replica },
-        source: options.source_text.clone(),
-    };
-    if is_primary && is_same_store(world, source, destination, &role)? {
-        return Err(same_store());
-    }
-    if !role::put(destination, &role)? {
-        let text =
-            "somebody else changed the destination's role at the same moment: look at it, then try again";
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    if is_primary {
-        shut_out_writers(world, destination, record)?;
-    }
-    Ok(role)
-}
-
-fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
-    let text = if fail_back {
-        "the source is no promoted replica of what the destination holds: only what was promoted can replace a \
-         primary; delete the volume at the destination first if its writes may go"
-            .to_owned()
-    } else {
-        format!(
-            "the destination holds volume {} as a primary, not as a replica: with --fail-back it becomes a replica \
-             of a promoted source, and what was written there and is not at the source is lost",
-            record.name
-        )
-    };
-    Error::new(ErrorKind::Refused, text)
-}
-
-fn same_store() -> Error {
-    let text = "the destination is the source itself: a replica needs a store of its own";
-    Error::new(ErrorKind::Refused, text)
-}
-
-/// Two URLs may lead to one store. A word that is put at one and found at the other tells.
-fn is_same_store(
-    world: &dyn World,
-    source: &dyn ObjectStore,
-    destination: &dyn ObjectStore,
-    role: &Role,
-) -> Result<bool> {
-    let number = u64::from_le_bytes(world.random()?[..8].try_into().unwrap_or_default()) | 1 << 63;
-    let word = Role { number, ..role.clone() };
-    let key = role_key(role.volume_id, number);
-    role::put(destination, &word)?;
-    let seen = ask::get(source, &key, None, Class::Read);
-    let removed = Blocking(destination).delete(vec![key], Class::Upload);
-    removed.map_err(|error| store_error(&error))?;
-    Ok(seen?.is_some())
-}
-
-/// A writer that had the destination attached meets a fence; nobody attaches any more.
-fn shut_out_writers(world: &dyn World, destination: &dyn ObjectStore, record: &VolumeRecord) -> Result<()> {
-    loop {
-        let mut end = end_of_log(destination, record)?;
-        match fence(destination, record, &mut end, PutId(world.random()?), world) {
-            Ok(_) => return Ok(()),
-            // It was faster: the log has grown.
-            Err(error) if error.kind() == ErrorKind::Exists => {}
-            Err(error) => return Err(error),
-        }
     }
 }

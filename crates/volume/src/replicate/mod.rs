@@ -1,9 +1,9 @@
 //! Replicas: the same volume in a second store, copied byte for byte, readable at any time, promoted when the
 //! first store is lost. See `docs/decisions/0015`.
 //!
-//! Rooms: `role` (what a store is to a volume: replica or promoted), `copier` (source to destination, round
-//! by round), `objects` (reading and verifying what is copied), `sweep` (deletes at the destination),
-//! `promote` (a replica becomes a volume of its own; the drill for that).
+//! Rooms: `role` (what a store is to a volume: replica or promoted), `destination` (may it become one),
+//! `copier` (round by round), `objects` (reading and verifying what is copied), `sweep` (deletes at the
+//! destination), `promote` (a replica becomes a volume of its own; the drill for that).
 //!
 //! Invariants:
 //! 1. Whatever call the copier dies at, the destination is a cut: all writes up to some position. Opened for
@@ -15,6 +15,7 @@
 //! Not here: when to look again, how fast to go (the caller says so), clones that share with their base.
 
 mod copier;
+mod destination;
 mod objects;
 mod promote;
 pub(crate) mod role;

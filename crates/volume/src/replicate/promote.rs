@@ -1,9 +1,9 @@
 //! A replica becomes a volume of its own: a role (create-only: one of two promotions wins), then a checkpoint
 //! with which its own history begins, as if it had been attached and closed cleanly.
 //!
-//! Why no fence: that checkpoint has an epoch, a number and a first sequence by chance, far above any that the
-//! source or a late copier uses. They are in the role, so whoever finishes what another began makes the same
-//! history; of two that finish at once, one puts the checkpoint, and both have promoted.
+//! Why no fence: that checkpoint has an epoch, a number and a first sequence by chance, far above any that
+//! the source or a late copier uses. They are in the role, so whoever finishes what another began makes the
+//! same history; of two that finish at once, one puts the checkpoint, and both have promoted.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
@@ -34,7 +34,8 @@ pub struct Promotion {
     pub epoch: u64,
     /// All writes below this position are in it.
     pub position: u64,
-    /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the writer's clock.
+    /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the writer's
+    /// clock.
     pub wall_unix_ms: u64,
 }
 
@@ -188,8 +189,8 @@ fn begin_history(
         ask::put_all(store, vec![(key, base.encode())])?;
     }
     ask::put_all(store, objects)?;
-    // Twice, so that the newest two checkpoints both are of this history: one may rot. What is there already is of
-    // somebody who finished this promotion too.
+    // Twice, so that the newest two checkpoints both are of this history: one may rot. What is there
+    // already is of somebody who finished this promotion too.
     let again = Checkpoint { number: root.number + 1, ..root.clone() };
     for root in [root, again] {
         let key = checkpoint_key(root.volume_id, root.number);
@@ -199,12 +200,15 @@ fn begin_history(
     Ok(())
 }
 
+/// Keys and bytes.
+type Objects = Vec<(String, Vec<u8>)>;
+
 fn first_root(
     world: &dyn World,
     stored: &Stored,
     role: &Role,
     promoted: Promoted,
-) -> Result<(Checkpoint, Vec<(String, Vec<u8>)>)> {
+) -> Result<(Checkpoint, Objects)> {
     let (view, base) = (&stored.view, &stored.newest.checkpoint);
     let (volume_id, number) = (base.volume_id, promoted.checkpoint_number);
     let put_id = PutId(world.random()?);

@@ -3,7 +3,8 @@
 //! segments.
 //!
 //! Invariants: fences stay (a writer of before a fail-back may wake up); what a clone has pinned here stays.
-//! Nothing that is deleted has a name that a promoted history could use: a sweep that comes late hurts nobody.
+//! Nothing that is deleted has a name that a promoted history could use: a sweep that comes late hurts
+//! nobody.
 
 use std::collections::HashSet;
 
@@ -22,8 +23,8 @@ use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
 use crate::{Error, Result, limits};
 
-/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest; `is_allowed` is asked
-/// before each batch of deletes. Returns how many objects went.
+/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest; `is_allowed` is
+/// asked before each batch of deletes. Returns how many objects went.
 pub(super) fn sweep(
     store: &dyn ObjectStore,
     root: &Checkpoint,
