@@ -112,7 +112,18 @@ impl Run {
             self.oracle.check_replica(self.copied, &found).map_err(|text| format!("replica: {text}"))?;
         let copied = self.copied;
         self.say("replica", || format!("  the replica has {copied} operations"));
-        Ok(())
+        if self.dice.one_in(4) { self.refuse_writer() } else { Ok(()) }
+    }
+
+    /// Nobody writes to a replica.
+    fn refuse_writer(&mut self) -> Verdict {
+        let aide = self.aide(false);
+        let options = self.options(0, true);
+        match Stepped::open(Arc::new(aide.world), Arc::new(aide.second), NAME, &options) {
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(()),
+            Err(error) => Err(format!("a writer of the replica hears: {error}")),
+            Ok(_) => Err("the replica was attached for writing".into()),
+        }
     }
 
     fn read_second(&mut self) -> Result<Vec<u8>, String> {
