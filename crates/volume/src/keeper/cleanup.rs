@@ -241,9 +241,11 @@ impl Keeper {
             let (loaded, own_puts) = (self.loaded_number, self.own_puts.clone());
             let roots = self.cleanup.roots.clone();
             let is_unneeded = move |key: &str| {
-                parse_kept_key(key).is_some_and(|(id, number, put_id)| {
-                    let known = number <= loaded || own_puts.contains(&put_id);
-                    known && id == volume_id && !roots.kept.contains(&(number, put_id))
+                parse_kept_key(key).is_some_and(|(id, kept_number, put_id)| {
+                    let known = kept_number <= loaded || own_puts.contains(&put_id);
+                    // The newest one's copy comes with the checkpoint after it, which may be on its way.
+                    let is_older = kept_number < number;
+                    known && is_older && id == volume_id && !roots.kept.contains(&(kept_number, put_id))
                 })
             };
             self.list(kept_prefix(volume_id), None, is_unneeded, |keys| Event::PartsListed { keys });
