@@ -27,9 +27,13 @@ struct Aide {
 }
 
 impl Run {
+    fn faults_of(&self, is_troubled: bool) -> StoreFaults {
+        if is_troubled { self.settings.store } else { StoreFaults::default() }
+    }
+
     fn aide(&mut self, is_troubled: bool) -> Aide {
         let life = Arc::new(Life::default());
-        let faults = if is_troubled { self.settings.store } else { StoreFaults::default() };
+        let faults = self.faults_of(is_troubled);
         let mut store = |bucket: &Arc<SimBucket>, salt| {
             let dice = self.dice.split(salt);
             SimStore::new(bucket.clone(), life.clone(), self.trace.clone(), faults, dice)
@@ -161,6 +165,8 @@ impl Run {
         for attempt in 0..3 {
             let is_last = attempt == 2;
             let aide = self.aide(!is_last);
+            // A replica's checkpoints skip numbers: who promotes goes by the list (decision 0015).
+            aide.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
             if !is_last {
                 aide.life.dies_after(1 + self.dice.below(40));
             }

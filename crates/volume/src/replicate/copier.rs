@@ -124,7 +124,7 @@ impl<'a> Copier<'a> {
         let newest = checkpoints::newest(source, record.volume_id)?;
         demand_copyable(source, &record, &newest.checkpoint)?;
         let is_named = see_names(destination, &record, destination_name)?;
-        let role = take_role(world, source, destination, &record, newest.number_max, options)?;
+        let role = take_role(world, source, destination, &record, options)?;
         let found = match Blocking(destination).list(&checkpoint_prefix(record.volume_id), Class::Read) {
             Ok(roots) if roots.is_empty() => None,
             Ok(_) => {
@@ -160,6 +160,7 @@ impl<'a> Copier<'a> {
         let mut round = Round::default();
         let before = self.reached.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
         let before = before.or(self.found);
+        self.see_role()?;
         if !self.is_something_new()? {
             self.report(&mut round, before);
             return Ok(round);
@@ -203,7 +204,6 @@ impl<'a> Copier<'a> {
     }
 
     fn try_round(&mut self, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
-        self.see_role()?;
         let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint;
         if self.reached.as_ref().is_none_or(|reached| reached.number < newest.number) {
             self.copy_checkpoint(&newest, round, pace).map_err(|stop| self.judge(stop, &newest))?;

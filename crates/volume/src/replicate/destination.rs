@@ -100,7 +100,6 @@ pub(super) fn take_role(
     source: &dyn ObjectStore,
     destination: &dyn ObjectStore,
     record: &VolumeRecord,
-    source_number: u64,
     options: &CopyOptions,
 ) -> Result<Role> {
     let id = record.volume_id;
@@ -111,6 +110,8 @@ pub(super) fn take_role(
         true => 0,
         false => checkpoints::newest(destination, id)?.number_max,
     };
+    // Asked after the other: the source goes on, and another copier may follow it.
+    let source_number = checkpoints::newest(source, id)?.number_max;
     if number > source_number {
         let text = format!(
             "the destination is ahead of the source (checkpoint {number} against {source_number}): it \
