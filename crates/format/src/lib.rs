@@ -1,9 +1,9 @@
 //! Every byte of Sawmill that outlives a process: pure encoders and decoders, one module per structure.
 //!
 //! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`volume_record`],
-//! [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a store; [`journal`], [`staging`],
-//! [`cache_index`], [`transfer`] are files on the local SSD; [`write_log`] is a foreign format. `docs/format/`
-//! has one page per structure, and a test compares the two.
+//! [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a store; [`journal`],
+//! [`staging`], [`cache_index`], [`transfer`] are files on the local SSD; [`write_log`] is a foreign format.
+//! `docs/format/` has one page per structure, and a test compares the two.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks, in order,
 //! length available, magic, kind, version, length, checksum, reserved bytes, identity, and then each field,

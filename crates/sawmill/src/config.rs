@@ -87,8 +87,8 @@ impl Places {
             .map(|folder| folder.join("sawmill"))
     }
 
-    /// The folder of one volume of one store below the state folder: named by the volume's id, or, when that is
-    /// taken by the same volume in another store (a replica), by the id and the store.
+    /// The folder of one volume of one store below the state folder: named by the volume's id, or, when that
+    /// is taken by the same volume in another store (a replica), by the id and the store.
     pub(crate) fn volume_folder(&self, volume_id: &str, store_url: &str) -> Result<PathBuf> {
         let plain = self.state_folder()?.join(volume_id);
         let url = store_url.trim_end_matches('/');
