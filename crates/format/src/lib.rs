@@ -1,8 +1,8 @@
 //! Every byte of Sawmill that outlives a process: pure encoders and decoders, one module per structure.
 //!
 //! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`volume_record`],
-//! [`segment`], [`checkpoint`] with [`kept`], [`map_part`] are objects in a store; [`journal`], [`staging`],
-//! [`cache_index`], [`transfer`] are files on the local SSD; [`write_log`] is a foreign format.
+//! [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a store; [`journal`],
+//! [`staging`], [`cache_index`], [`transfer`] are files on the local SSD; [`write_log`] is a foreign format.
 //! `docs/format/` has one page per structure, and a test compares the two.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks, in order,
@@ -24,6 +24,7 @@ pub mod kept;
 pub mod layout;
 pub mod map_part;
 pub mod preamble;
+pub mod role;
 pub mod segment;
 pub mod staging;
 pub mod transfer;

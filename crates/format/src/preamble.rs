@@ -45,11 +45,13 @@ pub enum Kind {
     TransferProgress = 16,
     /// [`crate::kept::Pin`]
     Pin = 10,
+    /// [`crate::role`]
+    Role = 11,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -59,6 +61,7 @@ impl Kind {
         Kind::CacheIndex,
         Kind::TransferProgress,
         Kind::Pin,
+        Kind::Role,
     ];
 
     /// Its name in errors and pages.
@@ -73,6 +76,7 @@ impl Kind {
             Kind::CacheIndex => "cache index",
             Kind::TransferProgress => "transfer progress",
             Kind::Pin => "pin",
+            Kind::Role => "role",
         }
     }
 

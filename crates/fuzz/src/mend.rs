@@ -5,7 +5,7 @@
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
-use sawmill_format::{cache_index, checkpoint, kept, map_part, segment, transfer, volume_record};
+use sawmill_format::{cache_index, checkpoint, kept, map_part, role, segment, transfer, volume_record};
 
 const CRC_BYTES: usize = 4;
 
@@ -73,6 +73,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
+        Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
         Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
     };
@@ -101,6 +102,10 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::TransferProgress => {
             let texts = (transfer::at::FAR_NAME_BYTES, 1);
             share(&mut bytes, fixed, texts, (transfer::at::FAR_STATE_BYTES, 1));
+        }
+        Kind::Role => {
+            let source_bytes = bytes.len() - fixed - CRC_BYTES;
+            put(&mut bytes, role::at::SOURCE_BYTES, &(source_bytes as u16).to_le_bytes());
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
         Kind::Pin => bytes.truncate(kept::pin_at::SIZE),

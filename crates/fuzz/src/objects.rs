@@ -11,6 +11,7 @@ use sawmill_format::kept::{self, Order, Pin};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part, part_first_address};
 use sawmill_format::preamble::{Kind, Preamble};
+use sawmill_format::role;
 use sawmill_format::segment::{
     FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, SegmentIdentity, frame_open, frame_seal,
     header_bytes_of,
@@ -174,9 +175,19 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::CacheIndex => index(bytes),
             Kind::TransferProgress => transfer(bytes),
             Kind::Pin => pin(bytes),
+            Kind::Role => role(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
+}
+
+fn role(bytes: &[u8]) {
+    let volume_id = volume_at(bytes, role::at::VOLUME_ID);
+    let number = u64_at(bytes, role::at::NUMBER).unwrap_or(0);
+    let Ok(value) = role::Role::decode(bytes, volume_id, number) else { return };
+    assert_eq!(value.encode().as_deref(), Ok(bytes));
+    assert!(role::Role::decode(bytes, volume_id, number ^ 1).is_err());
+    assert!(role::Role::decode(bytes, other(volume_id), number).is_err());
 }
 
 /// Puts the checksums of a record's head right.

@@ -12,6 +12,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{pin_at, pin_key};
 use sawmill_format::map_part::{self, PartIdentity, part_key};
 use sawmill_format::preamble::Kind;
+use sawmill_format::role::{self, role_key};
 use sawmill_format::segment::{self, segment_key};
 use sawmill_format::volume_record::volume_key;
 use sawmill_store::{
@@ -120,6 +121,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
             put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
         })),
         Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::SLOT)?)),
+        Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex | Kind::TransferProgress => None,
     }
 }

@@ -3,9 +3,10 @@
 //! Invariants: the process environment is read here once, as a value, so that everything else can be tested
 //! with another one; nothing here touches a store or makes a file.
 
-use std::env;
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
+use sawmill_format::crc::crc32c;
 use sawmill_volume::Cut;
 
 use crate::exit::{Failure, Result};
@@ -13,6 +14,9 @@ use crate::moment::parse_cut;
 
 /// The environment variable that names the default store.
 pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
+
+/// The file in a volume's folder that names its store.
+pub(crate) const STORE_FILE: &str = "store";
 
 /// What the process environment says about places.
 #[derive(Clone, Debug, Default)]
@@ -83,9 +87,18 @@ impl Places {
             .map(|folder| folder.join("sawmill"))
     }
 
-    /// The folder of one volume below the state folder.
-    pub(crate) fn volume_folder(&self, volume_id: &str) -> Result<PathBuf> {
-        Ok(self.state_folder()?.join(volume_id))
+    /// The folder of one volume of one store below the state folder: named by the volume's id, or, when that
+    /// is taken by the same volume in another store (a replica), by the id and the store.
+    pub(crate) fn volume_folder(&self, volume_id: &str, store_url: &str) -> Result<PathBuf> {
+        let plain = self.state_folder()?.join(volume_id);
+        let url = store_url.trim_end_matches('/');
+        let own = plain.with_file_name(format!("{volume_id}-{:08x}", crc32c(url.as_bytes())));
+        if own.is_dir() {
+            return Ok(own);
+        }
+        // Without the word it is of before there were replicas, and of whoever comes first.
+        let of = fs::read_to_string(plain.join(STORE_FILE));
+        Ok(if of.is_ok_and(|of| of.trim_end_matches('/') != url) { own } else { plain })
     }
 
     /// The read cache that all volumes of a user share.
@@ -191,8 +204,24 @@ mod tests {
         let places = Places { data_home: Some("/d".into()), state_home: Some("/s".into()), ..places() };
         assert_eq!(places.default_store().unwrap(), "file:///d/sawmill/store");
         assert_eq!(places.cache_path().unwrap(), Path::new("/s/sawmill/cache"));
-        assert_eq!(places.volume_folder("ab").unwrap(), Path::new("/s/sawmill/ab"));
+        assert_eq!(places.volume_folder("ab", "s3://b").unwrap(), Path::new("/s/sawmill/ab"));
         assert_eq!(places.nbd_socket().unwrap(), Path::new("/s/sawmill/nbd.sock"));
+    }
+
+    #[test]
+    fn a_volume_and_its_replica_have_folders_of_their_own() {
+        let state = tempfile::tempdir().unwrap();
+        let places = Places { state_home: Some(state.path().into()), ..places() };
+        let first = places.volume_folder("ab", "s3://one").unwrap();
+        crate::wiring::make_volume_folder(&first, "s3://one").unwrap();
+        let second = places.volume_folder("ab", "s3://two").unwrap();
+        assert_ne!(first, second);
+        crate::wiring::make_volume_folder(&second, "s3://two").unwrap();
+        assert_eq!(places.volume_folder("ab", "s3://one/").unwrap(), first);
+        assert_eq!(places.volume_folder("ab", "s3://two/").unwrap(), second);
+        // A folder of before says nothing, and is found.
+        std::fs::remove_file(first.join(STORE_FILE)).unwrap();
+        assert_eq!(places.volume_folder("ab", "s3://one").unwrap(), first);
     }
 
     #[test]

@@ -107,8 +107,8 @@ pub(crate) fn at_rest<T>(
     act: impl FnOnce(&Arc<Volume>) -> Result<T>,
 ) -> Result<T> {
     let (store, record) = wiring::find(address)?;
-    let folder = places.volume_folder(&record.volume_id.to_string())?;
-    wiring::make_folder(&folder)?;
+    let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    wiring::make_volume_folder(&folder, &address.store_url)?;
     let journal_path = attach.journal.clone().unwrap_or_else(|| folder.join("journal"));
     let made = !journal_path.exists();
     let options = OpenOptions {

@@ -26,7 +26,7 @@ use crate::admin::status::{
     milliseconds,
 };
 use crate::admin::{Admin, Door, Subject};
-use crate::config::{Places, VolumeAddress};
+use crate::config::{self, Places, VolumeAddress};
 use crate::control;
 use crate::exit::{Exit, Failure, Result};
 
@@ -58,6 +58,17 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
+}
+
+/// Makes a volume's folder, and says in it of which store it is: a volume and its replica have one id.
+pub(crate) fn make_volume_folder(path: &Path, store_url: &str) -> Result<()> {
+    make_folder(path)?;
+    let word = path.join(config::STORE_FILE);
+    if word.exists() {
+        return Ok(());
+    }
+    let written = std::fs::write(&word, store_url);
+    written.map_err(|error| Failure::io(format!("cannot write {}", word.display()), &error))
 }
 
 /// The read cache to use.
@@ -97,9 +108,9 @@ pub(crate) enum JournalPlan {
 
 impl JournalPlan {
     /// The journal of one volume.
-    pub(crate) fn path(&self, places: &Places, volume_id: &str) -> Result<PathBuf> {
+    pub(crate) fn path(&self, places: &Places, volume_id: &str, store_url: &str) -> Result<PathBuf> {
         match self {
-            JournalPlan::State => Ok(places.volume_folder(volume_id)?.join("journal")),
+            JournalPlan::State => Ok(places.volume_folder(volume_id, store_url)?.join("journal")),
             JournalPlan::At(path) => Ok(path.clone()),
             JournalPlan::Folder(folder) => Ok(folder.join(format!("{volume_id}.journal"))),
         }
@@ -224,8 +235,9 @@ fn open_volume(
     };
     let record = sawmill_volume::find(&*store, &address.name)?;
     let volume_id = record.volume_id.to_string();
-    make_folder(&places.volume_folder(&volume_id)?)?;
-    let journal_path = plan.journal.path(places, &volume_id)?;
+    let folder = places.volume_folder(&volume_id, &address.store_url)?;
+    make_volume_folder(&folder, &address.store_url)?;
+    let journal_path = plan.journal.path(places, &volume_id, &address.store_url)?;
     let options = OpenOptions {
         journal_path: journal_path.clone(),
         cache: cache.map(|cache| Arc::clone(&cache.cache)),
@@ -285,7 +297,8 @@ fn start_admin(
 ) -> Result<Admin> {
     let mut doors: Vec<Door> = loopback.map(Door::Loopback).into_iter().collect();
     for served in &serving.volumes {
-        let folder = places.volume_folder(&served.volume.record().volume_id.to_string())?;
+        let volume_id = served.volume.record().volume_id.to_string();
+        let folder = places.volume_folder(&volume_id, &served.address.store_url)?;
         let socket = match served.journal_path {
             Some(_) => folder.join(control::WRITER_SOCKET),
             None => folder.join(control::reader_socket(process::id())),

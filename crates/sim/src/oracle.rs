@@ -290,6 +290,23 @@ impl Oracle {
         self.longest_prefix(least, found).ok_or_else(|| self.explain(Loss::Journal, least, found))
     }
 
+    /// A replica is read: a prefix with all of the first `least`. Returns the shortest such prefix, so that
+    /// what it has may be demanded of it from now on.
+    pub fn check_replica(&self, least: usize, found: &[u8]) -> Result<usize, String> {
+        let mut image = self.image_after(least);
+        let mut compared = Compared::new(&image, found);
+        for count in least..=self.operations.len() {
+            if compared.is_equal() {
+                return Ok(count);
+            }
+            if let Some(op) = self.operations.get(count) {
+                apply(&mut image, op);
+                compared.look_again(&image, found, op);
+            }
+        }
+        Err(self.explain(Loss::Journal, least, found))
+    }
+
     fn origin(&self, address: u64, byte: u8) -> String {
         let found = self.operations.iter().rposition(|op| op.covers(address) && op.byte(address) == byte);
         found.map_or(String::new(), |number| format!(" (operation {number} did, before)"))

@@ -18,6 +18,7 @@ use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
 
 mod attach;
+mod copies;
 mod ends;
 mod look;
 mod past;
@@ -62,6 +63,10 @@ pub struct Run {
     pub(crate) clock: Arc<Clock>,
     pub(crate) trace: Arc<Trace>,
     pub(crate) bucket: Arc<SimBucket>,
+    /// The store that a copier copies to.
+    second: Arc<SimBucket>,
+    /// Operations that were last seen in it.
+    copied: usize,
     pub(crate) machines: Vec<Machine>,
     pub(crate) oracle: Oracle,
     pub(crate) process: Option<Process>,
@@ -140,6 +145,8 @@ impl Run {
             clock,
             trace,
             bucket,
+            second: Arc::default(),
+            copied: 0,
             machines,
             oracle,
             process: None,
@@ -174,6 +181,9 @@ impl Run {
         if !is_attached {
             self.attach(machine)?;
         }
+        if self.settings.copy_odds > 0 {
+            self.promote_second()?;
+        }
         self.close_in_peace()?;
         self.judge_the_past()
     }
@@ -207,6 +217,9 @@ impl Run {
             }
             if self.dice.one_in(self.settings.rot_odds) {
                 self.rot();
+            }
+            if self.dice.one_in(self.settings.copy_odds) {
+                self.copy()?;
             }
             if self.dice.one_in(self.settings.gc_order_odds) {
                 self.order_collection();

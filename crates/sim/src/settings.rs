@@ -55,6 +55,8 @@ pub struct Settings {
     pub rot_odds: u64,
     /// At one step in so many somebody opens the volume to read, or reads it.
     pub look_odds: u64,
+    /// At one step in so many a copier does a round to a second store.
+    pub copy_odds: u64,
     /// When garbage is collected.
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
@@ -90,6 +92,7 @@ impl Settings {
             cache_bytes: 0,
             rot_odds: 0,
             look_odds: 0,
+            copy_odds: 0,
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
             gc_order_odds: 0,
             past_odds: 0,
@@ -147,6 +150,7 @@ impl Settings {
             },
             gc_order_odds: *dice.pick(&[0, 0, 60]),
             past_odds: *dice.pick(&[0, 0, 12, 25]),
+            copy_odds: *dice.pick(&[0, 0, 60]),
         }
     }
 }

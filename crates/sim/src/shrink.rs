@@ -92,6 +92,7 @@ const CHANGES: &[Change] = &[
     |settings| settings.disk = DiskFaults::default(),
     |settings| settings.rot_odds = 0,
     |settings| settings.look_odds = 0,
+    |settings| settings.copy_odds = 0,
     |settings| settings.die_at_io_odds = 0,
     |settings| settings.takeover_odds = 0,
     |settings| settings.journal_loss_odds = 0,

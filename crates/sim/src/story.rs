@@ -41,12 +41,16 @@ pub struct Story {
     pub rollbacks: u64,
     /// Clones made.
     pub clones: u64,
+    /// Rounds of a copier to a second store that went through.
+    pub copies: u64,
+    /// Replicas promoted while their primary lived.
+    pub promotions: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 16] {
+    pub fn counts(&self) -> [(&'static str, u64); 18] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -64,6 +68,8 @@ impl Story {
             ("snapshots", self.snapshots),
             ("rollbacks", self.rollbacks),
             ("clones", self.clones),
+            ("copies", self.copies),
+            ("promotions", self.promotions),
         ]
     }
 
@@ -85,6 +91,8 @@ impl Story {
         self.snapshots += other.snapshots;
         self.rollbacks += other.rollbacks;
         self.clones += other.clones;
+        self.copies += other.copies;
+        self.promotions += other.promotions;
     }
 
     /// Adds what a process counted.

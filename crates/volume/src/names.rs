@@ -6,6 +6,7 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::Kept;
+use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
@@ -14,6 +15,7 @@ use crate::cuts::{Kin, bury, let_go, put_tombstone};
 use crate::open::{self, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::recovery::checkpoint;
+use crate::replicate::role;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -196,7 +198,10 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     }
     let volume_id = record.volume_id;
     let lost = |kind| matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound);
+    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is still there.
+    let is_replica = role::newest(store, volume_id)?.is_some_and(|role| role.kind == RoleKind::Replica);
     let fence = match open::end_of_log(store, &record) {
+        Ok(_) if is_replica => 0,
         Ok(mut end) => fence(store, &record, &mut end, PutId(world.random()?), world)?,
         // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
         Err(error) if lost(error.kind()) => 0,

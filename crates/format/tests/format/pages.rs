@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, journal, kept, map_part, preamble, segment, staging, transfer, volume_record,
-    write_log,
+    cache_index, checkpoint, journal, kept, map_part, preamble, role, segment, staging, transfer,
+    volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 11] = [
+const PAGES: [(&str, &[Table]); 12] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -41,6 +41,7 @@ const PAGES: [(&str, &[Table]); 11] = [
         ],
     ),
     ("map_part.md", &[map_part::at::TABLE]),
+    ("role.md", &[role::at::TABLE]),
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
     ("staging.md", &[staging::at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
@@ -133,6 +134,7 @@ fn the_overview_shows_keys_as_the_code_makes_them() {
         kept::pin_key(VOLUME, 3),
         kept::released_key(VOLUME, 3),
         kept::tombstone_key(VOLUME),
+        role::role_key(VOLUME, 1),
         part_key(&PART),
     ];
     for key in keys {

@@ -12,6 +12,7 @@ use sawmill_format::journal::*;
 use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
 use sawmill_format::preamble::Preamble;
+use sawmill_format::role::{Promoted, Role, RoleKind};
 use sawmill_format::segment::*;
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_format::transfer::TransferProgress;
@@ -190,6 +191,20 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn roles()(
+        (volume_id, put_id) in ids(), number in 1..u64::MAX, wall_unix_ms: u64, source in ".{0,40}",
+        kind in 0..3, [epoch, checkpoint_number, next_sequence]: [u64; 3],
+    ) -> Role {
+        let kind = match kind {
+            0 => RoleKind::Replica,
+            1 => RoleKind::Returned,
+            _ => RoleKind::Promoted(Promoted { epoch, checkpoint_number, next_sequence }),
+        };
+        Role { volume_id, put_id, number, wall_unix_ms, kind, source }
+    }
+}
+
+prop_compose! {
     fn pins()(
         name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(), numbers in any::<[u64; 3]>(),
     ) -> Pin {
@@ -306,6 +321,12 @@ proptest! {
     #[test]
     fn orders_round_trip(value in orders()) {
         prop_assert_eq!(Order::decode(&value.encode()), Ok(value));
+    }
+
+    #[test]
+    fn roles_round_trip(value in roles()) {
+        let bytes = value.encode().unwrap();
+        prop_assert_eq!(Role::decode(&bytes, value.volume_id, value.number), Ok(value));
     }
 
     #[test]

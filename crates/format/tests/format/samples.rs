@@ -9,6 +9,7 @@ use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOpe
 use sawmill_format::kept::{self, CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
+use sawmill_format::role::{self, Promoted, Role, RoleKind};
 use sawmill_format::segment::{self, *};
 use sawmill_format::staging::{self, StagingHeader, StagingIdentity};
 use sawmill_format::transfer::{self, TransferProgress};
@@ -48,7 +49,7 @@ pub(crate) fn all() -> Vec<Case> {
         staging_header(),
     ];
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
-    cases.extend([checkpoint_with_cuts(), pin_case(), order_segment()]);
+    cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
     cases.extend(records());
     cases
 }
@@ -298,6 +299,36 @@ fn pin_case() -> Case {
         table: kept::pin_at::TABLE,
         decode: Box::new(move |bytes| Ok(Pin::decode(bytes, VOLUME, 3)? == value)),
     }
+}
+
+pub(crate) fn role_value() -> Role {
+    Role {
+        volume_id: VOLUME,
+        put_id: PUT,
+        number: 2,
+        wall_unix_ms: 1_770_000_000_123,
+        kind: RoleKind::Replica,
+        source: "s3://bucket/disks/disk1".to_owned(),
+    }
+}
+
+fn role_case(name: &'static str, value: Role) -> Case {
+    Case {
+        name,
+        bytes: value.encode().unwrap(),
+        value: format!("{value:#?}"),
+        table: role::at::TABLE,
+        decode: Box::new(move |bytes| Ok(Role::decode(bytes, VOLUME, 2)? == value)),
+    }
+}
+
+fn replica_case() -> Case {
+    role_case("role/v1-replica", role_value())
+}
+
+fn promoted_case() -> Case {
+    let promoted = Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
+    role_case("role/v1-promoted", Role { kind: RoleKind::Promoted(promoted), ..role_value() })
 }
 
 /// An order to roll back, as the data of its segment.

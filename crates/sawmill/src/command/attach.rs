@@ -54,9 +54,9 @@ impl Attach {
     ) -> Result<Attached> {
         // Journals are their owner's alone.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-        let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+        let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
         refuse_served(&folder, &address.name)?;
-        wiring::make_folder(&folder)?;
+        wiring::make_volume_folder(&folder, &address.store_url)?;
         let journal_path = self.journal.clone().unwrap_or_else(|| folder.join("journal"));
         let made = (!journal_path.exists()).then(|| journal_path.clone());
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
@@ -108,7 +108,7 @@ pub(super) fn open_cut(
 ) -> Result<(Arc<Volume>, VolumeRecord)> {
     let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
     let record = sawmill_volume::find(&*store, &address.name)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     match control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next()) {
         Some(volume) if !volume.read_only => {
             control::wait(&folder, &address.name, "stored", None)?;

@@ -35,7 +35,7 @@ struct Document<'a> {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     if let Some(served) = control::attached(&folder)? {
         return Err(Failure::new(
             Exit::InUse,

@@ -93,8 +93,8 @@ struct Job<'a> {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (volume, record) = open_cut(context, &address, arguments.cut)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
-    wiring::make_folder(&folder)?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    wiring::make_volume_folder(&folder, &address.store_url)?;
     let source = VolumeEnd::new(volume, &address.name);
     let position = source.position();
     let mut bar = Bar::new(format!("exporting {}", address.name));

@@ -200,9 +200,9 @@ pub(super) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
     };
     let rest = inspect::at_rest(&*store, &record)?;
     demand_size(source.size_bytes(), rest.size_bytes, &record)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     refuse_served(&folder, &address.name)?;
-    wiring::make_folder(&folder)?;
+    wiring::make_volume_folder(&folder, &address.store_url)?;
     let known = TransferProgress {
         volume_id: record.volume_id,
         size_bytes: source.size_bytes(),

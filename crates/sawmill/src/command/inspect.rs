@@ -281,8 +281,9 @@ fn journal_at(context: &Context, text: &str) -> Result<()> {
     let path = if !Path::new(text).is_dir() && Path::new(text).exists() {
         PathBuf::from(text)
     } else {
-        let (_, record) = wiring::find(&context.places.resolve(text)?)?;
-        context.places.volume_folder(&record.volume_id.to_string())?.join("journal")
+        let address = context.places.resolve(text)?;
+        let (_, record) = wiring::find(&address)?;
+        context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?.join("journal")
     };
     let report = sawmill_volume::inspect::journal(&path)?;
     let document = JournalDocument::new(&path, &report);
@@ -369,8 +370,10 @@ struct StepDocument {
 }
 
 fn recovery(context: &Context, volume: &str, journal: Option<&Path>) -> Result<()> {
-    let (store, record) = wiring::find(&context.places.resolve(volume)?)?;
-    let usual = context.places.volume_folder(&record.volume_id.to_string())?.join("journal");
+    let address = context.places.resolve(volume)?;
+    let (store, record) = wiring::find(&address)?;
+    let usual =
+        context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?.join("journal");
     let journal = journal.unwrap_or(&usual);
     let report = sawmill_volume::inspect::recovery(&*store, &record, Some(journal))?;
     if context.json {

@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     for (listed, size_bytes) in listed.into_iter().zip(sizes) {
         rows.push(match listed.record.and_then(|record| Ok((record, size_bytes?))) {
             Ok((record, size_bytes)) => {
-                let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+                let folder = context.places.volume_folder(&record.volume_id.to_string(), &url)?;
                 let attached = attached_to(&folder);
                 let volume = Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
                 Row { name: listed.name, volume, attached, error: None }

@@ -19,7 +19,9 @@ mod info;
 mod inspect;
 mod list;
 mod log;
+mod promote;
 mod rename;
+mod replicate;
 mod resize;
 mod rollback;
 mod serve;
@@ -89,6 +91,8 @@ enum Command {
     Import(import::Arguments),
     Export(export::Arguments),
     Copy(copy::Arguments),
+    Replicate(replicate::Arguments),
+    Promote(promote::Arguments),
     Rename(rename::Arguments),
     Resize(resize::Arguments),
     Inspect(inspect::Arguments),
@@ -134,6 +138,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Import(arguments) => import::run(&context, &arguments),
         Command::Export(arguments) => export::run(&context, &arguments),
         Command::Copy(arguments) => copy::run(&context, &arguments),
+        Command::Replicate(arguments) => replicate::run(&context, &arguments),
+        Command::Promote(arguments) => promote::run(&context, &arguments),
         Command::Rename(arguments) => rename::run(&context, &arguments),
         Command::Resize(arguments) => resize::run(&context, &arguments),
         Command::Inspect(arguments) => inspect::run(&context, &arguments),

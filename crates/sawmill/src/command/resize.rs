@@ -47,7 +47,7 @@ struct Document<'a> {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
-    let folder = context.places.volume_folder(&record.volume_id.to_string())?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     // Any answer of its server is the current size.
     let served = control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next());
     let old_size_bytes = match &served {

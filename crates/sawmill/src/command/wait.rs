@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         Some((folder, _)) => folder,
         None => {
             let (_, record) = wiring::find(&address)?;
-            context.places.volume_folder(&record.volume_id.to_string())?
+            context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?
         }
     };
     let safety = if arguments.stored { "stored" } else { "logged" };

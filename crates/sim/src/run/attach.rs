@@ -185,7 +185,7 @@ impl Run {
         Some(Arc::new(ReadCache::open(disk, None, options)))
     }
 
-    fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {
+    pub(super) fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {
         let place = &self.machines[machine];
         let mut options = OpenOptions::new(journal_path());
         options.journal_bytes = self.settings.journal_bytes;
@@ -219,6 +219,7 @@ impl Run {
         let found = self.read_all(&mut process)?;
         let count = self.oracle.opened(self.loss, process.from_store, &found)?;
         self.say("found", || format!("  attached: {count} operations are there"));
+        self.copied = self.copied.min(count);
         self.loss = Loss::Process;
         if let Some(mut old) = self.process.take() {
             old.replaced_at = Some(count);

@@ -24,6 +24,7 @@ use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
 use crate::open::{self, Stored, demand_fencing};
 use crate::recovery::{Reporter, checkpoint};
+use crate::replicate::role::demand_primary;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, names};
 
@@ -66,6 +67,7 @@ pub fn clone_in(
             None => open::stored(store, base, &mut Reporter::new(world))?,
             Some(cut) => stored_cut(store, base, cut, &mut Reporter::new(world))?,
         };
+        demand_primary(store, &stored.record, stored.newest.number_max)?;
         let clone_id = VolumeId(world.random()?);
         let lineage = pin_all(world, store, &stored, clone_id, name)?;
         match look_again(store, base, &stored, cut) {

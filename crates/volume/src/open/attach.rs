@@ -21,6 +21,7 @@ use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::roll_forward::{LogEnd, roll_forward};
 use crate::recovery::{Reporter, checkpoint};
+use crate::replicate::role::demand_primary;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
 
@@ -51,6 +52,7 @@ pub(crate) fn attach(
 ) -> Result<Attached> {
     let mut stored = super::stored(store, name, reporter)?;
     check_options(&stored, options)?;
+    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
     demand_fencing(store, options.no_fencing)?;
     let mut judged = judge(&stored, options, world.disks())?;
@@ -71,6 +73,8 @@ pub(crate) fn attach(
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id, world)?;
     see_that_nobody_went_on(store, name, &mut stored, reporter)?;
+    // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
+    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let epoch = stored.end.epoch;

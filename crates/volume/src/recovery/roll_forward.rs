@@ -17,6 +17,7 @@ use super::checkpoint::sequence32;
 use crate::ask;
 use crate::cuts::Place;
 use crate::keeper::apply_extents;
+use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
 use crate::shared::View;
 use crate::{Error, ErrorKind, Result, limits};
@@ -106,7 +107,7 @@ pub(crate) fn roll_forward_until(
                         carry_out(store, view, end, &header)?;
                     }
                 }
-                None if is_end(store, volume_id, end)? => return Ok(()),
+                None if is_end(store, volume_id, end, until)? => return Ok(()),
                 None => continue 'log,
             }
         }
@@ -188,7 +189,7 @@ pub(crate) fn cut_view(
 }
 
 /// Takes the next segment of the log.
-fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
+pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
     let damaged = |what: String| {
         let key = segment_key(header.volume_id, header.sequence);
         let text = format!("{key}: {what}; nothing was changed; run `sawmill check`");
@@ -254,7 +255,7 @@ pub(crate) fn live_bytes_of(header: &SegmentHeader) -> u64 {
 
 /// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is
 /// damage; or a writer has put it since, and the log goes on.
-fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
+fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd, until: Until) -> Result<bool> {
     let gap = end.next_sequence;
     let beyond: Vec<u64> = (gap + 1..=gap + limits::FENCE_WINDOW).collect();
     for header in headers(store, volume_id, &beyond) {
@@ -263,6 +264,10 @@ fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<
         if knew {
             if headers(store, volume_id, &[gap]).pop().unwrap_or(Ok(None))?.is_some() {
                 return Ok(false);
+            }
+            if until.sequence == u64::MAX && role::is_copied(store, volume_id, end.place.number)? {
+                // What a copier put beyond the gap waits for the checkpoint that it comes with.
+                return Ok(true);
             }
             let text = format!(
                 "{} is gone although it was stored: {} was made after it; nothing was changed; restore it \

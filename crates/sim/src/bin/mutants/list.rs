@@ -338,8 +338,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a clone: pins are not asked for",
         "volume/src/keeper/cleanup.rs",
-        "self.ask_for_pins(self.cleanup.what.doomed.clone());",
-        "self.delete_unpinned(self.cleanup.what.doomed.clone());",
+        "self.ask_for_pins(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
+        "self.delete_unpinned(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
     ),
     mutant(
         "a clone of a clone pins its base alone",
@@ -362,11 +362,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a snapshot is told done before it is stored",
         "volume/src/keeper/orders.rs",
-        "                    self.ordered = Some(ordered);\n",
+        "            self.ordered = Some(ordered);\n        }\n    }\n",
         concat!(
-            "                    let Ordered { order, then, position, tell } = ordered;\n",
-            "                    tell(Ok(()));\n                    let tell = Box::new(|_| ());\n",
-            "                    self.ordered = Some(Ordered { order, then, position, tell });\n",
+            "            let Ordered { order, then, undo, position, tell } = ordered;\n",
+            "            tell(Ok(()));\n            let tell = Box::new(|_| ());\n",
+            "            self.ordered = Some(Ordered { order, then, undo, position, tell });\n",
+            "        }\n    }\n",
         ),
     ),
     mutant(
@@ -438,5 +439,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/gc/sweep.rs",
         "if found.location == Some(Location { sequence: part.sequence, data_offset }) {",
         "let _ = Location { sequence: part.sequence, data_offset };\n                if true {",
+    ),
+    mutant(
+        "a replica is attached for writing",
+        "volume/src/replicate/role.rs",
+        "let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };",
+        "let Some(role) = None::<Role> else { return Ok(()) };",
+    ),
+    mutant(
+        "a promoted history goes on where the old one may still be written",
+        "volume/src/replicate/promote.rs",
+        "(1 << 20) + (chance as u64 & ((1 << 20) - 1))",
+        "(chance as u64 & 1)",
     ),
 ];

@@ -1,0 +1,225 @@
+//! A second store: a copier that works beside the process that writes, dies anywhere and is started again;
+//! whoever looks at the replica meanwhile; and its promotion while the primary lives.
+//!
+//! Invariants judged: the replica can always be opened and is a prefix, never a shorter one than before; a
+//! promoted one is what the replica was, whatever lands late; a copier leaves it alone.
+
+use std::sync::Arc;
+
+use sawmill_device::ErrorKind;
+use sawmill_store::ObjectStore;
+use sawmill_volume::replicate::{Copier, CopyOptions, promote};
+use sawmill_volume::{OpenOptions, Stepped};
+
+use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use crate::client::Client;
+use crate::death::{Life, live};
+use crate::disk::DiskFaults;
+use crate::store::{SimBucket, SimStore, StoreFaults};
+use crate::world::{Shelf, SimWorld};
+
+/// A process of the copier or of a promoter: a world and both stores.
+struct Aide {
+    life: Arc<Life>,
+    world: SimWorld,
+    first: SimStore,
+    second: SimStore,
+}
+
+impl Run {
+    fn faults_of(&self, is_troubled: bool) -> StoreFaults {
+        if is_troubled { self.settings.store } else { StoreFaults::default() }
+    }
+
+    fn aide(&mut self, is_troubled: bool) -> Aide {
+        let life = Arc::new(Life::default());
+        let faults = self.faults_of(is_troubled);
+        let mut store = |bucket: &Arc<SimBucket>, salt| {
+            let dice = self.dice.split(salt);
+            SimStore::new(bucket.clone(), life.clone(), self.trace.clone(), faults, dice)
+        };
+        let (first, second) = (store(&self.bucket, 10), store(&self.second, 11));
+        let (clock, trace, dice) = (self.clock.clone(), self.trace.clone(), self.dice.split(12));
+        let world = SimWorld::new(clock, Shelf::default(), life.clone(), trace, DiskFaults::default(), dice);
+        Aide { life, world, first, second }
+    }
+
+    /// A copier does a round beside the process that writes, and may die in it. Then somebody looks.
+    pub(super) fn copy(&mut self) -> Verdict {
+        let aide = self.aide(true);
+        if self.dice.one_in(2) {
+            aide.life.dies_after(1 + self.dice.below(80));
+        }
+        self.say("copy", || "a copier begins a round".into());
+        let mut verdict = Ok(());
+        let outcome = live(|| self.copy_with(&aide, &mut verdict));
+        aide.life.die();
+        verdict?;
+        self.story.copies += u64::from(matches!(outcome, Some(Ok(()))));
+        self.say("copied", || format!("  the copier: {outcome:?}"));
+        if self.dice.one_in(2) {
+            self.land_late_at_second();
+        }
+        self.look_at_second()
+    }
+
+    fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
+        let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
+        let options = CopyOptions::default();
+        let ends = ((&aide.first as &dyn ObjectStore, NAME), (&aide.second as &dyn ObjectStore, NAME));
+        let mut copier = Copier::begin(&aide.world, ends.0, ends.1, &options).map_err(told)?;
+        for _ in 0..2 {
+            let round = copier.round(&mut |_| {
+                for _ in 0..self.dice.below(5) {
+                    let went = self.step_beside();
+                    if verdict.is_ok() {
+                        *verdict = went;
+                    }
+                }
+            });
+            round.map_err(told)?;
+        }
+        Ok(())
+    }
+
+    /// The process that writes takes a step while the copier copies.
+    fn step_beside(&mut self) -> Verdict {
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        let mut heard = Ok(());
+        if !process.life.is_dead() {
+            match live(|| self.step(&mut process)) {
+                Some(stepped) if !process.life.is_dead() => {
+                    heard = stepped.and_then(|()| self.hear(&mut process));
+                }
+                _ => process.life.die(),
+            }
+        }
+        self.process = Some(process);
+        heard
+    }
+
+    fn land_late_at_second(&mut self) {
+        let late = self.second.late() as u64;
+        if late > 0 {
+            let index = self.dice.below(late) as usize;
+            self.second.land(index, &self.trace);
+        }
+    }
+
+    /// The replica, if it has its name yet, is a prefix with all that it had before.
+    fn look_at_second(&mut self) -> Verdict {
+        if !self.second.objects().keys().any(|key| key.starts_with("volumes/")) {
+            return Ok(());
+        }
+        let found = self.read_second()?;
+        self.copied =
+            self.oracle.check_replica(self.copied, &found).map_err(|text| format!("replica: {text}"))?;
+        let copied = self.copied;
+        self.say("replica", || format!("  the replica has {copied} operations"));
+        if self.dice.one_in(4) { self.refuse_writer() } else { Ok(()) }
+    }
+
+    /// Nobody writes to a replica.
+    fn refuse_writer(&mut self) -> Verdict {
+        let aide = self.aide(false);
+        let options = self.options(0, true);
+        match Stepped::open(Arc::new(aide.world), Arc::new(aide.second), NAME, &options) {
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(()),
+            Err(error) => Err(format!("a writer of the replica hears: {error}")),
+            Ok(_) => Err("the replica was attached for writing".into()),
+        }
+    }
+
+    fn read_second(&mut self) -> Result<Vec<u8>, String> {
+        let aide = self.aide(false);
+        let store = Arc::new(aide.second);
+        let mut options = OpenOptions::new(journal_path());
+        options.read_only = true;
+        let mut stepped = Stepped::open(Arc::new(aide.world), store.clone(), NAME, &options)
+            .map_err(|error| format!("the replica cannot be opened: {error}"))?;
+        self.read_through(&mut stepped, &store)
+    }
+
+    fn read_through(&mut self, stepped: &mut Stepped, store: &SimStore) -> Result<Vec<u8>, String> {
+        let mut client = Client::default();
+        client.read_blindly(stepped.volume(), (0, self.settings.size_bytes));
+        for _ in 0..ROUNDS_MAX {
+            if let Some(found) = client.blind_answer() {
+                return found;
+            }
+            stepped.step_keeper(self.clock.now());
+            for _ in 0..store.waiting() {
+                store.happen(0);
+            }
+        }
+        Err("who reads the replica gets no answer".into())
+    }
+
+    /// The replica is promoted while the primary lives, by promoters that may die; late calls land; a copier
+    /// finds it so. What it is stays what the replica was.
+    pub(super) fn promote_second(&mut self) -> Verdict {
+        self.look_at_second()?;
+        if !self.second.objects().keys().any(|key| key.starts_with("volumes/")) {
+            return Ok(());
+        }
+        for attempt in 0..3 {
+            let is_last = attempt == 2;
+            let aide = self.aide(!is_last);
+            // A replica's checkpoints skip numbers: who promotes goes by the list (decision 0015).
+            aide.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
+            if !is_last {
+                aide.life.dies_after(1 + self.dice.below(40));
+            }
+            let outcome = live(|| promote(&aide.world, &aide.second, NAME).map(drop));
+            aide.life.die();
+            self.say("promoted", || format!("somebody promotes the replica: {outcome:?}"));
+            let is_done = matches!(&outcome, Some(Err(error)) if error.kind() == ErrorKind::Refused);
+            if is_last && !is_done && !matches!(outcome, Some(Ok(()))) {
+                return Err(format!("the replica cannot be promoted: {outcome:?}"));
+            }
+        }
+        self.story.promotions += 1;
+        let before = self.read_second()?;
+        self.oracle.check_replica(self.copied, &before).map_err(|text| format!("promoted: {text}"))?;
+        while self.second.late() > 0 {
+            self.land_late_at_second();
+        }
+        let aide = self.aide(false);
+        let mut verdict = Ok(());
+        let copied = self.copy_with(&aide, &mut verdict);
+        aide.life.die();
+        verdict?;
+        if !matches!(&copied, Err((ErrorKind::Refused | ErrorKind::Fenced, _))) {
+            return Err(format!("a copier goes on although the replica was promoted: {copied:?}"));
+        }
+        self.attach_at_second(&before)
+    }
+
+    /// The promoted volume is attached, holds the same, and is closed.
+    fn attach_at_second(&mut self, before: &[u8]) -> Verdict {
+        let aide = self.aide(false);
+        let store = Arc::new(aide.second);
+        let options = self.options(0, false);
+        let mut stepped = Stepped::open(Arc::new(aide.world), store.clone(), NAME, &options)
+            .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;
+        store.set_at_once(false);
+        let found = self.read_through(&mut stepped, &store)?;
+        if found != before {
+            return Err("the promoted volume changed by itself".into());
+        }
+        stepped.begin_close();
+        for _ in 0..ROUNDS_MAX {
+            while stepped.step_journal() {}
+            stepped.step_journal_quietly();
+            stepped.step_keeper(self.clock.now());
+            for _ in 0..store.waiting() {
+                store.happen(0);
+            }
+            self.clock.pass(20_000);
+            if stepped.is_settled() {
+                return stepped.finish_close().map_err(|error| format!("the promoted volume: {error}"));
+            }
+        }
+        Err("closing the promoted volume does not end".into())
+    }
+}

@@ -1,0 +1,212 @@
+//! May this store hold a replica of that volume? Looked at before anything is copied, and the role taken.
+//!
+//! Invariant: a store that holds the volume as a primary becomes a replica only when told, only of a
+//! history that was promoted after all it has, and its writers are shut out by a fence that comes after the
+//! role.
+
+use sawmill_format::checkpoint::{Checkpoint, checkpoint_prefix};
+use sawmill_format::ids::PutId;
+use sawmill_format::kept::tombstone_key;
+use sawmill_format::role::{Role, RoleKind, role_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::copier::CopyOptions;
+use super::role;
+use crate::ask::{self, store_error};
+use crate::open::{end_of_log, fence};
+use crate::recovery::checkpoint as checkpoints;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result, names};
+
+/// Whether the destination is still the replica that the copier found or made.
+pub(super) fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
+    if role::is_current(destination, role)? {
+        return Ok(());
+    }
+    let text = "the destination is not the replica any more that it was: it was promoted, or deleted; \
+    nothing more is copied to it";
+    Err(Error::new(ErrorKind::Fenced, text))
+}
+
+pub(super) fn demand_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Result<()> {
+    if root.kept.lineage.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "volume {} is a clone and shares segments with its base, which a replica cannot: `sawmill copy` \
+         it to a volume of its own, and replicate that",
+        record.name
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+pub(super) fn demand_copyable(
+    source: &dyn ObjectStore,
+    record: &VolumeRecord,
+    root: &Checkpoint,
+) -> Result<()> {
+    demand_no_lineage(record, root)?;
+    let Some(role) = role::newest(source, record.volume_id)? else { return Ok(()) };
+    let text = match role.promoted() {
+        None => format!(
+            "volume {} is a replica itself, of {}: replicate from there, or promote it first",
+            record.name, role.source
+        ),
+        Some(promoted) if root.number < promoted.checkpoint_number => {
+            format!("the promotion of volume {} is not finished: give `sawmill promote` again", record.name)
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// Whether the volume has its name at the destination; refuses another volume's name, and a second name.
+pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, name: &str) -> Result<bool> {
+    if ask::get(destination, &tombstone_key(record.volume_id), None, Class::Read)?.is_some() {
+        let text = format!(
+            "volume {} ({}) was deleted at the destination, and clones there still need its data: \
+             delete them first, or replicate to another store",
+            record.name, record.volume_id
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    let mut is_named = false;
+    for listed in names::list(destination)? {
+        let same = listed.record.as_ref().is_ok_and(|there| there.volume_id == record.volume_id);
+        if listed.name == name && !same {
+            let text = format!(
+                "the destination has another volume called {name:?}: choose another name for the replica, or \
+                 `sawmill delete` that one first"
+            );
+            return Err(Error::new(ErrorKind::Exists, text));
+        }
+        if same && listed.name != name {
+            let text = format!(
+                "the destination has this volume already, as {:?}: give that name, or rename it there to \
+                 {name:?}",
+                listed.name
+            );
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        is_named |= same;
+    }
+    Ok(is_named)
+}
+
+/// Finds the destination a replica, or makes it one.
+pub(super) fn take_role(
+    world: &dyn World,
+    source: &dyn ObjectStore,
+    destination: &dyn ObjectStore,
+    record: &VolumeRecord,
+    options: &CopyOptions,
+) -> Result<Role> {
+    let id = record.volume_id;
+    let found = role::newest(destination, id)?;
+    let there = Blocking(destination).list(&checkpoint_prefix(id), Class::Read);
+    let there = there.map_err(|error| store_error(&error))?;
+    let number = match there.is_empty() {
+        true => 0,
+        false => checkpoints::newest(destination, id)?.number_max,
+    };
+    // Asked after the other: the source goes on, and another copier may follow it.
+    let source_number = checkpoints::newest(source, id)?.number_max;
+    if number > source_number {
+        let text = format!(
+            "the destination is ahead of the source (checkpoint {number} against {source_number}): it \
+             was promoted and went on, or the source is an old copy; nothing was changed. To go back to \
+             the source's state, delete the volume at the destination first"
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    // A history of its own is overtaken by one that was promoted after it, and by no other.
+    let begins = role::newest(source, id)?.and_then(|role| role.promoted());
+    let is_before = begins.is_some_and(|promoted| number < promoted.checkpoint_number);
+    match &found {
+        Some(role) if role.kind == RoleKind::Replica => return Ok(role.clone()),
+        Some(role) if role.kind == RoleKind::Returned => {
+            // Whoever made it so may have died before this.
+            if is_before {
+                shut_out_writers(world, destination, record)?;
+            }
+            return Ok(role.clone());
+        }
+        _ => {}
+    }
+    let is_primary = found.is_some() || !there.is_empty();
+    if is_primary && !(options.fail_back && is_before) {
+        return Err(not_a_replica(record, options.fail_back));
+    }
+    let role = Role {
+        volume_id: id,
+        put_id: PutId(world.random()?),
+        number: found.map_or(1, |role| role.number + 1),
+        wall_unix_ms: world.unix_ms(),
+        kind: if is_primary { RoleKind::Returned } else { RoleKind::Replica },
+        source: options.source_text.clone(),
+    };
+    if is_primary && is_same_store(world, source, destination, &role)? {
+        return Err(same_store());
+    }
+    if !role::put(destination, &role)? {
+        let text =
+            "somebody else changed the destination's role at the same moment: look at it, then try again";
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    if is_primary {
+        shut_out_writers(world, destination, record)?;
+    }
+    Ok(role)
+}
+
+fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
+    let text = if fail_back {
+        "the source is no promoted replica of what the destination holds: only what was promoted can \
+         replace a primary; delete the volume at the destination first if its writes may go"
+            .to_owned()
+    } else {
+        format!(
+            "the destination holds volume {} as a primary, not as a replica: with --fail-back it \
+             becomes a replica of a promoted source, and what was written there and is not at the source \
+              is lost",
+            record.name
+        )
+    };
+    Error::new(ErrorKind::Refused, text)
+}
+
+fn same_store() -> Error {
+    let text = "the destination is the source itself: a replica needs a store of its own";
+    Error::new(ErrorKind::Refused, text)
+}
+
+/// Two URLs may lead to one store. A word that is put at one and found at the other tells.
+fn is_same_store(
+    world: &dyn World,
+    source: &dyn ObjectStore,
+    destination: &dyn ObjectStore,
+    role: &Role,
+) -> Result<bool> {
+    let number = u64::from_le_bytes(world.random()?[..8].try_into().unwrap_or_default()) | 1 << 63;
+    let word = Role { number, ..role.clone() };
+    let key = role_key(role.volume_id, number);
+    role::put(destination, &word)?;
+    let seen = ask::get(source, &key, None, Class::Read);
+    let removed = Blocking(destination).delete(vec![key], Class::Upload);
+    removed.map_err(|error| store_error(&error))?;
+    Ok(seen?.is_some())
+}
+
+/// A writer that had the destination attached meets a fence; nobody attaches any more.
+fn shut_out_writers(world: &dyn World, destination: &dyn ObjectStore, record: &VolumeRecord) -> Result<()> {
+    loop {
+        let mut end = end_of_log(destination, record)?;
+        match fence(destination, record, &mut end, PutId(world.random()?), world) {
+            Ok(_) => return Ok(()),
+            // It was faster: the log has grown.
+            Err(error) if error.kind() == ErrorKind::Exists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

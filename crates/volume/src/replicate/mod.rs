@@ -1,0 +1,25 @@
+//! Replicas: the same volume in a second store, copied byte for byte, readable at any time, promoted when the
+//! first store is lost. See `docs/decisions/0015`.
+//!
+//! Rooms: `role` (what a store is to a volume: replica or promoted), `destination` (may it become one),
+//! `copier` (round by round), `objects` (reading and verifying what is copied), `sweep` (deletes at the
+//! destination), `promote` (a replica becomes a volume of its own; the drill for that).
+//!
+//! Invariants:
+//! 1. Whatever call the copier dies at, the destination is a cut: all writes up to some position. Opened for
+//!    reading, its log ends at the first name that is not there.
+//! 2. Nobody attaches a replica for writing.
+//! 3. A promoted history has epochs, sequences and checkpoint numbers of its own, far above those of the
+//!    history it comes from. So whatever a late copier still puts or deletes, it cannot be part of it.
+//!
+//! Not here: when to look again, how fast to go (the caller says so), clones that share with their base.
+
+mod copier;
+mod destination;
+mod objects;
+mod promote;
+pub(crate) mod role;
+mod sweep;
+
+pub use copier::{Copier, CopyOptions, Round};
+pub use promote::{Drill, Promotion, drill, promote, stored_end};

@@ -1,0 +1,138 @@
+//! What is copied: read from the source, verified by the format's own checksums, and put as it is.
+//!
+//! Invariant: nothing is put that did not verify; what is there already under the name is left alone.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{
+    Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, kept_key,
+};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
+use sawmill_format::segment::{FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+
+use crate::ask::{self, store_error};
+use crate::cuts::needs;
+use crate::{Error, ErrorKind, Result};
+
+/// An object that verified, or the word that it is not there.
+pub(super) type Found<T> = Result<Option<(T, Bytes)>>;
+
+/// Reads an object whole. Damage is asked for once more before it is believed.
+fn read<T>(
+    store: &dyn ObjectStore,
+    key: &str,
+    decode: impl Fn(&Bytes) -> std::result::Result<T, String>,
+) -> Found<T> {
+    ask::again_if_damaged(|| {
+        let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
+        let value = decode(&bytes).map_err(|what| {
+            let text = format!("{key}: {what}; it is not copied; run `sawmill check` on the source");
+            Error::new(ErrorKind::Corrupt, text)
+        })?;
+        Ok(Some((value, bytes)))
+    })
+}
+
+/// A segment with all its frames verified.
+pub(super) fn segment(store: &dyn ObjectStore, volume_id: VolumeId, sequence: u64) -> Found<SegmentHeader> {
+    read(store, &segment_key(volume_id, sequence), |bytes| {
+        let identity = SegmentIdentity { volume_id, sequence };
+        let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
+        let wanted = header.object_bytes();
+        if bytes.len() as u64 != wanted {
+            return Err(format!("it has {} bytes, and its header says {wanted}", bytes.len()));
+        }
+        let body = &bytes[header.header_bytes() as usize..];
+        for (frame, entry) in header.frames.iter().enumerate() {
+            let epoch = header.epoch;
+            let identity = FrameIdentity { volume_id, sequence, epoch, frame: frame as u32 };
+            let start = entry.body_offset as usize;
+            let part = body.get(start..start + entry.stored_bytes as usize);
+            let part = part.ok_or_else(|| format!("frame {frame} lies past its end"))?;
+            frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;
+        }
+        Ok(header)
+    })
+}
+
+/// A checkpoint's root, if it is that very put.
+pub(super) fn root(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    put_id: PutId,
+) -> Found<Checkpoint> {
+    let found = root_at(store, &checkpoint_key(volume_id, number), volume_id, number)?;
+    Ok(found.filter(|(root, _)| root.put_id == put_id))
+}
+
+/// The root that a cut begins from: its copy, or itself while it is among the newest.
+pub(super) fn kept_root(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    cut: (u64, PutId),
+) -> Found<Checkpoint> {
+    let (number, put_id) = cut;
+    match root_at(store, &kept_key(volume_id, number, put_id), volume_id, number)? {
+        Some(found) => Ok(Some(found)),
+        None => root(store, volume_id, number, put_id),
+    }
+}
+
+fn root_at(store: &dyn ObjectStore, key: &str, volume_id: VolumeId, number: u64) -> Found<Checkpoint> {
+    read(store, key, |bytes| {
+        Checkpoint::decode(bytes, &CheckpointIdentity { volume_id, number })
+            .map_err(|error| error.to_string())
+    })
+}
+
+/// Which part an entry names.
+pub(super) fn part_identity(volume_id: VolumeId, entry: &PartEntry) -> PartIdentity {
+    PartIdentity { volume_id, group: entry.group, number: entry.number, put_id: entry.put_id }
+}
+
+/// A part of the map.
+pub(super) fn part(store: &dyn ObjectStore, volume_id: VolumeId, entry: &PartEntry) -> Found<()> {
+    let identity = part_identity(volume_id, entry);
+    read(store, &part_key(&identity), |bytes| {
+        if part_crc(bytes) != entry.crc {
+            return Err("it is not the object the checkpoint names".to_owned());
+        }
+        decode_part(bytes, &identity).map(drop).map_err(|error| error.to_string())
+    })
+}
+
+/// Puts an object as it is; one with the same bytes may be there already.
+pub(super) fn put(store: &dyn ObjectStore, key: &str, bytes: Bytes) -> Result<()> {
+    let outcome = Blocking(store).put(key, bytes, Class::Upload).map_err(|error| store_error(&error))?;
+    if outcome == PutOutcome::Created {
+        return Ok(());
+    }
+    let text = format!(
+        "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
+         not the same volume any more; nothing was changed"
+    );
+    Err(Error::new(ErrorKind::Corrupt, text))
+}
+
+/// The cuts of a checkpoint that a replica keeps too. Clones stay with the source, and so do their pins.
+pub(super) fn cuts(root: &Checkpoint) -> Vec<CutEntry> {
+    root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).cloned().collect()
+}
+
+/// The segments that a checkpoint cannot do without: those with live data, those that it is the first to find
+/// dead (the one before may need them), and those that its cuts can reach.
+pub(super) fn needed(root: &Checkpoint) -> Vec<SegmentEntry> {
+    let since: BTreeMap<u64, u64> =
+        root.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();
+    let cuts = cuts(root);
+    let is_needed = |entry: &&SegmentEntry| {
+        let since = since.get(&entry.sequence).copied().unwrap_or(root.number);
+        !entry.dead || needs(&cuts, entry.sequence, since)
+    };
+    root.segments.iter().filter(is_needed).copied().collect()
+}

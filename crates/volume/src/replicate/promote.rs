@@ -1,0 +1,256 @@
+//! A replica becomes a volume of its own: a role (create-only: one of two promotions wins), then a checkpoint
+//! with which its own history begins, as if it had been attached and closed cleanly.
+//!
+//! Why no fence: that checkpoint has an epoch, a number and a first sequence by chance, far above any that
+//! the source or a late copier uses. They are in the role, so whoever finishes what another began makes the
+//! same history; of two that finish at once, one puts the checkpoint, and both have promoted.
+
+use bytes::Bytes;
+use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
+use sawmill_format::ids::PutId;
+use sawmill_format::kept::{CutKind, Kept};
+use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
+use sawmill_format::role::{Promoted, Role, RoleKind};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::role;
+use crate::ask::{self, store_error};
+use crate::check::{CheckReport, check};
+use crate::map::GROUP_BYTES;
+use crate::open::{self, Stored, end_of_log};
+use crate::recovery::{Reporter, checkpoint as checkpoints};
+use crate::world::World;
+use crate::{Error, ErrorKind, Result, limits, names};
+
+/// What a promotion made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promotion {
+    /// The volume.
+    pub record: VolumeRecord,
+    /// What it was a replica of.
+    pub source: String,
+    /// The epoch of its own history; the next attachment has the next one.
+    pub epoch: u64,
+    /// All writes below this position are in it.
+    pub position: u64,
+    /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the writer's
+    /// clock.
+    pub wall_unix_ms: u64,
+}
+
+/// What a promotion would find.
+#[derive(Clone, Debug)]
+pub struct Drill {
+    /// As a promotion would leave it; its epoch is the replica's.
+    pub would: Promotion,
+    /// Everything in the replica, read and verified.
+    pub check: CheckReport,
+}
+
+/// Makes a replica a volume of its own. A promotion that was begun and not finished is finished.
+///
+/// Errors: `Refused` when it is no replica, was promoted before, or somebody else promotes it now.
+pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
+    let record = names::find(store, name)?;
+    let id = record.volume_id;
+    let role = match role::newest(store, id)? {
+        None => return Err(no_replica(name)),
+        Some(role) => match role.promoted() {
+            Some(promoted) if is_begun(store, &record, promoted)? => {
+                return Err(promoted_before(name, &role));
+            }
+            Some(_) => role,
+            None => take(world, store, &record, &role)?,
+        },
+    };
+    let Some(promoted) = role.promoted() else {
+        return Err(Error::new(ErrorKind::Internal, "a promotion without a history"));
+    };
+    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(world))?;
+    if stored.newest.checkpoint.number < promoted.checkpoint_number {
+        begin_history(world, store, &stored, &role, promoted)?;
+    }
+    Ok(described(&stored, &role, promoted.epoch))
+}
+
+/// What [`promote`] would find and make, with everything verified. Changes nothing.
+pub fn drill(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Drill> {
+    let record = names::find(store, name)?;
+    let role = role::newest(store, record.volume_id)?.ok_or_else(|| no_replica(name))?;
+    if let Some(promoted) = role.promoted()
+        && is_begun(store, &record, promoted)?
+    {
+        return Err(promoted_before(name, &role));
+    }
+    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(world))?;
+    let check = check(store, &record, progress)?;
+    let would = described(&stored, &role, stored.end.epoch);
+    Ok(Drill { would, check })
+}
+
+/// How far a volume is stored: the position, and when the newest checkpoint or segment was made.
+pub fn stored_end(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<(u64, u64)> {
+    let stored = open::stored(store, name, &mut Reporter::new(world))?;
+    Ok((stored.end.position, newest_wall(&stored)))
+}
+
+fn newest_wall(stored: &Stored) -> u64 {
+    let segments = stored.view.segments.snapshot();
+    let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
+    newest.max(stored.newest.checkpoint.wall_unix_ms)
+}
+
+fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
+    Promotion {
+        record: stored.record.clone(),
+        source: role.source.clone(),
+        epoch,
+        position: stored.end.position,
+        wall_unix_ms: newest_wall(stored),
+    }
+}
+
+fn no_replica(name: &str) -> Error {
+    let text = format!("volume {name} is no replica but a primary: there is nothing to promote; serve it");
+    Error::new(ErrorKind::Refused, text)
+}
+
+fn promoted_before(name: &str, role: &Role) -> Error {
+    let text = format!(
+        "volume {name} was promoted already (it was a replica of {}): nothing was changed; serve it",
+        role.source
+    );
+    Error::new(ErrorKind::Refused, text)
+}
+
+/// Whether the history of a promotion has begun.
+fn is_begun(store: &dyn ObjectStore, record: &VolumeRecord, promoted: Promoted) -> Result<bool> {
+    if checkpoints::newest(store, record.volume_id)?.number_max >= promoted.checkpoint_number {
+        return Ok(true);
+    }
+    // The list may lag.
+    let key = checkpoint_key(record.volume_id, promoted.checkpoint_number);
+    Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
+}
+
+/// Takes the right to promote, with a place far above everything there is.
+fn take(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord, replica: &Role) -> Result<Role> {
+    let end = end_of_log(store, record)?;
+    let number_max = checkpoints::newest(store, record.volume_id)?.number_max;
+    let chance = u128::from_le_bytes(world.random()?);
+    // So many sequences and checkpoints the source would have to be ahead for a late copy to meet them.
+    let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
+    let promoted = Promoted {
+        epoch: end.epoch + (1 << 32) + (chance as u64 & ((1 << 44) - 1)),
+        checkpoint_number: number_max + far(chance >> 64),
+        next_sequence: end.next_sequence + far(chance >> 96),
+    };
+    if promoted.next_sequence >= limits::SEQUENCE_MAX {
+        let text = "the volume has too few segment sequences left to be promoted; copy it to a new one";
+        return Err(Error::new(ErrorKind::Full, text));
+    }
+    let role = Role {
+        put_id: PutId(world.random()?),
+        number: replica.number + 1,
+        wall_unix_ms: world.unix_ms(),
+        kind: RoleKind::Promoted(promoted),
+        ..replica.clone()
+    };
+    if role::put(store, &role)? {
+        return Ok(role);
+    }
+    let text = format!(
+        "somebody else promotes volume {} at this moment, and won: nothing was changed by this command",
+        record.name
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// Puts the checkpoint with which the promoted history begins: the state at the end of what was copied.
+fn begin_history(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    stored: &Stored,
+    role: &Role,
+    promoted: Promoted,
+) -> Result<()> {
+    let (root, objects) = first_root(world, stored, role, promoted)?;
+    // Cuts that begin from the newest copied checkpoint need it under the name of a copy.
+    let base = &stored.newest.checkpoint;
+    let begins = |number, put_id| (number, put_id) == (base.number, base.put_id);
+    if root.kept.cuts.iter().any(|cut| begins(cut.number, cut.put_id)) {
+        let key = kept_key(base.volume_id, base.number, base.put_id);
+        ask::put_all(store, vec![(key, base.encode())])?;
+    }
+    ask::put_all(store, objects)?;
+    // Twice, so that the newest two checkpoints both are of this history: one may rot. What is there
+    // already is of somebody who finished this promotion too.
+    let again = Checkpoint { number: root.number + 1, ..root.clone() };
+    for root in [root, again] {
+        let key = checkpoint_key(root.volume_id, root.number);
+        let put = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
+        put.map_err(|error| store_error(&error))?;
+    }
+    Ok(())
+}
+
+/// Keys and bytes.
+type Objects = Vec<(String, Vec<u8>)>;
+
+fn first_root(
+    world: &dyn World,
+    stored: &Stored,
+    role: &Role,
+    promoted: Promoted,
+) -> Result<(Checkpoint, Objects)> {
+    let (view, base) = (&stored.view, &stored.newest.checkpoint);
+    let (volume_id, number) = (base.volume_id, promoted.checkpoint_number);
+    let put_id = PutId(world.random()?);
+    let mut objects = Vec::new();
+    let mut parts = base.parts.clone();
+    for group in view.map.dirty_groups() {
+        let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+        parts.retain(|part| part.group != group);
+        if extents.is_empty() {
+            continue;
+        }
+        let identity = PartIdentity { volume_id, group, number, put_id };
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+            Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
+        })?;
+        let (size, extents, crc) = (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
+        parts.push(PartEntry { group, number, put_id, bytes: size, extents, crc });
+        objects.push((part_key(&identity), bytes));
+    }
+    parts.sort_by_key(|part| part.group);
+    let (segments, _) = view.segments.freeze(number, &|_, _| true);
+    let book = view.cuts.lock().clone();
+    // Clones stayed with the source, and so did their pins.
+    let cuts: Vec<_> = book.cuts.into_iter().filter(|cut| cut.kind != CutKind::Pin).collect();
+    let dead = if cuts.is_empty() { Vec::new() } else { view.segments.dead() };
+    let kept = Kept { retention_s: book.retention_s, pins_next: 0, cuts, lineage: Vec::new(), dead };
+    let root = Checkpoint {
+        volume_id,
+        put_id,
+        number,
+        epoch: promoted.epoch,
+        through_sequence: stored.end.stored_sequence,
+        next_sequence: promoted.next_sequence,
+        position: stored.end.position,
+        wall_unix_ms: role.wall_unix_ms,
+        size_bytes: stored.record.size_bytes,
+        clean: true,
+        extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
+        live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
+        segments,
+        parts,
+        kept,
+    };
+    Ok((root, objects))
+}

@@ -1,0 +1,78 @@
+//! Which role a store has to a volume, and what that allows.
+//!
+//! Invariants: roles are numbered without gaps and create-only, so of two that want the next number one gets
+//! it; they are asked for by name, so that no list that lags can hide one.
+
+use bytes::Bytes;
+use sawmill_format::ids::VolumeId;
+use sawmill_format::role::{Role, role_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+
+use crate::ask::{self, store_error};
+use crate::{Error, ErrorKind, Result};
+
+/// The newest role; `None`: a primary.
+pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<Role>> {
+    let mut newest = None;
+    loop {
+        let number = newest.as_ref().map_or(1, |role: &Role| role.number + 1);
+        match read(store, volume_id, number)? {
+            Some(role) => newest = Some(role),
+            None => return Ok(newest),
+        }
+    }
+}
+
+fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Option<Role>> {
+    let key = role_key(volume_id, number);
+    ask::again_if_damaged(|| {
+        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(None) };
+        Role::decode(&bytes, volume_id, number)
+            .map(Some)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}; nothing was changed")))
+    })
+}
+
+/// Takes the next number; false: somebody else has it.
+pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
+    let bytes = role.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let key = role_key(role.volume_id, role.number);
+    let outcome = Blocking(store).put(&key, Bytes::from(bytes), Class::Upload);
+    Ok(outcome.map_err(|error| store_error(&error))? == PutOutcome::Created)
+}
+
+/// Whether `role` is still the newest, and still there.
+pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
+    let keys = [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
+    let mut answers = ask::get_all(store, keys.into(), Class::Read).into_iter();
+    let (own, next) = (answers.next(), answers.next());
+    let is_there = |answer: Option<ask::Answer>| answer.unwrap_or(Ok(None)).map(|bytes| bytes.is_some());
+    Ok(is_there(own)? && !is_there(next)?)
+}
+
+/// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log ends at the
+/// first name that is not there, whatever was copied beyond.
+pub(crate) fn is_copied(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<bool> {
+    Ok(newest(store, volume_id)?
+        .is_some_and(|role| role.promoted().is_none_or(|promoted| number < promoted.checkpoint_number)))
+}
+
+/// Refuses to write to a replica, and to one whose promotion is not done; `number` is its newest checkpoint.
+pub(crate) fn demand_primary(store: &dyn ObjectStore, record: &VolumeRecord, number: u64) -> Result<()> {
+    let name = &record.name;
+    let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };
+    let text = match role.promoted() {
+        None => format!(
+            "volume {name} is here a replica of {}: only `sawmill replicate` writes it. Open it with \
+             --read-only, or take it over for good with `sawmill promote`",
+            role.source
+        ),
+        Some(promoted) if number < promoted.checkpoint_number => format!(
+            "the promotion of volume {name} was begun and not finished (or the store's list lags): give \
+             `sawmill promote` again, then try again"
+        ),
+        Some(_) => return Ok(()),
+    };
+    Err(Error::new(ErrorKind::Refused, text))
+}
