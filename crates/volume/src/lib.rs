@@ -3,9 +3,9 @@
 //! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a
 //! flush), [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
 //! anything), [`cuts`] (snapshots, the past, clones), [`replicate`] (a second store). The places: [`journal`]
-//! (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location), [`cache`] (frames on the local disk),
-//! [`fetch`] (frames from the store). What people look at: [`status`], [`inspect`], [`check`], and
-//! beforehand [`forecast`]. What they may choose: [`options`], within [`limits`].
+//! (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location), [`cache`]
+//! (frames on the local disk), [`fetch`] (frames from the store). What people look at: [`status`],
+//! [`inspect`], [`check`], and beforehand [`forecast`]. What they may choose: [`options`], within [`limits`].
 //!
 //! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss
 //! of the machine). Not here: doors, async, the environment, printing.
