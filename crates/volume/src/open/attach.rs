@@ -28,6 +28,9 @@ use crate::{Error, ErrorKind, Result, limits};
 /// A live writer may put segments as fast as we find them; past this many we say so.
 const FENCE_TRIES_MAX: u32 = 1000;
 
+/// How often a writer may go on under an attach.
+const ATTACH_TRIES_MAX: u32 = 20;
+
 /// Everything the loops start from.
 pub(crate) struct Attached {
     pub(crate) stored: Stored,
@@ -42,7 +45,8 @@ pub(crate) struct Attached {
     pub(crate) records: Vec<Arc<Record>>,
 }
 
-/// Attaches for writing.
+/// Attaches for writing. A writer that lives may go on, and delete, so fast that what was read of it is gone
+/// when the fence stands; then all is read again, from its newest checkpoint on.
 pub(crate) fn attach(
     store: &dyn ObjectStore,
     name: &str,
@@ -50,6 +54,24 @@ pub(crate) fn attach(
     world: &dyn World,
     reporter: &mut Reporter<'_>,
 ) -> Result<Attached> {
+    for _ in 0..ATTACH_TRIES_MAX {
+        if let Some(attached) = try_attach(store, name, options, world, reporter)? {
+            return Ok(attached);
+        }
+        reporter.step("again", "the writer went on while it was being fenced".to_owned());
+    }
+    let text = format!("volume {name} is being written faster than it can be fenced: try again");
+    Err(Error::new(ErrorKind::Unavailable, text))
+}
+
+/// One attempt; `None` when the writer to be fenced went on meanwhile.
+fn try_attach(
+    store: &dyn ObjectStore,
+    name: &str,
+    options: &OpenOptions,
+    world: &dyn World,
+    reporter: &mut Reporter<'_>,
+) -> Result<Option<Attached>> {
     let mut stored = super::stored(store, name, reporter)?;
     check_options(&stored, options)?;
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
@@ -72,7 +94,9 @@ pub(crate) fn attach(
     let put_id = PutId(world.random()?);
     let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
     fence_at_end(store, &mut stored, put_id, world)?;
-    see_that_nobody_went_on(store, name, &mut stored, reporter)?;
+    if !has_nobody_gone_on(store, name, &mut stored, reporter)? {
+        return Ok(None);
+    }
     // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     reporter
@@ -125,7 +149,7 @@ pub(crate) fn attach(
         stored_sequence: stored.end.stored_sequence,
         unstored_records: records.len(),
     };
-    Ok(Attached { stored, start, disk, lock, staging_path, superblock, ring, consumer, records })
+    Ok(Some(Attached { stored, start, disk, lock, staging_path, superblock, ring, consumer, records }))
 }
 
 fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
@@ -381,24 +405,28 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 ///
 /// A checkpoint that it wrote before it could know of the fence counts: it may have deleted by it. One that
 /// it writes from now on does not, as it looks for fences before it deletes (`keeper::vigil`).
-fn see_that_nobody_went_on(
+fn has_nobody_gone_on(
     store: &dyn ObjectStore,
     name: &str,
     stored: &mut Stored,
     reporter: &mut Reporter<'_>,
-) -> Result<()> {
+) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.checkpoint.through_sequence < stored.end.stored_sequence {
         if newest.number_max == stored.newest.number_max {
-            return Ok(());
+            return Ok(true);
         }
         let again = super::stored(store, name, reporter)?;
         let ends = |end: &LogEnd| (end.epoch, end.stored_sequence, end.next_sequence, end.position);
         if ends(&again.end) == ends(&stored.end) {
             *stored = again;
-            return Ok(());
+            return Ok(true);
         }
     }
+    if newest.checkpoint.epoch < stored.end.epoch {
+        return Ok(false);
+    }
+    // Somebody came after us: two that take over from each other would never end.
     let text = format!(
         "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what \
          was read): nothing was changed; try again",
