@@ -166,8 +166,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "no fence is put",
         "volume/src/open/attach.rs",
-        "    fence_at_end(store, &mut stored, put_id, world)?;\n    see_that",
-        "    stored.end.epoch += 1;\n    see_that",
+        "    fence_at_end(store, &mut stored, put_id, world)?;\n    if !has_nobody",
+        "    stored.end.epoch += 1;\n    if !has_nobody",
     ),
     mutant(
         "a fence takes one name only",
