@@ -54,6 +54,10 @@ fn laid_out(wanted: &[(u64, u64, u8)]) -> (Vec<SegmentExtent>, u64) {
     let (mut extents, mut free_from, mut data_bytes) = (Vec::new(), 0, 0);
     for (address, length, kind) in wanted {
         let address = address.max(free_from);
+        if address + length > SIZE_BYTES {
+            // Nobody writes past the end.
+            break;
+        }
         let kind = match kind {
             0 => ExtentKind::Discard,
             1 => ExtentKind::Zero,
