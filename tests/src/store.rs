@@ -4,12 +4,14 @@
 //! a small shell watches a pipe that only the program holds open.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+
+use tokio::net::TcpSocket;
 
 use crate::dishonest::Dishonest;
 use crate::machine;
@@ -79,7 +81,7 @@ impl StoreUnderTest {
     pub fn environment(&self) -> Vec<(String, String)> {
         match self {
             StoreUnderTest::Folder => Vec::new(),
-            StoreUnderTest::Minio(minio) => environment(&format!("http://{}", minio.address)),
+            StoreUnderTest::Minio(minio) => environment(&format!("http://{}", minio.address())),
             StoreUnderTest::Proxied(proxy) => environment(&format!("http://{}", proxy.address())),
             StoreUnderTest::Dishonest(server) => environment(&server.endpoint()),
         }
@@ -89,7 +91,7 @@ impl StoreUnderTest {
 /// A MinIO server on a free port of the loopback, with a folder of its own.
 #[derive(Debug)]
 pub struct Minio {
-    address: SocketAddr,
+    address: Reserved,
     folder: PathBuf,
     running: Mutex<Option<(Child, ChildStdin)>>,
 }
@@ -102,7 +104,7 @@ impl Minio {
         let folder = folder.expect("a temporary folder for MinIO").keep();
         // On one disk a bucket is a folder of the data folder, so it can be made before the start.
         std::fs::create_dir(folder.join(BUCKET)).expect("a folder for the bucket");
-        let minio = Minio { address: free_address(), folder, running: Mutex::new(None) };
+        let minio = Minio { address: Reserved::new(), folder, running: Mutex::new(None) };
         minio.go_on();
         minio
     }
@@ -126,7 +128,7 @@ impl Minio {
         let mut child = Command::new("sh")
             .args(["-c", script, "minio"])
             .arg(machine::program("minio"))
-            .arg(self.address.to_string())
+            .arg(self.address().to_string())
             .arg(&self.folder)
             .env("MINIO_ROOT_USER", USER)
             .env("MINIO_ROOT_PASSWORD", PASSWORD)
@@ -159,7 +161,7 @@ impl Minio {
 
     fn is_ready(&self) -> bool {
         let asked = || -> std::io::Result<bool> {
-            let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(1))?;
+            let mut stream = TcpStream::connect_timeout(&self.address(), Duration::from_secs(1))?;
             stream.set_read_timeout(Some(Duration::from_secs(5)))?;
             stream.write_all(b"GET /minio/health/ready HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
             let mut answer = [0; 12];
@@ -172,7 +174,7 @@ impl Minio {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.address.address()
     }
 }
 
@@ -185,11 +187,39 @@ impl Drop for Minio {
     }
 }
 
-/// A loopback address that nobody listens at now.
-#[must_use]
-pub fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a free port");
-    listener.local_addr().expect("a bound socket has an address")
+/// A loopback address that nobody listens at and that stays ours: the kernel gives it to nobody else, and
+/// whoever is told it may listen there, as often as it likes.
+#[derive(Debug)]
+pub struct Reserved {
+    address: SocketAddr,
+    /// Bound, never listening. Listeners set SO_REUSEADDR, as this does, so it is not in their way.
+    _socket: TcpSocket,
+}
+
+impl Reserved {
+    /// An address of its own.
+    #[must_use]
+    pub fn new() -> Self {
+        let reserve = || {
+            let socket = TcpSocket::new_v4()?;
+            socket.set_reuseaddr(true)?;
+            socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+            std::io::Result::Ok(Reserved { address: socket.local_addr()?, _socket: socket })
+        };
+        reserve().expect("the loopback has a free port")
+    }
+
+    /// The address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Default for Reserved {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// What makes an S3 server on the loopback reachable.

@@ -280,7 +280,8 @@ fn wrong_credentials_and_a_missing_bucket_say_so() {
     sawmill_tests::place::Finished::new("sawmill list".into(), &denied)
         .refused(code::DENIED, &["secret key"]);
     place.sawmill(&["list", "--store", "s3://no-such-bucket/x"]).refused(code::DENIED, &["no-such-bucket"]);
-    let nobody = sawmill_tests::store::free_address().to_string();
+    let reserved = sawmill_tests::store::Reserved::new();
+    let nobody = reserved.address().to_string();
     let away = place
         .command(&["list", "--log", "error"])
         .env("AWS_ENDPOINT_URL", format!("http://{nobody}"))

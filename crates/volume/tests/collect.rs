@@ -10,7 +10,9 @@ use faulty::{
 };
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
-use sawmill_volume::{FlushMode, GcPolicy, RealWorld, Stepped, Volume, World, check, gc, open_cache};
+use sawmill_volume::{
+    FlushMode, GcPolicy, GcReport, RealWorld, Stepped, Volume, World, check, gc, open_cache,
+};
 
 const NEVER: GcPolicy =
     GcPolicy { start: 0.0, stop: 0.0, choice: sawmill_volume::GcChoice::Greedy, bytes_per_second_max: 0 };
@@ -34,6 +36,12 @@ fn are_halved(volume: &Volume, slots: u64) {
         holds(volume, slot * SEGMENT as u64, &slot_bytes(slot, 2)[..HALF]);
         holds(volume, slot * SEGMENT as u64 + HALF as u64, &slot_bytes(slot, 1)[HALF..]);
     }
+}
+
+/// Moves everything, beside what the test does.
+fn collect_all(volume: &Arc<Volume>) -> std::thread::JoinHandle<sawmill_volume::Result<GcReport>> {
+    let volume = volume.clone();
+    std::thread::spawn(move || volume.collect_garbage(1.0))
 }
 
 /// Live data, and everything in the store, settle as the thresholds promise.
@@ -126,10 +134,7 @@ fn a_moved_block_never_hides_a_write_that_came_meanwhile() {
     halve(&volume, 2);
     let first = volume.status().stored_sequence + 1;
     machine.fault(Fault::Delay, move |call| segment_put(call) == Some(first));
-    let collecting = std::thread::spawn({
-        let volume = volume.clone();
-        move || volume.collect_garbage(1.0)
-    });
+    let collecting = collect_all(&volume);
     until("the moved segment is on its way", || machine.faults.held().len() == 1);
     // Written after the data was gathered, stored in a segment behind the moved one.
     write_slot(&volume, 0, 3);
@@ -177,6 +182,31 @@ fn what_was_at_hand_stays_at_hand_when_it_moves() {
 }
 
 #[test]
+fn what_came_at_hand_while_it_moved_stays_at_hand() {
+    let mut machine = Machine::new();
+    machine.rig.options.gc = NEVER;
+    let volume = machine.open();
+    halve(&volume, 8);
+    volume.close().unwrap();
+    let cache = open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap();
+    machine.rig.options.cache = Some(cache.clone());
+    let volume = machine.open();
+    let _heals = machine.healing();
+    let first = volume.status().stored_sequence + 1;
+    machine.fault(Fault::Delay, move |call| segment_put(call).is_some_and(|sequence| sequence >= first));
+    let collecting = collect_all(&volume);
+    until("a moved segment is on its way", || !machine.faults.held().is_empty());
+    assert_eq!(cache.stats().inserted, 0, "nothing was at hand when it was gathered");
+    are_halved(&volume, 8);
+    until("all is in the cache", || cache.stats().bytes >= 8 * SEGMENT as u64);
+    machine.heal();
+    machine.faults.release_all();
+    collecting.join().unwrap().unwrap();
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |_| true);
+    are_halved(&volume, 8);
+}
+
+#[test]
 fn a_segment_that_cannot_be_read_is_left_alone_and_the_volume_goes_on() {
     let mut machine = Machine::new();
     machine.rig.options.gc = NEVER;
@@ -210,10 +240,7 @@ fn a_store_that_is_away_delays_collection_and_nothing_else() {
     let _heals = machine.healing();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_get(call).is_some());
     let asked = machine.count(|call| segment_get(call).is_some());
-    let collecting = std::thread::spawn({
-        let volume = volume.clone();
-        move || volume.collect_garbage(1.0)
-    });
+    let collecting = collect_all(&volume);
     until("collection was refused twice", || machine.count(|call| segment_get(call).is_some()) > asked + 2);
     write_slot(&volume, 9, 1);
     stored(&volume);
@@ -234,10 +261,7 @@ fn a_delete_that_fails_is_tried_again_when_nothing_else_happens() {
         let is_first = call.kind == CallKind::Delete && call.key().contains("/seg/");
         if is_first { tell.send(()).is_ok() } else { false }
     });
-    let collecting = std::thread::spawn({
-        let volume = volume.clone();
-        move || volume.collect_garbage(1.0)
-    });
+    let collecting = collect_all(&volume);
     failed.recv().unwrap();
     drop(failed);
     collecting.join().unwrap().unwrap();
@@ -251,15 +275,12 @@ fn collection_by_hand_is_refused_with_a_reason() {
     machine.rig.options.gc = NEVER;
     let volume = machine.open();
     let _heals = machine.healing();
-    let kind = |outcome: sawmill_volume::Result<sawmill_volume::GcReport>| outcome.unwrap_err().kind();
+    let kind = |outcome: sawmill_volume::Result<GcReport>| outcome.unwrap_err().kind();
     assert_eq!(kind(volume.collect_garbage(1.5)), ErrorKind::Invalid);
     halve(&volume, 2);
     let first = volume.status().stored_sequence + 1;
     machine.fault(Fault::Delay, move |call| segment_put(call) == Some(first));
-    let collecting = std::thread::spawn({
-        let volume = volume.clone();
-        move || volume.collect_garbage(1.0)
-    });
+    let collecting = collect_all(&volume);
     until("one collection is under way", || machine.faults.held().len() == 1);
     assert_eq!(kind(volume.collect_garbage(1.0)), ErrorKind::InUse);
     // A volume that is stopped tells who waits.

@@ -24,13 +24,13 @@ use tokio::task::{JoinHandle, JoinSet};
 pub use fault::{Counts, Fault, Rule, Verb, Weather};
 
 use crate::machine::PATIENCE;
-use crate::store::{Minio, StoreUnderTest, free_address};
+use crate::store::{Minio, Reserved, StoreUnderTest};
 use fault::Script;
 use relay::{Door, LateRequest, Memory};
 
 /// A proxy before a MinIO.
 pub struct Proxy {
-    address: SocketAddr,
+    address: Reserved,
     shared: Arc<Shared>,
     accepting: Mutex<Option<JoinHandle<()>>>,
     runtime: Runtime,
@@ -52,7 +52,7 @@ struct Shared {
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a proxy at {} before {}", self.address, self.shared.upstream)
+        write!(f, "a proxy at {} before {}", self.address(), self.shared.upstream)
     }
 }
 
@@ -71,7 +71,7 @@ impl Proxy {
             let_go: watch::Sender::new(0),
         };
         let proxy = Proxy {
-            address: free_address(),
+            address: Reserved::new(),
             shared: Arc::new(shared),
             accepting: Mutex::new(None),
             runtime: runtime.expect("a runtime for the proxy"),
@@ -90,7 +90,7 @@ impl Proxy {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.address.address()
     }
 
     /// Adds a rule. Earlier rules go first.
@@ -128,7 +128,7 @@ impl Proxy {
     pub fn open(&self) {
         let mut accepting = lock(&self.accepting);
         if accepting.is_none() {
-            let listener = std::net::TcpListener::bind(self.address).expect("the proxy's own address");
+            let listener = std::net::TcpListener::bind(self.address()).expect("the proxy's own address");
             listener.set_nonblocking(true).expect("a socket can be made non-blocking");
             let _inside = self.runtime.enter();
             let listener = TcpListener::from_std(listener).expect("a listening socket");

@@ -5,6 +5,7 @@
 //! whatever it has finished it can read back byte for byte. All of it is in the log, for the judge.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use crate::dice::Dice;
 use crate::machine::PATIENCE;
@@ -16,6 +17,8 @@ pub(super) const SESSIONS_MAX: usize = 4;
 /// A piece is 512 bytes to 16 KiB.
 const SECTORS_MAX: u64 = 32;
 const GROUP_MAX: u64 = 8;
+/// When reads alone are waited for this long, they wait for the store.
+const READS_WAIT: Duration = Duration::from_secs(2);
 
 /// What was done, and how it went.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +51,8 @@ pub(super) struct Commits {
 #[derive(Clone, Debug, Default)]
 struct Session {
     in_flight: usize,
+    /// What is in flight is a read.
+    is_reading: bool,
     /// Sectors of the group under way.
     group: Vec<u64>,
     next: Next,
@@ -113,6 +118,18 @@ impl Commits {
     /// # Panics
     /// When an answer does not come for too long.
     pub(super) fn drive(&mut self, clients: &[Client], groups: u64, cut: impl FnOnce()) -> Tally {
+        self.drive_beside(clients, groups, || (), cut)
+    }
+
+    /// The same while the store is away: `give_back` is called, again and again, when nothing but reads is
+    /// waited for. What is not at hand is read when the store is back; writes and flushes never need it.
+    pub(super) fn drive_beside(
+        &mut self,
+        clients: &[Client],
+        groups: u64,
+        give_back: impl Fn(),
+        cut: impl FnOnce(),
+    ) -> Tally {
         let mut tally = Tally::default();
         let count = clients.len().min(SESSIONS_MAX);
         self.sessions.fill(Session::default());
@@ -121,12 +138,12 @@ impl Commits {
             self.go_on(session, client, &mut left);
         }
         while left > 0 && self.sessions[..count].iter().any(|session| !session.broken) {
-            let session = self.note_one(&mut tally);
+            let session = self.note_one(&mut tally, &give_back);
             self.go_on(session, &clients[session], &mut left);
         }
         cut();
         while self.sessions.iter().any(|session| session.in_flight > 0) {
-            self.note_one(&mut tally);
+            self.note_one(&mut tally, &give_back);
         }
         tally
     }
@@ -199,6 +216,7 @@ impl Commits {
 
     fn send(&mut self, session: usize, client: &Client, command: &Command, sent: Sent) {
         self.sessions[session].in_flight += 1;
+        self.sessions[session].is_reading = matches!(sent, Sent::Read { .. });
         let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
         client.submit_then(command, move |outcome| {
             // The load may be over and gone.
@@ -206,10 +224,20 @@ impl Commits {
         });
     }
 
-    fn note_one(&mut self, tally: &mut Tally) -> usize {
+    fn wait_for_one(&self, give_back: &impl Fn()) -> Ended {
+        let only_reads = self.sessions.iter().all(|session| session.in_flight == 0 || session.is_reading);
+        if only_reads {
+            if let Ok(ended) = self.hear.recv_timeout(READS_WAIT) {
+                return ended;
+            }
+            give_back();
+        }
         let ended = self.hear.recv_timeout(PATIENCE);
-        let Ended { session, sent, at, outcome } =
-            ended.unwrap_or_else(|_| panic!("no answer for {} s", PATIENCE.as_secs()));
+        ended.unwrap_or_else(|_| panic!("no answer for {} s", PATIENCE.as_secs()))
+    }
+
+    fn note_one(&mut self, tally: &mut Tally, give_back: &impl Fn()) -> usize {
+        let Ended { session, sent, at, outcome } = self.wait_for_one(give_back);
         self.sessions[session].in_flight -= 1;
         match (outcome, sent) {
             (Ok(_), Sent::Write(place)) => {

@@ -262,7 +262,8 @@ impl Torture {
     fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
         if volume.flush == "logged" && self.dice.once_in(6) {
             self.proxy.shut();
-            let tally = volume.commits.drive(clients, 10, || ());
+            let proxy = &self.proxy;
+            let tally = volume.commits.drive_beside(clients, 10, || proxy.open(), || ());
             self.proxy.open();
             self.note(volume, tally);
         }

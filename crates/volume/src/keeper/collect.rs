@@ -8,25 +8,24 @@
 //!    collection. So it cannot take part in a deadlock.
 //! 3. A segment that cannot be read is left alone after [`DOUBTS_MAX`] tries.
 //!
-//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), and
-//! deleting (`cleanup`).
+//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays at hand
+//! (`at_hand`), and deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bytes::Bytes;
-use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentRole, raw_frames};
+use sawmill_format::segment::{SegmentRole, raw_frames};
 
 use super::inbox::GcOrder;
 use super::upload::Upload;
 use super::{Event, Keeper};
-use crate::fetch::FrameName;
 use crate::gc::gather::{self, Gathered, NotGathered};
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::segment::builder;
-use crate::shared::{Shared, add};
+use crate::shared::add;
 use crate::status::GcReport;
 use crate::{Error, ErrorKind, limits};
 
@@ -306,59 +305,14 @@ impl Keeper {
         self.collector.report.moved_bytes += data_bytes;
         self.collector.report.moved_segments += 1;
         self.collector.in_flight += 1;
-        let is_kept = !self.keep_at_hand(&header, &object, &at_hand);
-        self.send(Upload::moved(header, header_bytes as u32, object, is_kept));
+        let mut upload = Upload::moved(header, header_bytes as u32, object);
+        self.keep_at_hand(&mut upload, at_hand);
+        self.send(upload);
         Ok(())
-    }
-
-    /// What was at hand stays at hand: it goes into the read cache under its new name before the map names
-    /// that. Says whether an event will tell when it is there.
-    fn keep_at_hand(
-        &self,
-        header: &sawmill_format::segment::SegmentHeader,
-        object: &Bytes,
-        at_hand: &[bool],
-    ) -> bool {
-        if self.shared.cache.is_none() || !at_hand.contains(&true) {
-            return false;
-        }
-        let (sequence, epoch, header_bytes) = (header.sequence, header.epoch, header.header_bytes() as usize);
-        let frames: Vec<(u32, Bytes)> = header
-            .frames
-            .iter()
-            .zip(at_hand)
-            .zip(0..)
-            .filter(|((_, at_hand), _)| **at_hand)
-            .map(|((entry, _), frame)| {
-                let start = header_bytes + entry.body_offset as usize;
-                let data = start + FRAME_HEAD_BYTES..start + entry.stored_bytes as usize;
-                (frame, object.slice(data))
-            })
-            .collect();
-        let shared = self.shared.clone();
-        self.shared.collector.run(move || {
-            insert_frames(&shared, sequence as u32, epoch, &frames);
-            shared.inbox.push_event(Event::Kept { sequence });
-        });
-        true
-    }
-
-    pub(super) fn hear_kept(&mut self, sequence: u64) {
-        if let Some(upload) = self.uploads.iter_mut().find(|upload| upload.sequence() == sequence) {
-            upload.set_kept();
-        }
     }
 
     /// A moved segment is in the map.
     pub(super) fn moved_applied(&mut self) {
         self.collector.in_flight -= 1;
-    }
-}
-
-fn insert_frames(shared: &Shared, sequence: u32, epoch: u64, frames: &[(u32, Bytes)]) {
-    for (frame, data) in frames {
-        if let Some((cache, key)) = shared.cached(FrameName { sequence, epoch, frame: *frame }) {
-            cache.insert(key, data);
-        }
     }
 }

@@ -10,10 +10,10 @@
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
 //! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
-//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `resize` (another
-//! size, in a checkpoint), `orders` (snapshots, retention, rollback), `past` (what of the past a checkpoint
-//! carries and a delete spares), `vigil` (a look for fences before anything is deleted), `pins` (what clones
-//! need, looked up before a delete).
+//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `at_hand` (what moves
+//! stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots, retention,
+//! rollback), `past` (what of the past a checkpoint carries and a delete spares), `vigil` (a look for fences
+//! before anything is deleted), `pins` (what clones need, looked up before a delete).
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
 use crate::write;
 
+mod at_hand;
 mod checkpoint;
 mod cleanup;
 mod collect;

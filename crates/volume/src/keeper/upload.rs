@@ -9,6 +9,7 @@ use sawmill_format::ids::PutId;
 use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole, segment_key};
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
+use super::at_hand::AtHand;
 use super::{Event, Keeper, is_padding};
 use crate::map::Location;
 use crate::record::Record;
@@ -34,24 +35,28 @@ pub(super) struct Upload {
     header: SegmentHeader,
     header_bytes: u32,
     object_bytes: u64,
-    /// Kept until stored, to be put again.
+    /// Kept until stored, to be put again; what moved, until it is in the map.
     object: Bytes,
     resident: Vec<ResidentPiece>,
     records: Vec<Arc<Record>>,
     stage: Stage,
-    /// What of it was at hand before it moved is at hand again. True for what is not moved.
-    is_kept: bool,
+    pub(super) at_hand: AtHand,
 }
 
 impl Upload {
-    pub(super) fn moved(header: SegmentHeader, header_bytes: u32, object: Bytes, is_kept: bool) -> Self {
+    pub(super) fn moved(header: SegmentHeader, header_bytes: u32, object: Bytes) -> Self {
         let (object_bytes, stage) = (object.len() as u64, Stage::UnderWay);
-        let (resident, records) = (Vec::new(), Vec::new());
-        Upload { header, header_bytes, object_bytes, object, resident, records, stage, is_kept }
+        let (resident, records, at_hand) = (Vec::new(), Vec::new(), AtHand::default());
+        Upload { header, header_bytes, object_bytes, object, resident, records, stage, at_hand }
     }
 
-    pub(super) fn set_kept(&mut self) {
-        self.is_kept = true;
+    pub(super) fn is_moved(&self) -> bool {
+        self.header.role == SegmentRole::Moved
+    }
+
+    /// The object, of what is moved even after it is stored.
+    pub(super) fn contents(&self) -> (&SegmentHeader, &Bytes) {
+        (&self.header, &self.object)
     }
 
     pub(super) fn sequence(&self) -> u64 {
@@ -156,8 +161,8 @@ impl Keeper {
     pub(super) fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
-        let (object_bytes, stage, is_kept) = (object.len() as u64, Stage::UnderWay, true);
-        self.send(Upload { header, header_bytes, object_bytes, object, resident, records, stage, is_kept });
+        let (object_bytes, stage, at_hand) = (object.len() as u64, Stage::UnderWay, AtHand::default());
+        self.send(Upload { header, header_bytes, object_bytes, object, resident, records, stage, at_hand });
     }
 
     /// Sends the next segment of the log.
@@ -190,7 +195,9 @@ impl Keeper {
         match outcome {
             Ok(PutOutcome::Created) => {
                 upload.stage = Stage::Stored;
-                upload.object = Bytes::new();
+                if !upload.is_moved() {
+                    upload.object = Bytes::new();
+                }
                 self.shared.state.store_answered();
             }
             Ok(PutOutcome::Taken) => {
@@ -223,8 +230,8 @@ impl Keeper {
     /// Enters stored segments into the map, in order.
     pub(super) fn apply_stored(&mut self) {
         let mut applied = false;
-        let is_ready = |upload: &Upload| matches!(upload.stage, Stage::Stored) && upload.is_kept;
-        while self.uploads.front().is_some_and(is_ready) {
+        let is_stored = |upload: &Upload| matches!(upload.stage, Stage::Stored);
+        while self.uploads.front().is_some_and(is_stored) && self.is_kept_at_hand() {
             if let Some(upload) = self.uploads.pop_front() {
                 self.apply(upload);
                 applied = true;
@@ -244,7 +251,7 @@ impl Keeper {
         let view = shared.view();
         let header = &upload.header;
         let sequence = header.sequence as u32;
-        let is_moved = header.role == SegmentRole::Moved;
+        let is_moved = upload.is_moved();
         if !is_moved {
             shared.residents.add(sequence, header.position_end, upload.resident);
         }

@@ -1,0 +1,139 @@
+//! What was at hand before it moved stays at hand: its frames go into the read cache under their new name
+//! before the map names that.
+//!
+//! Looked at twice: when the data was gathered, so that most of the work is done beside the put, and again
+//! before the map changes, for what readers fetched meanwhile. Best effort all the same: what was fetched and
+//! is not in the cache yet is missed.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentHeader};
+
+use super::upload::Upload;
+use super::{Event, Keeper};
+use crate::fetch::FrameName;
+use crate::shared::{Shared, View};
+
+/// What of a moved segment is at hand.
+#[derive(Default)]
+pub(super) struct AtHand {
+    /// By frame: in the read cache, or on its way there.
+    frames: Vec<bool>,
+    /// Whether frames are on their way there.
+    is_inserting: bool,
+}
+
+impl AtHand {
+    fn has_all(&self, first: u64, last: u64) -> bool {
+        self.frames.get(first as usize..=last as usize).is_some_and(|frames| !frames.contains(&false))
+    }
+}
+
+impl Keeper {
+    /// Puts these frames of a moved segment into the read cache, on the collector's thread.
+    pub(super) fn keep_at_hand(&self, upload: &mut Upload, frames: Vec<bool>) {
+        if self.shared.cache.is_some() && frames.contains(&true) {
+            self.insert(upload, &frames);
+            upload.at_hand.is_inserting = true;
+        }
+        upload.at_hand.frames = frames;
+    }
+
+    /// Whether the map may name a moved segment now. If not, an event will tell.
+    pub(super) fn is_kept_at_hand(&mut self) -> bool {
+        let Some(mut upload) = self.uploads.pop_front() else { return true };
+        if !upload.at_hand.is_inserting && upload.is_moved() {
+            let late = late_frames(&self.shared, &upload);
+            if late.contains(&true) {
+                self.insert(&upload, &late);
+                upload.at_hand.is_inserting = true;
+                for (frame, late) in upload.at_hand.frames.iter_mut().zip(late) {
+                    *frame |= late;
+                }
+            }
+        }
+        let is_kept = !upload.at_hand.is_inserting;
+        self.uploads.push_front(upload);
+        is_kept
+    }
+
+    pub(super) fn hear_kept(&mut self, sequence: u64) {
+        if let Some(upload) = self.uploads.iter_mut().find(|upload| upload.sequence() == sequence) {
+            upload.at_hand.is_inserting = false;
+        }
+    }
+
+    fn insert(&self, upload: &Upload, wanted: &[bool]) {
+        let (header, object) = upload.contents();
+        let (sequence, epoch) = (header.sequence, header.epoch);
+        let frames = frames_of(header, object, wanted);
+        let shared = self.shared.clone();
+        self.shared.collector.run(move || {
+            for (frame, data) in &frames {
+                let name = FrameName { sequence: sequence as u32, epoch, frame: *frame };
+                if let Some((cache, key)) = shared.cached(name) {
+                    cache.insert(key, data);
+                }
+            }
+            shared.inbox.push_event(Event::Kept { sequence });
+        });
+    }
+}
+
+/// The data of those frames of an object that are wanted.
+fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u32, Bytes)> {
+    let header_bytes = header.header_bytes() as usize;
+    let frames = header.frames.iter().zip(wanted).zip(0..);
+    let wanted = frames.filter(|((_, wanted), _)| **wanted);
+    wanted
+        .map(|((entry, _), frame)| {
+            let start = header_bytes + entry.body_offset as usize;
+            (frame, object.slice(start + FRAME_HEAD_BYTES..start + entry.stored_bytes as usize))
+        })
+        .collect()
+}
+
+/// Frames of which something came into the read cache, under its old name, after it was gathered.
+fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
+    let (header, _) = upload.contents();
+    let mut late = vec![false; header.frames.len()];
+    if shared.cache.is_none() {
+        return late;
+    }
+    let (view, frame_bytes) = (shared.view(), u64::from(header.frame_bytes));
+    let mut last_asked = None;
+    for (extent, origin) in header.extents.iter().zip(&header.origins) {
+        let (start, end) = (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
+        let (first, last) = (start / frame_bytes, (end - 1) / frame_bytes);
+        if upload.at_hand.has_all(first, last) {
+            continue;
+        }
+        let from = u64::from(origin.data_offset);
+        for frame in from / frame_bytes..=(from + extent.length - 1) / frame_bytes {
+            // Neighbours mostly come from one frame.
+            let asked = (origin.sequence as u32, frame as u32);
+            let is_cached = match last_asked {
+                Some((name, is_cached)) if name == asked => is_cached,
+                _ => is_cached(shared, &view, asked),
+            };
+            last_asked = Some((asked, is_cached));
+            if is_cached {
+                // The part of that frame that is in this extent, where it lies now.
+                let part =
+                    from.max(frame * frame_bytes)..(from + extent.length).min((frame + 1) * frame_bytes);
+                let (first, last) = (start + part.start - from, start + part.end - 1 - from);
+                for frame in first / frame_bytes..=last / frame_bytes {
+                    late[frame as usize] = !upload.at_hand.frames[frame as usize];
+                }
+            }
+        }
+    }
+    late
+}
+
+fn is_cached(shared: &Shared, view: &View, (sequence, frame): (u32, u32)) -> bool {
+    let Some(info) = view.segments.get(sequence) else { return false };
+    let name = FrameName { sequence, epoch: info.epoch, frame };
+    shared.cached(name).is_some_and(|(cache, key)| cache.contains(key))
+}
