@@ -190,8 +190,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a put that failed is forgotten, and the next goes on",
         "volume/src/keeper/upload.rs",
-        "matches!(upload.stage, Stage::Stored) && upload.is_kept;",
-        "!matches!(upload.stage, Stage::UnderWay) && upload.is_kept;",
+        "|upload: &Upload| matches!(upload.stage, Stage::Stored);",
+        "|upload: &Upload| !matches!(upload.stage, Stage::UnderWay);",
     ),
     mutant(
         "a segment counts as stored when it is sent",
