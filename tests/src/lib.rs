@@ -5,8 +5,8 @@
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
 //! running `sawmill serve`), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
-//! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `torture`
-//! (kills, faults and journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client
+//! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
+//! copier that follows), `torture` (kills, faults and journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client
 //! that pipelines), `stamp` (blocks that say who wrote them, and the judge of crash images), `dice` (seeded
 //! chance).
 //!
@@ -17,6 +17,7 @@
 pub mod bad_disk;
 pub mod bridge;
 pub mod dishonest;
+pub mod follower;
 pub mod load;
 pub mod machine;
 pub mod place;

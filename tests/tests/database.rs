@@ -1,16 +1,16 @@
 //! A database lives on a volume and comes back from its past: PostgreSQL on ext4, under load while a snapshot
-//! is made and a moment passes. Clones of both, the volume rolled back, and the rollback undone: each starts,
-//! recovers, holds every commit acknowledged before its cut and none from after it, and is sound to the
-//! checkers of the file system and of PostgreSQL.
+//! is made, a moment passes, and a replica is promoted. Clones of both cuts, the replica, the volume rolled
+//! back, and the rollback undone: each starts, recovers, holds every commit acknowledged before its cut and
+//! none from after it, and is sound to the checkers of the file system and of PostgreSQL.
 //!
-//! Not here: a database on a promoted replica, which is to be one more [`Database::judge`]; cuts byte for
-//! byte (`cuts`); power loss (`verify_crash`).
+//! Not here: cuts byte for byte (`cuts`); power loss (`verify_crash`).
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use sawmill_tests::bridge::Bridge;
+use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::{can_mount, command, run, wait_until};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
@@ -20,9 +20,9 @@ use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
 use serde_json::Value;
 
-on_each_store!(a_database_comes_back_from_a_snapshot_a_moment_and_a_rollback);
+on_each_store!(a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback);
 
-fn a_database_comes_back_from_a_snapshot_a_moment_and_a_rollback(store: &StoreUnderTest) {
+fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store: &StoreUnderTest) {
     requires!(can_mount());
     let place = Place::new(store);
     place.create("disk", "1G", &["--retention", "1h"]);
@@ -43,6 +43,17 @@ fn a_database_comes_back_from_a_snapshot_a_moment_and_a_rollback(store: &StoreUn
     let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");
     let _ = place.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
+    let there = place.neighbour();
+    let (source, replica) = (format!("{}/disk", place.store_url()), second_store(store, &place));
+    let follower = Follower::start(&there, &source, &replica);
+    load.go_on();
+    drop(follower);
+    let at_promotion = load.around(|| {
+        let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
+        let _ = there.sawmill(&["replicate", &source, &replica]).ok();
+    });
+    // The primary lives, and goes on.
+    let _ = there.sawmill(&["promote", &replica]).ok();
     load.go_on();
     let last = load.stop();
     assert!(at_snapshot.end() < at_moment.start() && *at_moment.end() < last, "each cut has its own numbers");
@@ -50,6 +61,7 @@ fn a_database_comes_back_from_a_snapshot_a_moment_and_a_rollback(store: &StoreUn
 
     Database::judge(&place, "of-snapshot", &at_snapshot);
     Database::judge(&place, "of-moment", &at_moment);
+    Database::judge(&there, &replica, &at_promotion);
 
     let done = place.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
     Database::judge(&place, "disk", &at_snapshot);
@@ -59,6 +71,11 @@ fn a_database_comes_back_from_a_snapshot_a_moment_and_a_rollback(store: &StoreUn
     assert!(!database.postgres.has_recovered(), "the last state had been closed in order");
     database.holds(&(last..=last));
     database.close();
+}
+
+/// Where the replica is to be.
+fn second_store(store: &StoreUnderTest, place: &Place) -> String {
+    format!("{}/disk", store.fresh_url(&place.path("second")))
 }
 
 /// Tables of the ledger: two rows for a number, longer than a sector each, and the newest number.

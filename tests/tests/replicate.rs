@@ -1,7 +1,6 @@
 //! Replicas as a user has them: copied beside a server, killed and taken up, promoted, served, failed back.
 
-use std::process::{Child, Stdio};
-
+use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::wait_until;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Finished, Place, field};
@@ -41,28 +40,13 @@ impl Sites {
         self.there.sawmill(&[&["replicate", &self.first, &self.second], more].concat())
     }
 
+    fn follow(&self) -> Follower {
+        Follower::start(&self.there, &self.first, &self.second)
+    }
+
     fn lost_bytes(&self) -> u64 {
         let drill = self.there.sawmill(&["promote", &self.second, "--dry-run", "--json"]).json();
         field(&drill, "lost_bytes").and_then(Value::as_u64).expect("the source can be asked")
-    }
-}
-
-/// `sawmill replicate --follow`, killed when dropped.
-struct Follower(Child);
-
-impl Follower {
-    fn start(sites: &Sites) -> Self {
-        let words = ["replicate", &sites.first, &sites.second, "--follow", "--every", "20ms"];
-        let mut command = sites.there.command(&words);
-        Follower(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -91,12 +75,12 @@ fn a_follower_is_killed_its_replica_promoted_served_and_failed_back(store: &Stor
     stored(&sites.here, "disk");
     let _ = sites.copy(&[]).ok();
     for byte in 2..6 {
-        let follower = Follower::start(&sites);
+        let follower = sites.follow();
         fill(&server, (byte % 4) * (SIZE / 4), byte as u8);
         stored(&sites.here, "disk");
         drop(follower);
     }
-    let follower = Follower::start(&sites);
+    let follower = sites.follow();
     wait_until("the replica has all", || (sites.lost_bytes() == 0).then_some(()));
     drop(follower);
     server.kill();

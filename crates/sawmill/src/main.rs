@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod admin;
+mod attach;
 mod command;
 mod config;
 mod control;

@@ -1,30 +1,13 @@
-//! Orders about a volume's past: given to the process that serves it, or to one that attaches for it.
+//! Orders about a volume's past: given to the process that serves it, or carried out on a volume at rest.
 //!
-//! Invariant: a volume that somebody serves on this machine is never attached a second time.
+//! Not here: how it is attached for that (`attach`).
 
-use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
+use sawmill_volume::{Cut, Undo, Volume};
 
-use clap::Args;
-use sawmill_store::ObjectStore;
-use sawmill_volume::{Cut, OpenOptions, Undo, Volume, limits};
-
+use crate::attach::{Attach, served};
 use crate::config::{Places, VolumeAddress};
-use crate::exit::{Exit, Failure, Result};
-use crate::{control, wiring};
-
-/// Where a command that attaches by itself finds what it needs.
-#[derive(Args, Default)]
-pub(crate) struct Attach {
-    /// The journal of a volume that nobody serves at present, when it is not in its usual place.
-    #[arg(long, value_name = "PATH")]
-    journal: Option<PathBuf>,
-
-    /// Go on although the store lets two writers win; you promise that there is one.
-    #[arg(long)]
-    no_fencing: bool,
-}
+use crate::control;
+use crate::exit::{Failure, Result};
 
 /// What can be ordered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,53 +71,8 @@ pub(crate) fn order(
     {
         return Ok(answer["undo"].as_str().map(str::to_owned));
     }
-    let undo = at_rest(places, address, attach, |volume| past.carry_out(volume).map_err(Failure::from))?;
+    let undo = attach.at_rest(places, address, |volume| past.carry_out(volume).map_err(Failure::from))?;
     Ok(undo.map(|undo| undo.snapshot))
-}
-
-/// The folder of a volume that this machine serves for writing.
-pub(crate) fn served(places: &Places, address: &VolumeAddress) -> Result<Option<(PathBuf, u32)>> {
-    let served = control::served(&places.state_folder()?, address)?;
-    let writes = served.filter(|(folder, _)| folder.join(control::WRITER_SOCKET).exists());
-    Ok(writes.map(|(folder, process)| (folder, process.pid)))
-}
-
-/// Attaches a volume that nobody serves, does something, and lets it go with everything stored.
-pub(crate) fn at_rest<T>(
-    places: &Places,
-    address: &VolumeAddress,
-    attach: &Attach,
-    act: impl FnOnce(&Arc<Volume>) -> Result<T>,
-) -> Result<T> {
-    let (store, record) = wiring::find(address)?;
-    let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
-    wiring::make_volume_folder(&folder, &address.store_url)?;
-    let journal_path = attach.journal.clone().unwrap_or_else(|| folder.join("journal"));
-    let made = !journal_path.exists();
-    let options = OpenOptions {
-        journal_bytes: limits::journal_bytes_min(record.segment_bytes),
-        staging_bytes: limits::STAGING_BYTES_MIN,
-        no_fencing: attach.no_fencing,
-        ..OpenOptions::new(&journal_path)
-    };
-    let dynamic: Arc<dyn ObjectStore> = store;
-    let volume = Volume::open(dynamic, &address.name, options).map_err(|error| {
-        let failure = Failure::from(error);
-        if failure.exit() == Exit::Refused {
-            let text =
-                format!("{failure}; if another machine serves {} now, give the command there", address.name);
-            return Failure::new(Exit::Refused, text);
-        }
-        failure.of_volume(&address.name)
-    })?;
-    let done = act(&volume);
-    let closed = volume.close().map_err(Failure::from);
-    if made && closed.is_ok() {
-        // Of the least size, and empty: whoever serves the volume next makes one to its own liking.
-        let _ = fs::remove_file(&journal_path);
-    }
-    let done = done.map_err(|failure| failure.of_volume(&address.name))?;
-    closed.map_err(|failure| failure.of_volume(&address.name)).map(|()| done)
 }
 
 #[cfg(test)]

@@ -126,17 +126,25 @@ impl Client {
         self.submit(volume, Operation::Read, range, false, vec![0xee; range.1 as usize], asked);
     }
 
-    /// Submits a read that nobody judges; see [`blind_answer`](Self::blind_answer).
-    pub fn read_blindly(&mut self, volume: &Volume, range: (u64, u64)) {
-        let buffer = vec![0xee; range.1 as usize];
+    /// Submits a read of all, that nobody judges; see [`whole_answer`](Self::whole_answer).
+    pub fn read_whole(&mut self, volume: &Volume) {
+        let length = volume.geometry().size_bytes;
+        let buffer = vec![0xee; length as usize];
         let exchange = SimExchange { number: 0, buffer, answers: self.answers.clone() };
-        volume.submit(Request::new(Operation::Read, range.0, range.1, Flags::default(), Box::new(exchange)));
+        volume.submit(Request::new(Operation::Read, 0, length, Flags::default(), Box::new(exchange)));
     }
 
-    /// The outcome of that read, once it is there.
-    pub fn blind_answer(&mut self) -> Option<Result<Vec<u8>, String>> {
-        let heard = self.answers.lock().pop()?;
+    /// The outcome of that read, once it is there: `size_bytes`, of which those beyond the disk are zeroes.
+    pub fn whole_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
+        let mut heard = self.answers.lock().pop()?;
+        heard.buffer.resize(size_bytes as usize, 0);
         Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
+    }
+
+    /// Submits a write of these bytes, that nobody judges.
+    pub fn write_blindly(&mut self, volume: &Volume, address: u64, bytes: Vec<u8>) {
+        let range = (address, bytes.len() as u64);
+        self.submit(volume, Operation::Write, range, false, bytes, Asked::StrayWrite);
     }
 
     /// Submits a write or flush of a writer that others have replaced.

@@ -18,6 +18,7 @@ use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
 
 mod attach;
+mod clones;
 mod copies;
 mod ends;
 mod look;
@@ -67,6 +68,8 @@ pub struct Run {
     second: Arc<SimBucket>,
     /// Operations that were last seen in it.
     copied: usize,
+    /// What the promoted volume there was left with.
+    promoted: Option<Vec<u8>>,
     pub(crate) machines: Vec<Machine>,
     pub(crate) oracle: Oracle,
     pub(crate) process: Option<Process>,
@@ -75,6 +78,9 @@ pub struct Run {
     /// What was lost since the last open that succeeded.
     pub(crate) loss: Loss,
     stamp: u64,
+    /// The size that the volume was last told to have, and the largest it was ever asked to have.
+    size_bytes: u64,
+    asked_bytes: u64,
     story: Story,
     /// The next attach dies at this I/O; 0: chance decides.
     dies_next: u64,
@@ -136,10 +142,12 @@ impl Run {
             block_bytes: 512,
             segment_bytes: settings.segment_bytes,
             flush: settings.mode,
-            ..CreateOptions::new(settings.size_bytes)
+            ..CreateOptions::new(settings.first_bytes)
         };
         create_in(&world, &store, NAME, &options).map_err(|error| format!("create: {error}"))?;
         Ok(Run {
+            size_bytes: settings.first_bytes,
+            asked_bytes: settings.first_bytes,
             settings,
             dice,
             clock,
@@ -147,6 +155,7 @@ impl Run {
             bucket,
             second: Arc::default(),
             copied: 0,
+            promoted: None,
             machines,
             oracle,
             process: None,
@@ -185,7 +194,8 @@ impl Run {
             self.promote_second()?;
         }
         self.close_in_peace()?;
-        self.judge_the_past()
+        self.judge_the_past()?;
+        self.fail_back()
     }
 
     /// One round of everything for a process: loops, every waiting call, some time.
@@ -365,7 +375,7 @@ impl Run {
     }
 
     fn range(&mut self, operation: Operation) -> (u64, u64) {
-        let size = self.settings.size_bytes;
+        let size = self.size_bytes;
         let longest = match operation {
             Operation::Write => self.settings.write_bytes_max.min(size),
             _ => size,

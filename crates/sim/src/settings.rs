@@ -11,8 +11,10 @@ use crate::store::StoreFaults;
 /// See the head of this file.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Size of the volume.
+    /// Size of the volume, at its largest.
     pub size_bytes: u64,
+    /// Its size at first: it may grow.
+    pub first_bytes: u64,
     /// What a flush means.
     pub mode: FlushMode,
     /// Lives of processes, the first included.
@@ -61,7 +63,8 @@ pub struct Settings {
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
     pub gc_order_odds: u64,
-    /// At one step in so many somebody does something with the past: snapshots, rollbacks, clones.
+    /// At one step in so many somebody does something with the past (snapshots, retention, rollbacks, clones),
+    /// or gives the disk another size.
     pub past_odds: u64,
 }
 
@@ -71,6 +74,7 @@ impl Settings {
     pub fn calm() -> Self {
         Settings {
             size_bytes: 200 << 10,
+            first_bytes: 200 << 10,
             mode: FlushMode::Logged,
             lives: 1,
             steps: 0,
@@ -119,8 +123,11 @@ impl Settings {
         let size_bytes =
             odds(&[16 << 10, 64 << 10, 64 << 10, 64 << 10, 160 << 10, 160 << 10, 160 << 10, 640 << 10]);
         let segment_bytes = *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
+        let past_odds = *dice.pick(&[0, 0, 12, 25]);
+        let first_bytes = if past_odds > 0 { size_bytes / dice.pick(&[1, 2, 4]) } else { size_bytes };
         Settings {
             size_bytes,
+            first_bytes,
             mode: *dice.pick(&[FlushMode::Logged, FlushMode::Logged, FlushMode::Stored, FlushMode::Weak]),
             lives: 2 + dice.below(5),
             steps: *dice.pick(&[20, 60, 150]),
@@ -149,7 +156,7 @@ impl Settings {
                 bytes_per_second_max: *dice.pick(&[0, 0, 1 << 20]),
             },
             gc_order_odds: *dice.pick(&[0, 0, 60]),
-            past_odds: *dice.pick(&[0, 0, 12, 25]),
+            past_odds,
             copy_odds: *dice.pick(&[0, 0, 60]),
         }
     }

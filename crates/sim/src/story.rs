@@ -41,16 +41,24 @@ pub struct Story {
     pub rollbacks: u64,
     /// Clones made.
     pub clones: u64,
+    /// Moments of the past that were read.
+    pub moments: u64,
+    /// Disks made larger.
+    pub growths: u64,
+    /// Clones flattened.
+    pub flattened: u64,
     /// Rounds of a copier to a second store that went through.
     pub copies: u64,
     /// Replicas promoted while their primary lived.
     pub promotions: u64,
+    /// Ways back to the first store.
+    pub fail_backs: u64,
 }
 
 impl Story {
     /// The numbers that add up, with their names.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 18] {
+    pub fn counts(&self) -> [(&'static str, u64); 22] {
         [
             ("events", self.events),
             ("operations", self.operations),
@@ -68,8 +76,12 @@ impl Story {
             ("snapshots", self.snapshots),
             ("rollbacks", self.rollbacks),
             ("clones", self.clones),
+            ("moments read", self.moments),
+            ("growths", self.growths),
+            ("flattened", self.flattened),
             ("copies", self.copies),
             ("promotions", self.promotions),
+            ("fail-backs", self.fail_backs),
         ]
     }
 
@@ -91,8 +103,12 @@ impl Story {
         self.snapshots += other.snapshots;
         self.rollbacks += other.rollbacks;
         self.clones += other.clones;
+        self.moments += other.moments;
+        self.growths += other.growths;
+        self.flattened += other.flattened;
         self.copies += other.copies;
         self.promotions += other.promotions;
+        self.fail_backs += other.fail_backs;
     }
 
     /// Adds what a process counted.

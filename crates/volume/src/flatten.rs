@@ -14,7 +14,7 @@ use crate::names;
 use crate::recovery::checkpoint;
 use crate::status::Safety;
 use crate::volume::Volume;
-use crate::world::RealWorld;
+use crate::world::{RealWorld, World};
 use crate::{ErrorKind, Result, limits};
 
 /// Bytes of the map looked at at once, and bytes copied at once.
@@ -55,6 +55,11 @@ impl Volume {
 /// Lets go of the ancestors of a volume, if neither of its newest two checkpoints needs any of them; says
 /// whether. A volume without ancestors needs none.
 pub fn release_ancestors(store: &dyn ObjectStore, name: &str) -> Result<bool> {
+    release_ancestors_in(&RealWorld::default(), store, name)
+}
+
+/// As [`release_ancestors`] in a given world.
+pub fn release_ancestors_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<bool> {
     let record = names::find(store, name)?;
     let newest = checkpoint::newest(store, record.volume_id)?.checkpoint;
     let lineage = newest.kept.lineage.clone();
@@ -74,7 +79,6 @@ pub fn release_ancestors(store: &dyn ObjectStore, name: &str) -> Result<bool> {
     if listed || !journaled.clean {
         return Ok(false);
     }
-    let world = RealWorld::default();
-    let gone = let_go(&world, store, &Kin { clone_id: record.volume_id, lineage: &lineage });
+    let gone = let_go(world, store, &Kin { clone_id: record.volume_id, lineage: &lineage });
     gone.map(|_| true)
 }

@@ -144,6 +144,11 @@ pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
 /// one volume. That is safe (attaching goes by id, and `delete` refuses either), and the same rename again
 /// finishes it.
 pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
+    rename_in(&RealWorld::default(), store, old, new)
+}
+
+/// As [`rename`] in a given world.
+pub fn rename_in(world: &dyn World, store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
     check_name(new)?;
     if old == new {
         let text = format!("{old:?} is its name already");
@@ -157,8 +162,7 @@ pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRec
         );
         return Err(Error::new(ErrorKind::Refused, text));
     }
-    let renamed =
-        VolumeRecord { name: new.to_owned(), put_id: PutId(RealWorld::default().random()?), ..record };
+    let renamed = VolumeRecord { name: new.to_owned(), put_id: PutId(world.random()?), ..record };
     let encoded = renamed.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
     if put(store, &volume_key(new), encoded)? == PutOutcome::Taken {
         let there = find(store, new)?;

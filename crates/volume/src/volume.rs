@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -330,13 +330,31 @@ impl Volume {
             // What is on its way may lie beyond the new end.
             self.wait(Safety::Stored, None)?;
         }
+        self.ask_resize(size_bytes, current)
+            .recv()
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+    }
+
+    /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer comes
+    /// through the channel.
+    pub fn begin_grow(&self, size_bytes: u64) -> Result<Receiver<Result<()>>> {
+        names::check_size(size_bytes, self.shared.record.block_bytes)?;
+        let current = self.shared.geometry.now().size_bytes;
+        if size_bytes < current {
+            let text = format!("the disk has {current} bytes: {size_bytes} would cut it short");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        Ok(self.ask_resize(size_bytes, current))
+    }
+
+    fn ask_resize(&self, size_bytes: u64, from_bytes: u64) -> Receiver<Result<()>> {
         let (tell, hear) = sync_channel(1);
         let told = Box::new(move |outcome| {
-            // The caller waits.
+            // Whoever asked may not care any more.
             let _ = tell.send(outcome);
         });
-        shared.inbox.resize(shared, Resize { size_bytes, from_bytes: current, tell: told });
-        hear.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+        self.shared.inbox.resize(&self.shared, Resize { size_bytes, from_bytes, tell: told });
+        hear
     }
 
     /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks

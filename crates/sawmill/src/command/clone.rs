@@ -3,8 +3,9 @@
 use clap::Args;
 
 use super::Context;
+use crate::attach::served;
 use crate::exit::{Exit, Failure, Result};
-use crate::{control, output, past, wiring};
+use crate::{control, output, wiring};
 
 /// Make a volume that begins as another one is now, or was at a cut. No data is copied.
 ///
@@ -40,7 +41,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         arguments.name.clone()
     };
     if base.cut.is_none()
-        && let Some((folder, _)) = past::served(&context.places, &base)?
+        && let Some((folder, _)) = served(&context.places, &base)?
     {
         // What has been accepted so far shall be in it.
         control::wait(&folder, &base.name, "stored", None)?;

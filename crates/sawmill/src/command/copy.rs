@@ -5,8 +5,8 @@ use sawmill_device::BlockDevice;
 use sawmill_volume::CreateOptions;
 
 use super::Context;
-use super::attach::{Attach, open_cut};
 use super::import::{Again, Filling, fill};
+use crate::attach::{AttachToWrite, open_cut};
 use crate::exit::{Exit, Failure, Result};
 use crate::transfer::ends::VolumeEnd;
 
@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     again: Again,
 
     #[command(flatten)]
-    attach: Attach,
+    attach: AttachToWrite,
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if from == to {
         return Err(Failure::usage(format!("{} cannot be copied onto itself", from.name)));
     }
-    let (volume, record) = open_cut(context, &from, arguments.cut)?;
+    let (volume, record) = open_cut(&context.places, &from, arguments.cut)?;
     let size_bytes = volume.geometry().size_bytes;
     let source = VolumeEnd::new(volume, &from.name);
     let filled = fill(

@@ -15,7 +15,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use serde::Serialize;
 
 use super::Context;
-use super::attach::open_cut;
+use crate::attach::open_cut;
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Bar};
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
@@ -92,7 +92,7 @@ struct Job<'a> {
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
-    let (volume, record) = open_cut(context, &address, arguments.cut)?;
+    let (volume, record) = open_cut(&context.places, &address, arguments.cut)?;
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     wiring::make_volume_folder(&folder, &address.store_url)?;
     let source = VolumeEnd::new(volume, &address.name);

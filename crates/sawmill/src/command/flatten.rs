@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Context;
+use crate::attach::{Attach, served};
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Progress};
-use crate::past::{Attach, at_rest, served};
 use crate::units::human_size;
 use crate::wiring;
 
@@ -48,7 +48,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             break;
         }
         let mut progress = Progress::new("flattening");
-        at_rest(&context.places, &address, &arguments.attach, |volume| {
+        arguments.attach.at_rest(&context.places, &address, |volume| {
             if round == 0 {
                 copied_bytes = volume.flatten(&mut |done, total| progress.show(done, total))?;
             }

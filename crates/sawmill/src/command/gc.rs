@@ -6,9 +6,9 @@ use clap::Args;
 use sawmill_volume::gc::Garbage;
 
 use super::Context;
-use super::attach::Attach;
 use crate::admin::order::GcAnswer;
 use crate::admin::status::VolumeStatus;
+use crate::attach::AttachToWrite;
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_count, human_size};
@@ -38,7 +38,7 @@ pub(super) struct Arguments {
     dry_run: bool,
 
     #[command(flatten)]
-    attach: Attach,
+    attach: AttachToWrite,
 
     /// Go on although the store lets two writers win; you promise that there is one.
     #[arg(long)]
@@ -99,7 +99,7 @@ fn left(status: &VolumeStatus) -> (u64, u64) {
 
 fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<GcAnswer> {
     let (_, record) = wiring::find(address)?;
-    let attached = arguments.attach.open(context, address, &record, arguments.no_fencing)?;
+    let attached = arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
     let volume = attached.volume.clone();
     let look = || {
         let status = volume.status();

@@ -11,8 +11,8 @@ use sawmill_volume::{CreateOptions, ErrorKind, inspect};
 use serde::Serialize;
 
 use super::Context;
-use super::attach::{Attach, refuse_served};
 use super::create::Shape;
+use crate::attach::{AttachToWrite, refuse_served};
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
 use crate::output::{self, Bar};
@@ -53,7 +53,7 @@ pub(super) struct Arguments {
     shape: Shape,
 
     #[command(flatten)]
-    attach: Attach,
+    attach: AttachToWrite,
 }
 
 /// What to do about what is there already.
@@ -154,7 +154,7 @@ pub(super) struct Filling<'a> {
     pub(super) far_state: String,
     /// What the volume is made with, when it is made; its size is that of the source.
     pub(super) create: CreateOptions,
-    pub(super) attach: &'a Attach,
+    pub(super) attach: &'a AttachToWrite,
     pub(super) again: &'a Again,
     pub(super) what: String,
 }
@@ -215,7 +215,7 @@ pub(super) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
     let mut file = ProgressFile::of_import(&folder, known);
     let start = if created { fresh() } else { start_of(&file, again, &address.name)? };
     file.keep(start.from)?;
-    let attached = filling.attach.open(context, address, &record, filling.create.no_fencing)?;
+    let attached = filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
     file.known.epoch = attached.volume.status().epoch;
     file.keep(start.from)?;
     let size_bytes = attached.volume.status().size_bytes;

@@ -3,7 +3,6 @@
 //! Invariants: every way out goes through [`crate::exit::TABLE`]; an error is one line on stderr that begins
 //! with `sawmill: error:`, also when clap found it.
 
-mod attach;
 mod bench;
 mod check;
 mod clone;

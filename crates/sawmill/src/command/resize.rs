@@ -5,7 +5,7 @@ use sawmill_volume::inspect;
 use serde::Serialize;
 
 use super::Context;
-use super::attach::Attach;
+use crate::attach::AttachToWrite;
 use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_size, parse_size};
 use crate::{control, output, wiring};
@@ -33,7 +33,7 @@ pub(super) struct Arguments {
     no_fencing: bool,
 
     #[command(flatten)]
-    attach: Attach,
+    attach: AttachToWrite,
 }
 
 #[derive(Serialize)]
@@ -65,7 +65,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     }
     let resized = control::resize(&folder, size_bytes).map_err(|f| f.of_volume(&address.name))?;
     if !resized && size_bytes != old_size_bytes {
-        let attached = arguments.attach.open(context, &address, &record, arguments.no_fencing)?;
+        let attached = arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
         // Also when the size was refused: what the journal held is stored.
         attached.close()?;

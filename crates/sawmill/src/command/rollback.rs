@@ -3,10 +3,11 @@
 use clap::Args;
 
 use super::Context;
+use crate::attach::Attach;
 use crate::exit::{Exit, Result};
 use crate::moment::parse_cut;
 use crate::output;
-use crate::past::{Attach, Past, order};
+use crate::past::{Past, order};
 
 /// Make a volume what it was: at a snapshot, at a time, at a position of its log.
 ///

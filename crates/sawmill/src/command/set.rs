@@ -5,9 +5,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Context;
+use crate::attach::Attach;
 use crate::exit::{Exit, Result};
 use crate::output;
-use crate::past::{Attach, Past, order};
+use crate::past::{Past, order};
 use crate::units::{human_duration, parse_duration};
 
 /// Change a setting of a volume.

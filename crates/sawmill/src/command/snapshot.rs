@@ -5,9 +5,10 @@ use sawmill_volume::{CutInfo, CutKind};
 use serde::Serialize;
 
 use super::Context;
+use crate::attach::Attach;
 use crate::exit::{Exit, Failure, Result};
 use crate::moment::{moment, parse_cut};
-use crate::past::{Attach, Past, order};
+use crate::past::{Past, order};
 use crate::units::human_size;
 use crate::{output, wiring};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_device::ErrorKind;
+use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_store::ObjectStore;
 use sawmill_volume::cache::CacheOptions;
 use sawmill_volume::limits::FRAME_BYTES;
@@ -216,10 +216,12 @@ impl Run {
         {
             self.loss = Loss::Power;
         }
+        self.check_size(&process)?;
         let found = self.read_all(&mut process)?;
         let count = self.oracle.opened(self.loss, process.from_store, &found)?;
         self.say("found", || format!("  attached: {count} operations are there"));
         self.copied = self.copied.min(count);
+        self.past.cut_to(count);
         self.loss = Loss::Process;
         if let Some(mut old) = self.process.take() {
             old.replaced_at = Some(count);
@@ -230,18 +232,26 @@ impl Run {
         Ok(())
     }
 
+    /// The size that was told, or one that was asked for and not answered.
+    fn check_size(&mut self, process: &Process) -> Verdict {
+        let found = process.stepped.volume().geometry().size_bytes;
+        if found < self.size_bytes || found > self.asked_bytes {
+            let (told, asked) = (self.size_bytes, self.asked_bytes);
+            return Err(format!("the disk has {found} bytes; {told} were told, {asked} asked for"));
+        }
+        self.size_bytes = found;
+        Ok(())
+    }
+
     /// Reads the whole volume through the device, as any client would.
     fn read_all(&mut self, process: &mut Process) -> Result<Vec<u8>, String> {
-        let mut found = vec![0; self.settings.size_bytes as usize];
-        let range = (0, self.settings.size_bytes);
         let mut client = Client::default();
         process.life.spare(true);
-        client.read_blindly(process.stepped.volume(), range);
+        client.read_whole(process.stepped.volume());
         for _ in 0..ROUNDS_MAX {
-            if let Some(outcome) = client.blind_answer() {
-                found.copy_from_slice(&outcome?);
+            if let Some(outcome) = client.whole_answer(self.settings.size_bytes) {
                 process.life.spare(false);
-                return Ok(found);
+                return outcome;
             }
             self.round(process, true);
         }

@@ -1,12 +1,13 @@
 //! A second store: a copier that works beside the process that writes, dies anywhere and is started again;
-//! whoever looks at the replica meanwhile; and its promotion while the primary lives.
+//! whoever looks at the replica meanwhile; its promotion while the primary lives; and the way back.
 //!
 //! Invariants judged: the replica can always be opened and is a prefix, never a shorter one than before; a
-//! promoted one is what the replica was, whatever lands late; a copier leaves it alone.
+//! promoted one is what the replica was, whatever lands late; a copier leaves it alone; after a fail-back the
+//! first store has what the second had, and nothing of what only it had.
 
 use std::sync::Arc;
 
-use sawmill_device::ErrorKind;
+use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_store::ObjectStore;
 use sawmill_volume::replicate::{Copier, CopyOptions, promote};
 use sawmill_volume::{OpenOptions, Stepped};
@@ -15,6 +16,7 @@ use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
+use crate::oracle::payload;
 use crate::store::{SimBucket, SimStore, StoreFaults};
 use crate::world::{Shelf, SimWorld};
 
@@ -24,6 +26,14 @@ struct Aide {
     world: SimWorld,
     first: SimStore,
     second: SimStore,
+}
+
+fn copy_back(aide: &Aide) -> Result<(), (ErrorKind, String)> {
+    let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
+    let options = CopyOptions { fail_back: true, ..CopyOptions::default() };
+    let ends = ((&aide.second as &dyn ObjectStore, NAME), (&aide.first as &dyn ObjectStore, NAME));
+    let mut copier = Copier::begin(&aide.world, ends.0, ends.1, &options).map_err(told)?;
+    copier.round(&mut |_| ()).map(drop).map_err(told)
 }
 
 impl Run {
@@ -142,9 +152,9 @@ impl Run {
 
     fn read_through(&mut self, stepped: &mut Stepped, store: &SimStore) -> Result<Vec<u8>, String> {
         let mut client = Client::default();
-        client.read_blindly(stepped.volume(), (0, self.settings.size_bytes));
+        client.read_whole(stepped.volume());
         for _ in 0..ROUNDS_MAX {
-            if let Some(found) = client.blind_answer() {
+            if let Some(found) = client.whole_answer(self.settings.size_bytes) {
                 return found;
             }
             stepped.step_keeper(self.clock.now());
@@ -192,11 +202,11 @@ impl Run {
         if !matches!(&copied, Err((ErrorKind::Refused | ErrorKind::Fenced, _))) {
             return Err(format!("a copier goes on although the replica was promoted: {copied:?}"));
         }
-        self.attach_at_second(&before)
+        self.attach_at_second(before)
     }
 
-    /// The promoted volume is attached, holds the same, and is closed.
-    fn attach_at_second(&mut self, before: &[u8]) -> Verdict {
+    /// The promoted volume is attached, holds the same, is written to, and is closed.
+    fn attach_at_second(&mut self, mut image: Vec<u8>) -> Verdict {
         let aide = self.aide(false);
         let store = Arc::new(aide.second);
         let options = self.options(0, false);
@@ -204,8 +214,18 @@ impl Run {
             .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;
         store.set_at_once(false);
         let found = self.read_through(&mut stepped, &store)?;
-        if found != before {
+        if found != image {
             return Err("the promoted volume changed by itself".into());
+        }
+        let size_bytes = stepped.volume().geometry().size_bytes;
+        let mut client = Client::default();
+        for _ in 0..self.dice.below(6) {
+            let length = (1 + self.dice.below(9_000)).min(size_bytes);
+            let address = self.dice.below(size_bytes - length + 1);
+            self.stamp += 1;
+            let bytes = payload(self.stamp, address, length);
+            image[address as usize..][..length as usize].copy_from_slice(&bytes);
+            client.write_blindly(stepped.volume(), address, bytes);
         }
         stepped.begin_close();
         for _ in 0..ROUNDS_MAX {
@@ -217,9 +237,42 @@ impl Run {
             }
             self.clock.pass(20_000);
             if stepped.is_settled() {
+                self.promoted = Some(image);
                 return stepped.finish_close().map_err(|error| format!("the promoted volume: {error}"));
             }
         }
         Err("closing the promoted volume does not end".into())
+    }
+
+    /// The first store becomes a replica of the promoted volume, by copiers that may die, and is promoted in
+    /// its turn.
+    pub(super) fn fail_back(&mut self) -> Verdict {
+        let Some(image) = self.promoted.take() else { return Ok(()) };
+        for attempt in 0..4 {
+            let is_last = attempt == 3;
+            let aide = self.aide(!is_last);
+            if !is_last {
+                aide.life.dies_after(1 + self.dice.below(120));
+            }
+            let outcome = live(|| copy_back(&aide));
+            aide.life.die();
+            self.say("copied back", || format!("a copier to the first store: {outcome:?}"));
+            if is_last && !matches!(outcome, Some(Ok(()))) {
+                return Err(format!("the first store cannot be made a replica: {outcome:?}"));
+            }
+            self.land_late();
+        }
+        self.is_at_first(&image)?;
+        let aide = self.aide(false);
+        promote(&aide.world, &aide.first, NAME).map_err(|error| format!("promoted back: {error}"))?;
+        while self.bucket.late() > 0 {
+            self.land_late();
+        }
+        self.story.fail_backs += 1;
+        self.is_at_first(&image)
+    }
+
+    fn is_at_first(&mut self, image: &[u8]) -> Verdict {
+        self.judge(NAME, None, image).map_err(|text| format!("after the way back: {text}"))
     }
 }

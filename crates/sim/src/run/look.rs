@@ -56,9 +56,9 @@ impl Run {
     fn end_look(&mut self, mut reader: Reader) -> Verdict {
         self.story.looks += 1;
         let mut client = Client::default();
-        client.read_blindly(reader.stepped.volume(), (0, self.settings.size_bytes));
+        client.read_whole(reader.stepped.volume());
         for _ in 0..ROUNDS_MAX {
-            if let Some(found) = client.blind_answer() {
+            if let Some(found) = client.whole_answer(self.settings.size_bytes) {
                 let count = self.oracle.check_view(reader.least, &found?)?;
                 self.say("seen", || format!("who reads sees {count} operations"));
                 return Ok(());

@@ -1,48 +1,76 @@
-//! What people do with the past of a volume: snapshots, rollbacks, clones and clones of clones, deleted in
-//! any order; and what each must hold, byte for byte.
+//! What people order about the past of a volume: snapshots, retention and rollbacks; and what each cut must
+//! hold, byte for byte. Larger disks too, as those are ordered alike.
 //!
-//! Invariants: a snapshot that was told done, and a clone, hold for ever what they held first (a clone, what
-//! was written to it since), whatever becomes of the volume, its journal and its writers. Whoever clones,
-//! reads a cut or deletes has a store that is well; the volume's writers have not.
+//! Invariants: a snapshot that was told done holds for ever what it held first; every moment since retention
+//! was told done can be read, and is a prefix with all that was stored by then and nothing asked for later;
+//! whatever becomes of the volume, its journal and its writers. Whoever reads a cut has a store that is well;
+//! the volume's writers have not.
 //!
-//! Not here: what a rollback does to the volume's own history (an operation of the oracle).
+//! Not here: clones (`clones`); what a rollback does to the volume's own history (an operation of the
+//! oracle).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-use sawmill_device::{ErrorKind, Operation};
-use sawmill_volume::limits::{STAGING_BYTES_MIN, journal_bytes_min};
-use sawmill_volume::{Cut, OpenOptions, Result, Stepped, clone_in, delete_in};
+use sawmill_device::{BlockDevice, ErrorKind};
+use sawmill_volume::{Cut, OpenOptions, Result, Stepped, World};
 
-use super::{NAME, Process, ROUNDS_MAX, Run, Verdict, journal_path};
+use super::{NAME, Process, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::Life;
 use crate::disk::DiskFaults;
-use crate::oracle::{Effect, payload};
+use crate::oracle::{Effect, Loss};
 use crate::store::{SimStore, StoreFaults};
 use crate::world::{Shelf, SimWorld};
 
 /// Clones and snapshots that are there at once.
-const KEPT_MAX: usize = 6;
+pub(super) const KEPT_MAX: usize = 6;
+/// Longer than any world lasts.
+const RETENTION_S: u64 = 1 << 20;
 
 /// A snapshot or a clone, and what is in it.
-struct Kept {
-    name: String,
-    image: Arc<[u8]>,
+pub(super) struct Kept {
+    pub(super) name: String,
+    pub(super) image: Arc<[u8]>,
+}
+
+/// A cut, and what it holds.
+pub(super) type Then = (Cut, Arc<[u8]>);
+
+/// A moment that can be gone back to, and how many operations it may hold.
+struct Moment {
+    unix_ms: u64,
+    least: usize,
+    most: usize,
 }
 
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Past {
     snapshots: Vec<Kept>,
-    clones: Vec<Kept>,
+    pub(super) clones: Vec<Kept>,
     number: u64,
+    /// Retention was told done, and nobody ordered it to end.
+    retains: bool,
+    moments: Vec<Moment>,
+}
+
+impl Past {
+    /// The volume's history was cut to so many operations.
+    pub(super) fn cut_to(&mut self, count: usize) {
+        for moment in &mut self.moments {
+            moment.most = moment.most.min(count);
+        }
+    }
 }
 
 enum What {
     /// A snapshot of this name, with at least so many operations in it.
     Create(String, usize),
     Delete,
+    Retain(u64),
+    /// The disk is to have so many bytes.
+    Grow(u64),
     /// The operation of the oracle.
     RollBack(usize),
 }
@@ -65,19 +93,22 @@ impl Run {
     /// Somebody does something.
     pub(super) fn act_on_the_past(&mut self, process: &mut Process) -> Verdict {
         let free = process.ordered.is_none() && !process.closing;
-        match self.dice.below(9) {
+        let is_first = free && process.replaced_at.is_none();
+        match self.dice.below(14) {
             0..3 if free => self.order_snapshot(process),
-            3 if free && process.replaced_at.is_none() => self.order_delete(process),
-            4 if free && process.replaced_at.is_none() => return self.order_rollback(process),
-            5 => return self.make_clone(),
-            6 => return self.write_to_clone(),
-            7 => return self.delete_clone(),
-            _ => return self.read_one(),
+            3 if is_first => self.order_delete(process),
+            4 if is_first => return self.order_rollback(process),
+            5 if is_first => self.order_retention(process),
+            6 if free => self.order_growth(process),
+            7..9 => self.note_moment(),
+            9 => return self.read_moment().map(drop),
+            10 => return self.read_one(),
+            _ => return self.act_on_clones(),
         }
         Ok(())
     }
 
-    fn name(&mut self, kind: &str) -> String {
+    pub(super) fn name(&mut self, kind: &str) -> String {
         self.past.number += 1;
         format!("{kind}{}", self.past.number)
     }
@@ -106,14 +137,80 @@ impl Run {
         }
     }
 
-    /// The client has nothing under way, so that its order of operations is clear.
-    fn order_rollback(&mut self, process: &mut Process) -> Verdict {
-        if self.past.snapshots.is_empty() || process.client.waiting() > 0 {
-            return Ok(());
+    fn order_retention(&mut self, process: &mut Process) {
+        let retention_s = *self.dice.pick(&[RETENTION_S, RETENTION_S, 1, 0]);
+        self.say("retention", || format!("  retention of {retention_s} s is ordered"));
+        if retention_s < RETENTION_S {
+            // From the order on it may be so, and for good.
+            self.past.retains = false;
+            self.past.moments.clear();
+        }
+        if let Ok(answer) = process.stepped.volume().begin_set_retention(retention_s) {
+            process.ordered = Some(Ordered { what: What::Retain(retention_s), answer, stray: false });
+        }
+    }
+
+    fn order_growth(&mut self, process: &mut Process) {
+        let size_bytes = (self.size_bytes + 512 * (1 + self.dice.below(32))).min(self.settings.size_bytes);
+        if size_bytes < process.stepped.volume().geometry().size_bytes || self.asked_bytes > size_bytes {
+            return;
+        }
+        self.say("grow", || format!("  a disk of {size_bytes} bytes is ordered"));
+        if let Ok(answer) = process.stepped.volume().begin_grow(size_bytes) {
+            self.asked_bytes = size_bytes;
+            let stray = process.replaced_at.is_some();
+            process.ordered = Some(Ordered { what: What::Grow(size_bytes), answer, stray });
+        }
+    }
+
+    /// Somebody looks at the clock, to go back to this moment some day.
+    fn note_moment(&mut self) {
+        if !self.past.retains || self.past.moments.len() >= KEPT_MAX {
+            return;
+        }
+        // Whatever comes next comes in another millisecond.
+        self.clock.pass(2_000);
+        let (world, _) = self.somebody();
+        let (least, most) = (self.oracle.bound(Loss::Journal), self.oracle.len());
+        let unix_ms = world.unix_ms() - 1;
+        self.say("moment", || format!("  {unix_ms} is noted: {least} to {most} operations"));
+        self.past.moments.push(Moment { unix_ms, least, most });
+    }
+
+    /// Reads the volume as it was at some moment.
+    pub(super) fn read_moment(&mut self) -> std::result::Result<Option<Then>, String> {
+        if self.past.moments.is_empty() {
+            return Ok(None);
+        }
+        let index = self.dice.below(self.past.moments.len() as u64) as usize;
+        let Moment { unix_ms, least, most } = self.past.moments[index];
+        let cut = Cut::Time(unix_ms);
+        let found = self.read_volume(NAME, Some(cut.clone()))?;
+        let count = self.oracle.check_replica(least, &found).map_err(|text| format!("at {cut}: {text}"))?;
+        if count > most {
+            return Err(format!("{cut} shows operation {count}, which was asked for later"));
+        }
+        self.story.moments += 1;
+        self.say("then", || format!("  at {cut} there were {count} operations"));
+        Ok(Some((cut, found.into())))
+    }
+
+    /// A cut that can be gone back to.
+    fn any_cut(&mut self) -> std::result::Result<Option<Then>, String> {
+        if self.past.snapshots.is_empty() || self.dice.one_in(3) {
+            return self.read_moment();
         }
         let index = self.dice.below(self.past.snapshots.len() as u64) as usize;
         let Kept { name, image } = &self.past.snapshots[index];
-        let (cut, image) = (Cut::Snapshot(name.clone()), image.clone());
+        Ok(Some((Cut::Snapshot(name.clone()), image.clone())))
+    }
+
+    /// The client has nothing under way, so that its order of operations is clear.
+    fn order_rollback(&mut self, process: &mut Process) -> Verdict {
+        if process.client.waiting() > 0 {
+            return Ok(());
+        }
+        let Some((cut, image)) = self.any_cut()? else { return Ok(()) };
         self.say("roll back", || format!("  a rollback to {cut} is ordered"));
         process.store.set_at_once(true);
         let begun = process.stepped.volume().begin_roll_back(&cut);
@@ -185,13 +282,20 @@ impl Run {
                 }
                 self.past.snapshots.push(Kept { name, image: found.into() });
             }
+            What::Retain(seconds) if process.replaced_at.is_none() => {
+                self.past.retains = seconds == RETENTION_S;
+            }
+            What::Grow(size_bytes) if process.replaced_at.is_none() => {
+                self.story.growths += 1;
+                self.size_bytes = size_bytes;
+            }
             _ => {}
         }
         Ok(())
     }
 
     /// A process of somebody whose store is well and who has no journal yet.
-    fn somebody(&mut self) -> (Arc<SimWorld>, Arc<SimStore>) {
+    pub(super) fn somebody(&mut self) -> (Arc<SimWorld>, Arc<SimStore>) {
         let life = Arc::new(Life::default());
         let (disk, store) = (DiskFaults::default(), StoreFaults::default());
         let dice = self.dice.split(10);
@@ -209,12 +313,14 @@ impl Run {
         let opened = Stepped::open(world, store, name, &options);
         let stepped = opened.map_err(|error| format!("{shown} cannot be opened: {error}"))?;
         let mut client = Client::default();
-        client.read_blindly(stepped.volume(), (0, self.settings.size_bytes));
-        let answer = client.blind_answer().ok_or_else(|| format!("{shown} gives no answer"))?;
+        client.read_whole(stepped.volume());
+        let answer = client
+            .whole_answer(self.settings.size_bytes)
+            .ok_or_else(|| format!("{shown} gives no answer"))?;
         answer.map_err(|error| format!("{shown} cannot be read: {error}"))
     }
 
-    fn judge(&mut self, name: &str, cut: Option<Cut>, image: &[u8]) -> Verdict {
+    pub(super) fn judge(&mut self, name: &str, cut: Option<Cut>, image: &[u8]) -> Verdict {
         let shown = format!("{name} at {cut:?}");
         let found = self.read_volume(name, cut)?;
         match found.iter().zip(image).position(|(one, other)| one != other) {
@@ -224,7 +330,7 @@ impl Run {
     }
 
     /// One of all, chosen by chance: a snapshot or a clone, with its name and cut.
-    fn any_kept(&mut self, clones_alone: bool) -> Option<(String, Option<Cut>, Arc<[u8]>)> {
+    pub(super) fn any_kept(&mut self, clones_alone: bool) -> Option<(String, Option<Cut>, Arc<[u8]>)> {
         let snapshots = if clones_alone { 0 } else { self.past.snapshots.len() };
         let count = snapshots + self.past.clones.len();
         if count == 0 {
@@ -246,89 +352,14 @@ impl Run {
         self.judge(&name, cut, &image)
     }
 
-    fn make_clone(&mut self) -> Verdict {
-        if self.past.clones.len() >= KEPT_MAX {
-            return Ok(());
-        }
-        let Some((base, cut, image)) = self.any_kept(false) else { return Ok(()) };
-        let name = self.name("clone-");
-        self.say("clone", || format!("  {name} is cloned from {base} at {cut:?}"));
-        let (world, store) = self.somebody();
-        clone_in(&*world, &*store, &base, cut.as_ref(), &name)
-            .map_err(|error| format!("{base} at {cut:?} cannot be cloned: {error}"))?;
-        self.story.clones += 1;
-        self.past.clones.push(Kept { name, image });
-        Ok(())
-    }
-
-    fn delete_clone(&mut self) -> Verdict {
-        if self.past.clones.is_empty() {
-            return Ok(());
-        }
-        let index = self.dice.below(self.past.clones.len() as u64) as usize;
-        let gone = self.past.clones.swap_remove(index);
-        self.say("delete clone", || format!("  {} is deleted", gone.name));
-        let (world, store) = self.somebody();
-        delete_in(&*world, &*store, &gone.name)
-            .map(drop)
-            .map_err(|error| format!("{} cannot be deleted: {error}", gone.name))
-    }
-
-    /// Somebody attaches a clone, writes a little, and closes it.
-    fn write_to_clone(&mut self) -> Verdict {
-        if self.past.clones.is_empty() {
-            return Ok(());
-        }
-        let index = self.dice.below(self.past.clones.len() as u64) as usize;
-        let name = self.past.clones[index].name.clone();
-        let mut image = self.past.clones[index].image.to_vec();
-        self.say("write to clone", || format!("  somebody writes to {name}"));
-        let (world, store) = self.somebody();
-        let options = OpenOptions {
-            journal_bytes: journal_bytes_min(self.settings.segment_bytes),
-            staging_bytes: STAGING_BYTES_MIN,
-            staging_folder: self.machines[0].staging.clone(),
-            no_fencing: true,
-            checkpoint_bytes: self.settings.checkpoint_bytes.min(32 << 10),
-            uploads_max: 1,
-            ..OpenOptions::new(journal_path())
-        };
-        let opened = Stepped::open(world, store, &name, &options);
-        let mut stepped = opened.map_err(|error| format!("{name} cannot be attached: {error}"))?;
-        let mut client = Client::default();
-        for _ in 0..1 + self.dice.below(12) {
-            let length = (1 + self.dice.below(12_000)).min(self.settings.size_bytes);
-            let address = self.dice.below(self.settings.size_bytes - length + 1);
-            self.stamp += 1;
-            client.stray(stepped.volume(), Operation::Write, (address, length), self.stamp);
-            image[address as usize..][..length as usize]
-                .copy_from_slice(&payload(self.stamp, address, length));
-            self.run_aside(&mut stepped);
-        }
-        stepped.begin_close();
-        for _ in 0..ROUNDS_MAX {
-            if stepped.is_settled() {
-                break;
-            }
-            self.run_aside(&mut stepped);
-        }
-        stepped.finish_close().map_err(|error| format!("{name} cannot be closed: {error}"))?;
-        let image: Arc<[u8]> = image.into();
-        self.past.clones[index].image = image.clone();
-        self.judge(&name, None, &image)
-    }
-
-    fn run_aside(&mut self, stepped: &mut Stepped) {
-        while stepped.step_journal() {}
-        stepped.step_journal_quietly();
-        stepped.step_keeper(self.clock.now());
-    }
-
     /// The last word: everything that was kept is what it was.
     pub(super) fn judge_the_past(&mut self) -> Verdict {
         let snapshots = std::mem::take(&mut self.past.snapshots);
         for Kept { name, image } in snapshots {
             self.judge(NAME, Some(Cut::Snapshot(name)), &image)?;
+        }
+        for _ in 0..self.past.moments.len() {
+            self.read_moment()?;
         }
         while let Some((name, cut, image)) = self.any_kept(true) {
             self.judge(&name, cut, &image)?;

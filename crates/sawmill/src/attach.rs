@@ -1,0 +1,199 @@
+//! A volume opened for the time of one command: for writing, with the journal that `serve` would use, or for
+//! reading, as a cut.
+//!
+//! Invariants: what a command accepted is in the store before it says that it is done; a volume that somebody
+//! serves on this machine is never attached a second time.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{ObjectStore, StoreOptions};
+use sawmill_volume::{OpenOptions, Volume, inspect, limits};
+
+use crate::config::{Places, VolumeAddress};
+use crate::exit::{Exit, Failure, Result};
+use crate::units::parse_size;
+use crate::{control, wiring};
+
+/// Where a command that attaches by itself finds what it needs.
+#[derive(Args, Default)]
+pub(crate) struct Attach {
+    /// The journal of a volume that nobody serves at present, when it is not in its usual place.
+    #[arg(long, value_name = "PATH")]
+    journal: Option<PathBuf>,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+}
+
+/// The same for commands that write much: as for `serve`, so that what a crash leaves is found again.
+#[derive(Args)]
+#[command(next_help_heading = "Attaching")]
+pub(crate) struct AttachToWrite {
+    /// The journal: a file (made when absent) or a block device.
+    #[arg(long, value_name = "PATH")]
+    journal: Option<PathBuf>,
+
+    /// Size of the journal when it is made. A journal made for this command alone is removed after it.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    journal_bytes: u64,
+
+    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
+    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
+    staging: PathBuf,
+}
+
+/// A volume attached for writing.
+pub(crate) struct Attached {
+    pub(crate) volume: Arc<Volume>,
+    name: String,
+    /// The journal, if it was made for this.
+    made: Option<PathBuf>,
+}
+
+impl Attach {
+    /// Attaches a volume that nobody serves, does something that writes little, and lets it go with
+    /// everything stored.
+    pub(crate) fn at_rest<T>(
+        &self,
+        places: &Places,
+        address: &VolumeAddress,
+        act: impl FnOnce(&Arc<Volume>) -> Result<T>,
+    ) -> Result<T> {
+        let (_, record) = wiring::find(address)?;
+        let options = OpenOptions {
+            journal_bytes: limits::journal_bytes_min(record.segment_bytes),
+            staging_bytes: limits::STAGING_BYTES_MIN,
+            no_fencing: self.no_fencing,
+            ..OpenOptions::new(self.journal.clone().unwrap_or_default())
+        };
+        let attached = Attached::open(places, address, &record, options)?;
+        let done = act(&attached.volume);
+        let closed = attached.close();
+        let done = done.map_err(|failure| failure.of_volume(&address.name))?;
+        closed.map(|()| done)
+    }
+}
+
+impl AttachToWrite {
+    /// Attaches for writing.
+    pub(crate) fn open(
+        &self,
+        places: &Places,
+        address: &VolumeAddress,
+        record: &VolumeRecord,
+        no_fencing: bool,
+    ) -> Result<Attached> {
+        let options = OpenOptions {
+            journal_bytes: self.journal_bytes,
+            staging_folder: self.staging.clone(),
+            no_fencing,
+            segment_age_max: Duration::from_secs(1),
+            ..OpenOptions::new(self.journal.clone().unwrap_or_default())
+        };
+        Attached::open(places, address, record, options)
+    }
+}
+
+impl Attached {
+    /// Attaches with `options`; without a journal path in them, with the volume's usual journal.
+    fn open(
+        places: &Places,
+        address: &VolumeAddress,
+        record: &VolumeRecord,
+        mut options: OpenOptions,
+    ) -> Result<Attached> {
+        // Journals are their owner's alone.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+        let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+        refuse_served(&folder, &address.name)?;
+        wiring::make_volume_folder(&folder, &address.store_url)?;
+        if options.journal_path.as_os_str().is_empty() {
+            options.journal_path = folder.join("journal");
+        }
+        let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
+        let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
+        let volume = Volume::open(store, &address.name, options).map_err(|error| {
+            let failure = Failure::from(error);
+            if failure.exit() == Exit::Refused {
+                let text = format!(
+                    "{failure}; if another machine serves {} now, give the command there",
+                    address.name
+                );
+                return Failure::new(Exit::Refused, text);
+            }
+            failure.of_volume(&address.name)
+        })?;
+        Ok(Attached { volume, name: address.name.clone(), made })
+    }
+
+    /// Stores everything and lets the volume go.
+    pub(crate) fn close(self) -> Result<()> {
+        let closed = self.volume.close().map_err(Failure::from);
+        closed.map_err(|failure| failure.of_volume(&self.name))?;
+        if let Some(path) = &self.made
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            // Everything is in the store: it is only in the way.
+            tracing::warn!("the journal {} could not be removed: {error}", path.display());
+        }
+        Ok(())
+    }
+}
+
+/// The folder and the process of a volume that this machine serves for writing.
+pub(crate) fn served(places: &Places, address: &VolumeAddress) -> Result<Option<(PathBuf, u32)>> {
+    let served = control::served(&places.state_folder()?, address)?;
+    let writes = served.filter(|(folder, _)| folder.join(control::WRITER_SOCKET).exists());
+    Ok(writes.map(|(folder, process)| (folder, process.pid)))
+}
+
+/// Refuses a volume that a process of this machine serves for writing.
+pub(crate) fn refuse_served(folder: &Path, name: &str) -> Result<()> {
+    match control::attached(folder)? {
+        Some(served) if served.volumes.iter().any(|volume| !volume.read_only) => {
+            let text = format!("volume {name} is served by process {}; stop that first", served.pid);
+            Err(Failure::new(Exit::InUse, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens the newest cut of a volume for reading: all that its server, if it is on this machine, has accepted
+/// by now, or all that is stored. `cut`: also when what is stored may lack what was accepted last.
+pub(crate) fn open_cut(
+    places: &Places,
+    address: &VolumeAddress,
+    cut: bool,
+) -> Result<(Arc<Volume>, VolumeRecord)> {
+    let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
+    let record = sawmill_volume::find(&*store, &address.name)?;
+    let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    match control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next()) {
+        Some(volume) if !volume.read_only => {
+            control::wait(&folder, &address.name, "stored", None)?;
+        }
+        _ if cut => {}
+        _ => demand_clean(&*store, address, &record)?,
+    }
+    let options = OpenOptions { read_only: true, ..OpenOptions::new(PathBuf::new()) };
+    let volume = Volume::open(store, &address.name, options).map_err(Failure::from);
+    Ok((volume.map_err(|failure| failure.of_volume(&address.name))?, record))
+}
+
+fn demand_clean(store: &dyn ObjectStore, address: &VolumeAddress, record: &VolumeRecord) -> Result<()> {
+    if inspect::at_rest(store, record)?.clean {
+        return Ok(());
+    }
+    let text = format!(
+        "volume {} was not closed in order, or another machine serves it: the newest writes may be in a \
+         journal and not in its store; serve it and stop it where its journal is, or pass --cut to take \
+         what is stored",
+        address.name
+    );
+    Err(Failure::new(Exit::Refused, text))
+}

@@ -1,0 +1,28 @@
+//! `sawmill replicate --follow` beside a test.
+//!
+//! Invariant: it is killed when it is let go, in the middle of whatever it does.
+
+use std::process::{Child, Stdio};
+
+use crate::place::Place;
+
+/// A copier that follows a volume.
+#[derive(Debug)]
+pub struct Follower(Child);
+
+impl Follower {
+    /// Copies `source` to `destination` again and again, as a user of `place`.
+    #[must_use]
+    pub fn start(place: &Place, source: &str, destination: &str) -> Self {
+        let mut command = place.command(&["replicate", source, destination, "--follow", "--every", "20ms"]);
+        Follower(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
