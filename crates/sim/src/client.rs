@@ -134,11 +134,19 @@ impl Client {
         volume.submit(Request::new(Operation::Read, 0, length, Flags::default(), Box::new(exchange)));
     }
 
-    /// The outcome of that read, once it is there: `size_bytes`, of which those beyond the disk are zeroes.
-    pub fn whole_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
-        let mut heard = self.answers.lock().pop()?;
-        heard.buffer.resize(size_bytes as usize, 0);
+    /// The outcome of that read, once it is there: all bytes of the disk.
+    pub fn whole_answer(&mut self) -> Option<Result<Vec<u8>, String>> {
+        let heard = self.answers.lock().pop()?;
         Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
+    }
+
+    /// As [`whole_answer`](Self::whole_answer), with zeroes up to the size that the disk may have some day.
+    pub fn padded_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
+        let pad = |mut found: Vec<u8>| {
+            found.resize(size_bytes as usize, 0);
+            found
+        };
+        self.whole_answer().map(|found| found.map(pad))
     }
 
     /// Submits a write of these bytes, that nobody judges.

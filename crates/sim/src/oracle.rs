@@ -171,6 +171,13 @@ impl Oracle {
         }
     }
 
+    /// The last operation was refused, and nothing of it will be seen.
+    pub fn take_back(&mut self, number: usize) {
+        if number + 1 == self.operations.len() {
+            self.operations.truncate(number);
+        }
+    }
+
     /// What a flush submitted now has to cover.
     #[must_use]
     pub fn flush_covers(&self) -> usize {
@@ -331,7 +338,7 @@ fn apply(image: &mut [u8], op: &Operation) {
     op.put(&mut image[op.address as usize..(op.address + op.length) as usize]);
 }
 
-/// Which parts of two images differ.
+/// Which parts of two images differ, as far as the second reaches.
 struct Compared {
     differs: Vec<bool>,
     count: usize,
@@ -341,7 +348,7 @@ impl Compared {
     const PART_BYTES: usize = 256;
 
     fn new(one: &[u8], other: &[u8]) -> Self {
-        let parts = one.chunks(Self::PART_BYTES).zip(other.chunks(Self::PART_BYTES));
+        let parts = one[..other.len()].chunks(Self::PART_BYTES).zip(other.chunks(Self::PART_BYTES));
         let differs: Vec<bool> = parts.map(|(one, other)| one != other).collect();
         let count = differs.iter().filter(|differs| **differs).count();
         Compared { differs, count }
@@ -354,9 +361,9 @@ impl Compared {
     /// The operation changed one of them.
     fn look_again(&mut self, one: &[u8], other: &[u8], op: &Operation) {
         let first = op.address as usize / Self::PART_BYTES;
-        let last = (op.address + op.length - 1) as usize / Self::PART_BYTES;
-        for part in first..=last {
-            let range = part * Self::PART_BYTES..one.len().min((part + 1) * Self::PART_BYTES);
+        let end = ((op.address + op.length) as usize).min(other.len());
+        for part in first..end.div_ceil(Self::PART_BYTES) {
+            let range = part * Self::PART_BYTES..other.len().min((part + 1) * Self::PART_BYTES);
             let differs = one[range.clone()] != other[range];
             self.count = self.count + usize::from(differs) - usize::from(self.differs[part]);
             self.differs[part] = differs;

@@ -124,6 +124,8 @@ impl Run {
         place: &Path,
         trace: Arc<Trace>,
     ) -> Result<Self, String> {
+        // Whoever shortens a story may have made the disk smaller.
+        let first_bytes = settings.first_bytes.min(settings.size_bytes);
         let machines = (0..MACHINES).map(|number| Machine::new(place, number)).collect::<Result<_, _>>()?;
         let clock = Arc::new(Clock::default());
         let bucket = Arc::new(SimBucket::default());
@@ -142,12 +144,12 @@ impl Run {
             block_bytes: 512,
             segment_bytes: settings.segment_bytes,
             flush: settings.mode,
-            ..CreateOptions::new(settings.first_bytes)
+            ..CreateOptions::new(first_bytes)
         };
         create_in(&world, &store, NAME, &options).map_err(|error| format!("create: {error}"))?;
         Ok(Run {
-            size_bytes: settings.first_bytes,
-            asked_bytes: settings.first_bytes,
+            size_bytes: first_bytes,
+            asked_bytes: first_bytes,
             settings,
             dice,
             clock,

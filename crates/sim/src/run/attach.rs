@@ -249,7 +249,7 @@ impl Run {
         process.life.spare(true);
         client.read_whole(process.stepped.volume());
         for _ in 0..ROUNDS_MAX {
-            if let Some(outcome) = client.whole_answer(self.settings.size_bytes) {
+            if let Some(outcome) = client.padded_answer(self.settings.size_bytes) {
                 process.life.spare(false);
                 return outcome;
             }

@@ -154,7 +154,7 @@ impl Run {
         let mut client = Client::default();
         client.read_whole(stepped.volume());
         for _ in 0..ROUNDS_MAX {
-            if let Some(found) = client.whole_answer(self.settings.size_bytes) {
+            if let Some(found) = client.padded_answer(self.settings.size_bytes) {
                 return found;
             }
             stepped.step_keeper(self.clock.now());

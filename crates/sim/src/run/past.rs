@@ -253,6 +253,10 @@ impl Run {
             Ok(Ok(())) => self.ordered_is_done(process, ordered.what),
             Ok(Err(error)) => {
                 self.say("order refused", || format!("  the order was refused: {error}"));
+                if let (What::RollBack(operation), ErrorKind::NotFound) = (&ordered.what, error.kind()) {
+                    // Nothing was changed, and nothing else was asked for meanwhile.
+                    self.oracle.take_back(*operation);
+                }
                 let excused =
                     process.replaced_at.is_some() || process.life.is_dead() || self.has_disk_faults();
                 let ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
@@ -315,7 +319,7 @@ impl Run {
         let mut client = Client::default();
         client.read_whole(stepped.volume());
         let answer = client
-            .whole_answer(self.settings.size_bytes)
+            .padded_answer(self.settings.size_bytes)
             .ok_or_else(|| format!("{shown} gives no answer"))?;
         answer.map_err(|error| format!("{shown} cannot be read: {error}"))
     }

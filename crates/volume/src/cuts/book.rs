@@ -182,18 +182,16 @@ impl CutBook {
         let next = self.retained().map(|cut| cut.wall_unix_ms).nth(1)?;
         Some(next.saturating_add(self.retention_s.saturating_mul(1000)))
     }
-
-    /// Whether some cut can reach a segment that checkpoint `dead_since` was the first to find dead.
-    pub(crate) fn needs(&self, sequence: u64, dead_since: u64) -> bool {
-        needs(&self.cuts, sequence, dead_since)
-    }
 }
 
-/// See [`CutBook::needs`].
+/// Whether a cut can reach a segment that checkpoint `dead_since` was the first to find dead.
+fn reaches(cut: &CutEntry, sequence: u64, dead_since: u64) -> bool {
+    dead_since > cut.number && (cut.kind == CutKind::Retained || sequence <= cut.through_sequence)
+}
+
+/// Whether some cut can reach it.
 pub(crate) fn needs(cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
-    cuts.iter().any(|cut| {
-        dead_since > cut.number && (cut.kind == CutKind::Retained || sequence <= cut.through_sequence)
-    })
+    cuts.iter().any(|cut| reaches(cut, sequence, dead_since))
 }
 
 /// Whose segments a volume's map names: those of its ancestors have the lower sequences.
@@ -209,6 +207,14 @@ impl Lineage {
     pub(crate) fn ancestor(&self, sequence: u64) -> Option<(usize, VolumeId)> {
         let index = self.0.partition_point(|entry| entry.through_sequence < sequence);
         self.0.get(index).map(|entry| (index, entry.volume_id))
+    }
+
+    /// Whether the volume has to keep a segment for one of its cuts. A clone of it has holds of its own on
+    /// its ancestors: what it needs of them is not ours to keep.
+    pub(crate) fn needs(&self, cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
+        let inherited = self.ancestor(sequence).is_some();
+        let counts = |cut: &&CutEntry| !(inherited && cut.kind == CutKind::Pin);
+        cuts.iter().filter(counts).any(|cut| reaches(cut, sequence, dead_since))
     }
 
     /// The volume that owns a segment.
@@ -234,9 +240,9 @@ mod tests {
     #[test]
     fn a_snapshot_needs_what_died_after_its_checkpoint_up_to_its_end() {
         let book = CutBook { cuts: vec![cut(CutKind::Snapshot, 5, 100, 0)], ..CutBook::default() };
-        assert!(book.needs(100, 6));
-        assert!(!book.needs(101, 6), "it came later");
-        assert!(!book.needs(50, 5), "it was dead already");
+        assert!(needs(&book.cuts, 100, 6));
+        assert!(!needs(&book.cuts, 101, 6), "it came later");
+        assert!(!needs(&book.cuts, 50, 5), "it was dead already");
     }
 
     #[test]
@@ -247,7 +253,7 @@ mod tests {
         let mut book = CutBook { retention_s: 2, cuts, ..CutBook::default() };
         book.prune(4500);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [2, 3, 4]);
-        assert!(book.needs(u64::MAX, 3) && !book.needs(1, 2));
+        assert!(needs(&book.cuts, u64::MAX, 3) && !needs(&book.cuts, 1, 2));
         assert_eq!(book.prunes_at_unix_ms(), Some(5000));
         book.prune(5000);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [3, 4]);

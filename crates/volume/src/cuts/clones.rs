@@ -13,13 +13,13 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{CutKind, Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key};
+use sawmill_format::kept::{Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::find::{Cut, stored_cut};
-use super::{Kin, let_go};
+use super::{CutBook, Kin, let_go};
 use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
 use crate::open::{self, Stored, demand_fencing};
@@ -70,7 +70,7 @@ pub fn clone_in(
         demand_primary(store, &stored.record, stored.newest.number_max)?;
         let clone_id = VolumeId(world.random()?);
         let lineage = pin_all(world, store, &stored, clone_id, name)?;
-        match look_again(store, base, &stored, cut) {
+        match look_again(world, store, base, &stored) {
             Ok(true) => return write(world, store, &stored, clone_id, lineage, name),
             // The base went on: what was pinned may not be whole.
             Ok(false) => release(world, store, clone_id, &lineage),
@@ -168,7 +168,7 @@ fn put_pin(
 
 /// After the pins are there: whether the base is still there under its name, with the cut, and its own hold
 /// on its ancestors.
-fn look_again(store: &dyn ObjectStore, base: &str, stored: &Stored, cut: Option<&Cut>) -> Result<bool> {
+fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &Stored) -> Result<bool> {
     let record = names::find(store, base)?;
     let root = &stored.newest.checkpoint;
     if record.volume_id != root.volume_id {
@@ -187,18 +187,14 @@ fn look_again(store: &dyn ObjectStore, base: &str, stored: &Stored, cut: Option<
         return Ok(true);
     }
     let through = stored.end.stored_sequence;
-    let kept = newest.kept.cuts.iter().any(|entry| {
-        let reaches = match entry.kind {
-            CutKind::Retained => true,
-            CutKind::Snapshot => entry.through_sequence >= through,
-            CutKind::Pin => false,
-        };
-        reaches && (entry.number, entry.put_id) == (root.number, root.put_id)
-    });
-    if !kept && cut.is_some() {
-        tracing::debug!("the cut is not in checkpoint {}", newest.number);
+    let is_kept = |book: &CutBook| book.begins(root.number, root.put_id, through);
+    if is_kept(&CutBook::of(&newest)) {
+        return Ok(true);
     }
-    Ok(kept)
+    // It may have been ordered behind the newest checkpoint.
+    let now = open::stored(store, base, &mut Reporter::new(world))?;
+    let is_kept = is_kept(&now.view.cuts.lock());
+    Ok(is_kept && now.record.volume_id == root.volume_id)
 }
 
 /// Writes the clone's map and first checkpoint, then its name.

@@ -276,6 +276,7 @@ impl Keeper {
         let shared = self.shared.clone();
         let previous = std::mem::replace(&mut self.readable_number, writing.root.number);
         self.checkpoint_number = writing.root.number;
+        self.note_resized(writing.root.number);
         self.own_puts.insert(writing.root.put_id);
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);

@@ -166,7 +166,8 @@ impl Keeper {
             sequences.retain(|sequence| {
                 let Some(info) = view.segments.get(*sequence) else { return false };
                 // A rollback may have brought it back to life.
-                info.live_bytes == 0 && !book.needs(u64::from(*sequence), info.dead_since)
+                let is_needed = view.lineage.needs(&book.cuts, u64::from(*sequence), info.dead_since);
+                info.live_bytes == 0 && !is_needed
             });
         }
         if self.is_current(number) {
@@ -234,7 +235,7 @@ impl Keeper {
     pub(super) fn hear_no_fence(&mut self, number: u64) {
         if self.is_current(number) {
             if self.writing.is_none() {
-                self.finish_resize();
+                self.finish_resize(self.cleanup.what.number);
             }
             self.list_old_checkpoints();
         }

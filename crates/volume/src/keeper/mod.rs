@@ -29,6 +29,7 @@ use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
 use crate::write;
+use resize::Resizing;
 
 mod at_hand;
 mod checkpoint;
@@ -109,7 +110,7 @@ pub(crate) struct Keeper {
     /// Size of the disk, as the next checkpoint says it.
     size_bytes: u64,
     /// The resize that the checkpoint being written carries.
-    resizing: Option<Resize>,
+    resizing: Option<Resizing>,
     /// The newest durable checkpoint.
     newest_root: Checkpoint,
     /// Checkpoints that cuts begin from and that have no copy of their own yet.

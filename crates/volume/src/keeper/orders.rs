@@ -52,6 +52,10 @@ impl Keeper {
                 // A cut must never begin before a rollback: its way would go through the cut of that one.
                 return;
             }
+            if front.then.as_ref().is_some_and(|then| then.segments.newest() > self.stored_sequence) {
+                // The store had more than we had heard of when the cut was read there.
+                return;
+            }
             let before = |record: &&std::sync::Arc<crate::record::Record>| record.position < front.position;
             let sealed = self.received_end >= front.position
                 && self.pending.iter().take_while(before).all(|record| is_padding(record));

@@ -13,7 +13,6 @@ use sawmill_format::kept::{CutEntry, CutKind, Kept};
 
 use super::Keeper;
 use super::checkpoint::Outgoing;
-use crate::cuts::needs;
 use crate::shared::View;
 
 /// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
@@ -88,8 +87,8 @@ impl Keeper {
         let book = view.cuts.lock().clone();
         let before = &self.newest_root.kept.cuts;
         let needed = |sequence: u32, dead_since: u64| {
-            let sequence = u64::from(sequence);
-            book.needs(sequence, dead_since) || needs(before, sequence, dead_since)
+            let needs = |cuts| view.lineage.needs(cuts, u64::from(sequence), dead_since);
+            needs(&book.cuts) || needs(before)
         };
         let (mut segments, deletable) = view.segments.freeze(number, &needed);
         // What an ancestor owns is not ours to delete: that nobody needs it is all there is to say.

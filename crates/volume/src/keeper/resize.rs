@@ -1,13 +1,22 @@
-//! Another size for the disk: a checkpoint that says so. What lies beyond a new, smaller end leaves the map
-//! with it.
+//! Another size for the disk: checkpoints that say so. What lies beyond a new, smaller end leaves the map with
+//! the first.
 //!
 //! Invariants: the map reaches as far as the doors see before they see it, and they see a new size only when
-//! its checkpoint is durable; so nothing is ever written past the end that recovery would find.
+//! two checkpoints that say so are durable: should the newest ever be damaged, the one before says the same.
+//! So nothing is ever written past the end that recovery would find.
 
 use std::collections::HashMap;
 
 use super::Keeper;
+use super::inbox::Resize;
 use crate::{Error, ErrorKind};
+
+/// A resize under way.
+pub(super) struct Resizing {
+    resize: Resize,
+    /// The first durable checkpoint that says the new size.
+    first_number: Option<u64>,
+}
 
 impl Keeper {
     /// Takes up a resize that was asked for, between two checkpoints.
@@ -40,7 +49,7 @@ impl Keeper {
         }
         view.map.set_size(size_bytes);
         self.size_bytes = size_bytes;
-        self.resizing = Some(resize);
+        self.resizing = Some(Resizing { resize, first_number: None });
         if let Err(error) = self.begin_checkpoint(false) {
             self.shared.fail(error);
         }
@@ -48,16 +57,26 @@ impl Keeper {
 
     /// The volume has ended: whoever waits for another size is told why.
     pub(super) fn refuse_resize(&mut self, why: &Error) {
-        if let Some(resize) = self.resizing.take() {
-            (resize.tell)(Err(why.clone()));
+        if let Some(resizing) = self.resizing.take() {
+            (resizing.resize.tell)(Err(why.clone()));
         }
     }
 
-    /// The checkpoint that says so is durable, and no fence stood before it.
-    pub(super) fn finish_resize(&mut self) {
-        let Some(resize) = self.resizing.take() else { return };
-        // One more: if the newest is ever lost, the one before says the same size.
-        self.checkpoints_wanted = self.checkpoints_wanted.max(1);
+    /// Checkpoint `number` is durable: the first one since the new size was taken up says so.
+    pub(super) fn note_resized(&mut self, number: u64) {
+        if let Some(resizing) = &mut self.resizing {
+            resizing.first_number.get_or_insert(number);
+        }
+    }
+
+    /// Checkpoint `number` is durable, and no fence stood before it.
+    pub(super) fn finish_resize(&mut self, number: u64) {
+        let Some(resizing) = &self.resizing else { return };
+        if resizing.first_number.is_none_or(|first| number <= first) {
+            self.checkpoints_wanted = self.checkpoints_wanted.max(1);
+            return;
+        }
+        let Some(Resizing { resize, .. }) = self.resizing.take() else { return };
         self.shared.geometry.resize(resize.size_bytes);
         (resize.tell)(Ok(()));
     }

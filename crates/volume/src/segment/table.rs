@@ -129,6 +129,11 @@ impl SegmentTable {
         Self::behind(self.ancestral_through)
     }
 
+    /// The newest segment; 0: there is none.
+    pub(crate) fn newest(&self) -> u64 {
+        self.inner.read().by_sequence.last_key_value().map_or(0, |(sequence, _)| u64::from(*sequence))
+    }
+
     /// Whether a segment is there and its own.
     pub(crate) fn is_own(&self, sequence: u32) -> bool {
         sequence > self.ancestral_through && self.inner.read().by_sequence.contains_key(&sequence)

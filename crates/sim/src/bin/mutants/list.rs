@@ -320,7 +320,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a snapshot",
         "volume/src/keeper/past.rs",
-        "book.needs(sequence, dead_since) || needs(before, sequence, dead_since)",
+        "needs(&book.cuts) || needs(before)",
         "false",
     ),
     mutant(
