@@ -6,9 +6,9 @@
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
 //! running `sawmill serve`), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
 //! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
-//! copier that follows), `torture` (kills, faults and journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client
-//! that pipelines), `stamp` (blocks that say who wrote them, and the judge of crash images), `dice` (seeded
-//! chance).
+//! copier that follows), `torture` (kills, faults and journal losses without end). From the crash checker
+//! (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and the judge
+//! of crash images), `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product
 //! but the crash checker, which knows no other device than those a user knows: by their doors.

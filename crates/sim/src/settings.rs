@@ -63,8 +63,8 @@ pub struct Settings {
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
     pub gc_order_odds: u64,
-    /// At one step in so many somebody does something with the past (snapshots, retention, rollbacks, clones),
-    /// or gives the disk another size.
+    /// At one step in so many somebody does something with the past (snapshots, retention, rollbacks,
+    /// clones), or gives the disk another size.
     pub past_odds: u64,
 }
 

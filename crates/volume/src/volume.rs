@@ -119,7 +119,7 @@ impl Volume {
             checkpoint_number: attached.stored.newest.number_max,
             loaded: attached.stored.newest.checkpoint.clone(),
             size_bytes: attached.stored.record.size_bytes,
-            rollback_sequence: end.rollback_sequence,
+            rolled_back: end.rolled_back,
             log_bytes: end.log_bytes,
             received_end: attached.start.position,
             records: attached.records,

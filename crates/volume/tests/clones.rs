@@ -6,7 +6,7 @@ mod faulty;
 use std::sync::Arc;
 
 use faulty::rig::{MIB, Rig};
-use faulty::{Machine, SEGMENT, keys, slot_version, stored, until, write_slot};
+use faulty::{Machine, SEGMENT, keys, root_put, slot_version, stored, until, write_slot};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
 use sawmill_volume::{Cut, Volume, check, clone, delete, find, release_ancestors};
@@ -188,6 +188,47 @@ fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
     assert_eq!(versions(&machine_for(&machine, "again").open()), [1, 1, 3, 1]);
     other.open().close().unwrap();
     assert!(release_ancestors(&*machine.plain, "copy").unwrap(), "it can be said twice");
+}
+
+#[test]
+fn a_clone_that_has_been_cloned_can_be_flattened() {
+    let machine = machine();
+    base(&machine).close().unwrap();
+    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "copy", None, "again", false).unwrap();
+    let other = machine_for(&machine, "copy");
+    let copy = other.open();
+    copy.flatten(&mut |_, _| ()).unwrap();
+    copy.close().unwrap();
+    until("no checkpoint lists what is the base's", || {
+        other.open().close().unwrap();
+        release_ancestors(&*machine.plain, "copy").unwrap()
+    });
+    // What the other clone needs of the base it holds by itself.
+    assert_eq!(delete(&*machine.plain, "disk").unwrap().pinned_by, ["again"]);
+    assert_eq!(versions(&machine_for(&machine, "again").open()), [1; 4]);
+}
+
+#[test]
+fn a_snapshot_that_no_checkpoint_has_yet_can_be_cloned() {
+    let machine = machine();
+    let volume = base(&machine);
+    let _heals = machine.healing();
+    // A checkpoint that was frozen before the snapshot becomes the newest after it.
+    machine.fault(Fault::Delay, |call| root_put(call).is_some());
+    until("a checkpoint on its way", || {
+        write_slot(&volume, 0, 5);
+        stored(&volume);
+        !machine.faults.held().is_empty()
+    });
+    volume.create_snapshot("young").unwrap();
+    let written = volume.status().counters.checkpoints;
+    machine.faults.release_all();
+    until("it is the newest", || volume.status().counters.checkpoints > written);
+    // The next one, which has the snapshot, does not come.
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("young".into())), "copy", false).unwrap();
+    assert_eq!(versions(&machine_for(&machine, "copy").open()), [5, 1, 1, 1]);
+    machine.heal();
 }
 
 #[test]

@@ -263,6 +263,31 @@ fn every_stored_moment_inside_the_retention_window_can_be_had() {
 }
 
 #[test]
+fn a_moment_right_after_a_rollback_outlives_the_cut_rolled_back_to() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.set_retention(1 << 20).unwrap();
+    write_slot(&volume, 0, 1);
+    write_slot(&volume, 1, 1);
+    volume.create_snapshot("one").unwrap();
+    checkpoints(&volume, 0..2, 2, 2);
+    let undo = volume.roll_back(&snapshot("one")).unwrap();
+    write_slot(&volume, 0, 3);
+    stored(&volume);
+    let then = volume.status().positions.stored;
+    checkpoints(&volume, 0..2, 4, 3);
+    for name in ["one", &undo.snapshot] {
+        volume.delete_snapshot(name).unwrap();
+    }
+    // The window holds what came after; what was before the rollback is kept for it alone.
+    checkpoints(&volume, 0..2, 5, 4);
+    let then = open_cut(&machine, Cut::Position(then)).unwrap();
+    assert_eq!((slot_version(&then, 0, 9), slot_version(&then, 1, 9)), (3, 1));
+    volume.close().unwrap();
+    machine.assert_sound("after the cut was given up");
+}
+
+#[test]
 fn a_cut_given_up_under_its_reader_is_an_error_and_never_other_bytes() {
     let machine = machine();
     let volume = machine.open();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use faulty::rig::{MIB, pattern};
 use faulty::{Machine, SEGMENT, holds, is_engine, root_put, slot_version, stored, until, write_slot};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
-use sawmill_store::{Call, Fault};
+use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{ErrorKind, Volume, inspect};
 
 const GIB: u64 = 1 << 30;
@@ -246,22 +246,52 @@ fn one_lost_checkpoint_does_not_undo_a_resize() {
 }
 
 #[test]
-fn a_lost_checkpoint_of_a_grown_disk_is_damage_and_no_smaller_disk() {
+fn a_size_is_told_when_two_checkpoints_say_so() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    let _heals = machine.healing();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    let before = volume.geometry().size_bytes;
+    let first = volume.status().checkpoint_number + 1;
+    machine.fault(Fault::Delay, move |call| root_put(call).is_some_and(|number| number > first));
+    let resizing = std::thread::spawn({
+        let volume = volume.clone();
+        move || volume.resize(128 * MIB)
+    });
+    until("the second of them", || !machine.faults.held().is_empty());
+    assert_eq!(volume.geometry().size_bytes, before, "one damaged object would take it back");
+    machine.heal();
+    machine.faults.release_all();
+    resizing.join().unwrap().unwrap();
+    write_slot(&volume, 300, 2);
+    stored(&volume);
+    volume.close_now();
+    drop(volume);
+    let mut keys = machine.keys("/checkpoint/");
+    machine.tamper(&keys.pop().unwrap(), |bytes| bytes[100] ^= 1);
+    let volume = machine.open();
+    assert_eq!(volume.geometry().size_bytes, 128 * MIB);
+    assert_eq!(slot_version(&volume, 300, 2), 2);
+}
+
+#[test]
+fn lost_checkpoints_of_a_grown_disk_are_damage_and_no_smaller_disk() {
     let machine = Machine::new();
     let volume = machine.open();
     write_slot(&volume, 0, 1);
     stored(&volume);
-    // The second checkpoint that says so never arrives.
-    machine.fault(Fault::Delay, |call| root_put(call).is_some_and(|number| number > 2));
+    // What is superseded is still there.
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| call.kind == CallKind::Delete);
     volume.resize(128 * MIB).unwrap();
     write_slot(&volume, 300, 2);
     stored(&volume);
     volume.close_now();
     drop(volume);
     machine.heal();
-    let key = machine.keys("/checkpoint/").pop().unwrap();
-    assert!(key.ends_with("02"), "{key}");
-    machine.tamper(&key, |bytes| bytes[100] ^= 1);
+    for key in machine.keys("/checkpoint/").iter().rev().take(2) {
+        machine.tamper(key, |bytes| bytes[100] ^= 1);
+    }
     let (kind, text) = machine.refused();
     assert_eq!(kind, ErrorKind::Corrupt);
     assert!(text.contains("the disk had grown"), "{text}");

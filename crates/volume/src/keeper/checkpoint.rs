@@ -124,7 +124,11 @@ impl Keeper {
             through_sequence: self.stored_sequence,
             next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
             position: self.stored_position,
-            wall_unix_ms: shared.world.unix_ms(),
+            // Nothing came after a rollback: what it left has been so since then.
+            wall_unix_ms: self
+                .unsaved_rollback()
+                .filter(|rollback| rollback.sequence <= self.stored_sequence)
+                .map_or_else(|| shared.world.unix_ms(), |rollback| rollback.wall_unix_ms),
             size_bytes: self.size_bytes,
             clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),

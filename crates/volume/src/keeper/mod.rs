@@ -25,6 +25,7 @@ use sawmill_format::journal::RecordOperation;
 
 use crate::gc::GcPolicy;
 use crate::record::Record;
+use crate::recovery::roll_forward::RolledBack;
 use crate::segment::batch;
 use crate::segment::buffers::Buffers;
 use crate::shared::Shared;
@@ -73,8 +74,8 @@ pub(crate) struct KeeperStart {
     pub(crate) loaded: Checkpoint,
     /// Size of the disk.
     pub(crate) size_bytes: u64,
-    /// The last rollback that was met after it; 0: none.
-    pub(crate) rollback_sequence: u64,
+    /// The last rollback that was met after it.
+    pub(crate) rolled_back: Option<RolledBack>,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
     /// Where the ring starts: everything before is among the records or stored.
@@ -122,7 +123,7 @@ pub(crate) struct Keeper {
     /// Orders in turn, and the one whose segment is on its way.
     orders: VecDeque<Ordered>,
     /// The last rollback that is stored.
-    rollback_sequence: u64,
+    rolled_back: Option<RolledBack>,
     ordered: Option<Ordered>,
     log_bytes: u64,
     /// The newest checkpoint says that everything is stored.
@@ -168,10 +169,10 @@ impl Keeper {
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
             orders: VecDeque::new(),
-            rollback_sequence: start.rollback_sequence,
+            rolled_back: start.rolled_back,
             ordered: None,
             // A rollback that is in no checkpoint yet shall soon be in one.
-            log_bytes: if start.rollback_sequence > 0 { u64::MAX / 2 } else { start.log_bytes },
+            log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
             clean_checkpoint: false,
             writing: None,
             checkpoints_wanted: 0,

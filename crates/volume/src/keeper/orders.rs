@@ -3,7 +3,9 @@
 //! every recovery meets it.
 //!
 //! Invariants: one order at a time is on its way, and with a rollback, right in front of it, the snapshot
-//! that undoes it; what an order needs of the past is not given up meanwhile.
+//! that undoes it; what an order needs of the past is not given up meanwhile. Nothing that users wrote is
+//! sealed between a rollback and the checkpoint that has it: so no moment of the past has its way through the
+//! cut that was rolled back to, which may be given up some day.
 
 use bytes::Bytes;
 use sawmill_format::kept::Order;
@@ -13,6 +15,7 @@ use sawmill_format::segment::{
 
 use super::{Keeper, is_padding};
 use crate::cuts::Place;
+use crate::recovery::roll_forward::RolledBack;
 use crate::segment::builder::Built;
 use crate::shared::View;
 use crate::{Error, ErrorKind, Result, limits};
@@ -48,7 +51,7 @@ impl Keeper {
     pub(super) fn carry_out_orders(&mut self) {
         while self.ordered.is_none() && self.uploads.len() < self.options.uploads_max {
             let Some(front) = self.orders.front() else { return };
-            if self.rollback_sequence > self.newest_root.through_sequence {
+            if self.unsaved_rollback().is_some() {
                 // A cut must never begin before a rollback: its way would go through the cut of that one.
                 return;
             }
@@ -82,6 +85,17 @@ impl Keeper {
             }
             self.ordered = Some(ordered);
         }
+    }
+
+    /// The last rollback, if no durable checkpoint has it yet.
+    pub(super) fn unsaved_rollback(&self) -> Option<RolledBack> {
+        self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
+    }
+
+    /// Whether a rollback is on its way, or in no durable checkpoint yet.
+    pub(super) fn is_rolling_back(&self) -> bool {
+        self.ordered.as_ref().is_some_and(|ordered| ordered.then.is_some())
+            || self.unsaved_rollback().is_some()
     }
 
     /// Whether every segment that the map of a cut names is there.
@@ -155,7 +169,8 @@ impl Keeper {
         view.cuts.lock().apply(&ordered.order, &place);
         if let Some(then) = ordered.then {
             *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
-            self.rollback_sequence = header.sequence;
+            let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
+            self.rolled_back = Some(RolledBack { sequence, wall_unix_ms });
             // Recovery shall not have to go through the cut again for long.
             self.log_bytes = self.log_bytes.max(self.options.checkpoint_bytes);
         }

@@ -1,5 +1,5 @@
-//! Another size for the disk: checkpoints that say so. What lies beyond a new, smaller end leaves the map with
-//! the first.
+//! Another size for the disk: checkpoints that say so. What lies beyond a new, smaller end leaves the map
+//! with the first.
 //!
 //! Invariants: the map reaches as far as the doors see before they see it, and they see a new size only when
 //! two checkpoints that say so are durable: should the newest ever be damaged, the one before says the same.

@@ -78,7 +78,8 @@ impl Upload {
 impl Keeper {
     /// Cuts, builds and puts batches while they are due and there is room on the way.
     pub(super) fn seal(&mut self, now: Duration) {
-        while self.uploads.len() < self.options.uploads_max && self.batch_is_due(now) {
+        let held_back = self.is_rolling_back();
+        while !held_back && self.uploads.len() < self.options.uploads_max && self.batch_is_due(now) {
             let records = self.cut_batch(now);
             if records.iter().all(|record| is_padding(record)) {
                 self.put_back(records);

@@ -142,7 +142,7 @@ pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd 
         clean: root.clean,
         log_bytes: 0,
         place: Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms),
-        rollback_sequence: 0,
+        rolled_back: None,
         segments: 0,
         extents: 0,
     }

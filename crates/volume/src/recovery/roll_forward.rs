@@ -46,11 +46,18 @@ pub(crate) struct LogEnd {
     pub(crate) log_bytes: u64,
     /// The checkpoint that rolling forward began from, for what is ordered on the way.
     pub(crate) place: Place,
-    /// The last rollback met; 0: none.
-    pub(crate) rollback_sequence: u64,
+    /// The last rollback met.
+    pub(crate) rolled_back: Option<RolledBack>,
     /// Segments and extents applied.
     pub(crate) segments: u64,
     pub(crate) extents: u64,
+}
+
+/// A rollback in the log: which segment holds it, and when that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RolledBack {
+    pub(crate) sequence: u64,
+    pub(crate) wall_unix_ms: u64,
 }
 
 /// How far to roll forward: as long as the next segment exceeds none of these.
@@ -138,7 +145,8 @@ fn carry_out(
     if let Order::RollBack { number, put_id, through_sequence } = order {
         let then = cut_view(store, header.volume_id, number, put_id, through_sequence)?;
         *view = view.rolled_back_to(then);
-        end.rollback_sequence = header.sequence;
+        let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
+        end.rolled_back = Some(RolledBack { sequence, wall_unix_ms });
     }
     Ok(())
 }

@@ -223,8 +223,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a checkpoint names the position that is only sealed",
         "volume/src/keeper/checkpoint.rs",
-        "position: self.stored_position,\n            wall_unix_ms",
-        "position: self.sealed_position,\n            wall_unix_ms",
+        "            position: self.stored_position,\n",
+        "            position: self.sealed_position,\n",
     ),
     mutant(
         "a checkpoint passes over what is under way",
@@ -399,6 +399,42 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/recovery/roll_forward.rs",
         "                        carry_out(store, view, end, &header)?;\n",
         "                        let _ = (carry_out, view);\n",
+    ),
+    mutant(
+        "writes are sealed between a rollback and its checkpoint",
+        "volume/src/keeper/upload.rs",
+        "let held_back = self.is_rolling_back();",
+        "let held_back = false;",
+    ),
+    mutant(
+        "a rollback does not wait for what the store has",
+        "volume/src/keeper/orders.rs",
+        "then.segments.newest() > self.stored_sequence",
+        "then.segments.newest() > u64::MAX - self.stored_sequence",
+    ),
+    mutant(
+        "a disk is told larger by one checkpoint",
+        "volume/src/keeper/resize.rs",
+        "if resizing.first_number.is_none_or(|first| number <= first) {",
+        "if resizing.first_number.is_none_or(|first| number < first) {",
+    ),
+    mutant(
+        "the retention window lets go of where its first moment begins",
+        "volume/src/cuts/book.rs",
+        "cut.kind != CutKind::Retained || cut.number >= bound",
+        "cut.kind != CutKind::Retained || cut.number > bound",
+    ),
+    mutant(
+        "a moment reaches past its time",
+        "volume/src/cuts/find.rs",
+        "let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };",
+        "let until = Until { sequence: u64::MAX, wall_unix_ms: wall.saturating_add(9), position };",
+    ),
+    mutant(
+        "a flattened clone lets go although a checkpoint lists its ancestors",
+        "volume/src/flatten.rs",
+        "if listed || !journaled.clean {",
+        "if (listed && false) || !journaled.clean {",
     ),
     mutant(
         "collection clobbers a newer write",
