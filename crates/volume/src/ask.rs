@@ -1,7 +1,7 @@
 //! Many gets at once, waited for in order: for recovery, checks and commands, which may wait.
 
 use std::ops::Range;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{channel, sync_channel};
 
 use bytes::Bytes;
 use sawmill_store::{Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
@@ -40,11 +40,20 @@ pub(crate) fn get_all(
 
 /// Puts all of `objects` side by side. One that is there already is fine: their names are random.
 pub(crate) fn put_all(store: &dyn ObjectStore, objects: Vec<(String, Vec<u8>)>) -> crate::Result<()> {
-    let (tell, hear) = sync_channel(objects.len().max(1));
-    for (key, body) in objects {
+    put_as_made(store, objects.into_iter().map(Ok))
+}
+
+/// The same, each while the next one is still being made.
+pub(crate) fn put_as_made(
+    store: &dyn ObjectStore,
+    objects: impl IntoIterator<Item = crate::Result<(String, Vec<u8>)>>,
+) -> crate::Result<()> {
+    let (tell, hear) = channel();
+    for object in objects {
+        let (key, body) = object?;
         let tell = tell.clone();
         let done = Box::new(move |outcome: sawmill_store::Result<PutOutcome>| {
-            // The asker waits for all answers, so it is there.
+            // Who asked may have given up.
             let _ = tell.send(outcome);
         });
         store.put(Put { key, body: Bytes::from(body), class: Class::Upload }, done);

@@ -197,23 +197,18 @@ fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &S
     Ok(is_kept && now.record.volume_id == root.volume_id)
 }
 
-/// Writes the clone's map and first checkpoint, then its name.
-fn write(
-    world: &dyn World,
+/// Puts the clone's map, each part while the next is encoded.
+fn put_map(
     store: &dyn ObjectStore,
     stored: &Stored,
     clone_id: VolumeId,
-    lineage: Vec<LineageEntry>,
-    name: &str,
-) -> Result<VolumeRecord> {
-    let put_id = PutId(world.random()?);
+    put_id: PutId,
+) -> Result<Vec<PartEntry>> {
     let mut parts = Vec::new();
-    let mut objects = Vec::new();
-    for group in stored.view.map.groups() {
-        let extents: Vec<_> = stored.view.map.export_group(group).into_iter().map(MapExtent::from).collect();
-        if extents.is_empty() {
-            continue;
-        }
+    let map = &stored.view.map;
+    let groups = map.groups().into_iter().map(|group| (group, map.export_group(group)));
+    let made = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
+        let extents: Vec<_> = extents.into_iter().map(MapExtent::from).collect();
         let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
         let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
             Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
@@ -226,8 +221,26 @@ fn write(
             extents: extents.len() as u32,
             crc: part_crc(&bytes),
         });
-        objects.push((part_key(&identity), bytes));
-    }
+        Ok((part_key(&identity), bytes))
+    });
+    ask::put_as_made(store, made)?;
+    Ok(parts)
+}
+
+/// Writes the clone's map and first checkpoint, then its name.
+fn write(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    stored: &Stored,
+    clone_id: VolumeId,
+    lineage: Vec<LineageEntry>,
+    name: &str,
+) -> Result<VolumeRecord> {
+    let put_id = PutId(world.random()?);
+    let parts = put_map(store, stored, clone_id, put_id)?;
+    let identity =
+        |part: &PartEntry| PartIdentity { volume_id: clone_id, group: part.group, number: 1, put_id };
+    let mut keys: Vec<_> = parts.iter().map(|part| part_key(&identity(part))).collect();
     let (mut segments, _) = stored.view.segments.freeze(1, &|_, _| true);
     segments.retain(|segment| segment.live_bytes > 0);
     let root = Checkpoint {
@@ -247,7 +260,7 @@ fn write(
         parts,
         kept: Kept { lineage: lineage.clone(), ..Kept::default() },
     };
-    objects.push((checkpoint_key(clone_id, 1), root.encode()));
+    keys.push(checkpoint_key(clone_id, 1));
     let record = VolumeRecord {
         volume_id: clone_id,
         put_id,
@@ -256,8 +269,8 @@ fn write(
         ..stored.record.clone()
     };
     let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
-    let named = ask::put_all(store, objects).and_then(|()| {
+    let root_put = vec![(checkpoint_key(clone_id, 1), root.encode())];
+    let named = ask::put_all(store, root_put).and_then(|()| {
         Blocking(store)
             .put(&volume_key(name), Bytes::from(encoded), Class::Upload)
             .map_err(|error| store_error(&error))
