@@ -105,8 +105,8 @@ fn demand_may_fall(
         return Ok(());
     }
     let text = format!(
-        "{damage}. Checkpoint {to}, before that one, would be an older state of this replica: it is not shown \
-         instead. `sawmill replicate` again puts back what is missing; an object that is damaged has to be \
+        "{damage}. Checkpoint {to}, before that one, would be an older state of this replica: it is not \
+         shown instead. `sawmill replicate` again puts back what is missing; a damaged object has to be \
          removed first"
     );
     Err(Error::new(ErrorKind::Corrupt, text))

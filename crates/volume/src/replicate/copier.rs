@@ -1,10 +1,10 @@
 //! The copier: brings a replica up to what its source has stored, round by round.
 //!
-//! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint need,
-//! its own parts, the segments it needs, in order of sequence; its root, and the first time the name; then the
-//! segments after it, one by one by name. So a root at the destination can be read whenever it is there, and
-//! whatever comes after it is a prefix of the log. A round can be broken off anywhere: the next one looks at
-//! what is there.
+//! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
+//! need, its own parts, the segments it needs, in order of sequence; its root, and the first time the name;
+//! then the segments after it, one by one by name. So a root at the destination can be read whenever it is
+//! there, and whatever comes after it is a prefix of the log. A round can be broken off anywhere: the next
+//! one looks at what is there.
 //!
 //! A segment that knows a newer checkpoint than the destination has ends the round: it may lean on what only
 //! that checkpoint says. Whatever was stored when the round began knew none newer than the round began with,
@@ -185,7 +185,7 @@ impl<'a> Copier<'a> {
                 }
             }
         }
-        let text = "the source deletes faster than it can be copied, or somebody else writes or deletes at the \
+        let text = "the source deletes faster than it can be copied, or somebody else works at the \
         destination: allow more bandwidth, see who else works there, or try again";
         Err(Error::new(ErrorKind::Unavailable, text))
     }
@@ -333,9 +333,9 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// A segment that is not at the source is the end of the log, unless newer checkpoints have superseded it.
-    /// The source keeps its newest two: so there are none if the next is not there, and after that this one
-    /// still is.
+    /// A segment that is not at the source is the end of the log, unless newer checkpoints have superseded
+    /// it. The source keeps its newest two: so there are none if the next is not there, and after that this
+    /// one still is.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
         let id = self.record.volume_id;
@@ -349,8 +349,8 @@ impl<'a> Copier<'a> {
         }
         if self.there.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some() {
             let text = format!(
-                "{key} is at the destination and not at the source: the source lost it, or is an older copy of \
-                 itself; the replica stays as it is; run `sawmill check` on the source"
+                "{key} is at the destination and not at the source: the source lost it, or is an older copy \
+                 of itself; the replica stays as it is; run `sawmill check` on the source"
             );
             return Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)));
         }
@@ -364,16 +364,16 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         let text = format!(
-            "{} follows checkpoint {} of the source, which cannot be read there now: the replica waits for that \
-             or a newer one; if it lasts, run `sawmill check` on the source",
+            "{} follows checkpoint {} of the source, which cannot be read there now: the replica waits for \
+             that or a newer one; if it lasts, run `sawmill check` on the source",
             segment_key(self.record.volume_id, header.sequence),
             header.checkpoint_number
         );
         Err(Stop::Failed(Error::new(ErrorKind::Unavailable, text)))
     }
 
-    /// Looks whether all that a root needs is there. Where another history was, somebody may still delete what
-    /// that has superseded: there it is looked at each time, elsewhere once.
+    /// Looks whether all that a root needs is there. Where another history was, somebody may still delete
+    /// what that has superseded: there it is looked at each time, elsewhere once.
     fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
         if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());

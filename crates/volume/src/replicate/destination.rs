@@ -247,8 +247,8 @@ fn is_same_store(
     Ok(seen?.is_some())
 }
 
-/// A writer that had the destination attached meets a fence; nobody attaches any more. In the source's history,
-/// which `begins` later, there is none: a fence would stand where the source goes on.
+/// A writer that had the destination attached meets a fence; nobody attaches any more. In the source's
+/// history, which `begins` later, there is none: a fence would stand where the source goes on.
 fn shut_out_writers(
     world: &dyn World,
     destination: &dyn ObjectStore,

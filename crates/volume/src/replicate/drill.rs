@@ -1,7 +1,8 @@
 //! The drill: what a promotion would find, and what of the source it would lose. Changes nothing.
 //!
-//! Invariant: "nothing would be lost" is said only when source and replica are the same volume, of one history,
-//! and end with the same segment: a position alone says nothing of another history, a snapshot or a resize.
+//! Invariant: "nothing would be lost" is said only when source and replica are the same volume, of one
+//! history, and end with the same segment: a position alone says nothing of another history, a snapshot or
+//! a resize.
 
 use sawmill_store::ObjectStore;
 

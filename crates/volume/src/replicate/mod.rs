@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! 1. Whatever call the copier dies at, the destination is a cut: all writes up to some position. Opened for
-//!    reading, its log ends at the first name that is not there, or that knows a newer checkpoint than it has.
+//!    reading, its log ends at the first name that is not there, or that knows a newer checkpoint than it
+//!    has.
 //! 2. Nobody attaches a replica for writing.
 //! 3. A promoted history has epochs, sequences and checkpoint numbers of its own, far above those of the
 //!    history it comes from. So whatever a late copier still puts or deletes, it cannot be part of it.

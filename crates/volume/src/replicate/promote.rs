@@ -41,15 +41,15 @@ pub struct Promotion {
 
 /// Makes a replica a volume of its own. A promotion that was begun and not finished is finished.
 ///
-/// Errors: `Refused` when it is no replica, was promoted before, somebody else promotes it now, or a fail-back
-/// has not brought it the source's history yet; `Corrupt` when its newest checkpoint cannot be read, or
-/// something that it needs is not there.
+/// Errors: `Refused` when it is no replica, was promoted before, somebody else promotes it now, or a
+/// fail-back has not brought it the source's history yet; `Corrupt` when its newest checkpoint cannot be
+/// read, or something that it needs is not there.
 pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
     promote_as(world, store, name, false)
 }
 
-/// As [`promote`], also when that is an older state than was copied, or lacks something: the source is lost, and
-/// nothing better can be had.
+/// As [`promote`], also when that is an older state than was copied, or lacks something: the source is
+/// lost, and nothing better can be had.
 pub fn promote_as_it_is(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
     promote_as(world, store, name, true)
 }
@@ -119,8 +119,8 @@ pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) ->
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
             let text = format!(
-                "the fail-back of volume {} has not come so far that it could be promoted: it still holds what \
-                 {} has overtaken; give `sawmill replicate --fail-back` again",
+                "the fail-back of volume {} has not come so far that it could be promoted: it still holds \
+                 what {} has overtaken; give `sawmill replicate --fail-back` again",
                 record.name, role.source
             );
             Err(Error::new(ErrorKind::Refused, text))
@@ -197,8 +197,8 @@ fn take(
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Puts the checkpoint with which the promoted history begins: the state at the end of what was copied. Returns
-/// it, or what somebody who finished the same promotion put.
+/// Puts the checkpoint with which the promoted history begins: the state at the end of what was copied.
+/// Returns it, or what somebody who finished the same promotion put.
 fn begin_history(
     world: &dyn World,
     store: &dyn ObjectStore,

@@ -1,8 +1,8 @@
 //! What the destination holds, as far as it is known.
 //!
-//! Invariant: that a name is listed proves nothing. Lists lag, a fence or another history may stand there, and
-//! somebody's late delete may take it away. A segment counts once this copier has put it or compared it with
-//! what the source says.
+//! Invariant: that a name is listed proves nothing. Lists lag, a fence or another history may stand there,
+//! and somebody's late delete may take it away. A segment counts once this copier has put it or compared it
+//! with what the source says.
 //!
 //! Not here: what is done about what is missing (`copier`).
 
