@@ -13,7 +13,7 @@ use sawmill_volume::replicate::{
     self, Behind, Copier, CopyOptions, behind, drill, promote, promote_as_it_is,
 };
 
-use crate::faulty::{copy_store, keys, memory, slot_version, stored, write_slot};
+use crate::faulty::{copy_store, keys, memory, slot_version, stored, until, write_slot};
 use crate::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
 
 fn promoted(store: &Arc<dyn ObjectStore>) -> sawmill_volume::Result<u64> {
@@ -113,9 +113,17 @@ fn a_source_that_went_another_way_is_not_mixed_with_its_replica() {
     let backup = copy_store(&*pair.primary.plain);
     let volume = pair.primary.open();
     pair.write(&volume, 1);
+    pair.copy().unwrap();
+    // First behind the checkpoint that both have, then with one of its own.
+    let rig = machine_at(&backup);
+    let other = rig.open();
+    write_slot(&other, 0, 230);
+    stored(&other);
+    let error = copy(&*backup, &*pair.second).unwrap_err();
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"), "{error}");
+    other.close().unwrap();
     volume.close().unwrap();
     pair.copy().unwrap();
-    write_there(&backup, 230);
     let before = keys(&*pair.second, "");
     let error = copy(&*backup, &*pair.second).unwrap_err();
     assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"), "{error}");
@@ -137,10 +145,12 @@ fn a_copier_of_another_history_ends_the_one_before() {
     first.round(&mut |_| ()).unwrap();
     promoted(&second).unwrap();
     write_there(&second, 200);
-    copy_with(&*second, &*third, &named("two"), &mut |_| ()).unwrap();
-    // The old primary lives, and its copier too.
+    let two = named("two");
+    let mut other = Copier::begin(&world, (&*second, "disk"), (&*third, "disk"), &two).unwrap();
+    // The old primary lives, and its copier too: it ends before the other has put anything.
     pair.write(&volume, 12);
     assert_eq!(first.round(&mut |_| ()).unwrap_err().kind(), ErrorKind::Fenced);
+    other.round(&mut |_| ()).unwrap();
     assert_eq!(version_in(&third), 200);
     let record = sawmill_volume::find(&*third, "disk").unwrap();
     assert_eq!(sawmill_volume::check::check(&*third, &record, &mut |_, _| ()).unwrap().damage, vec![]);
@@ -241,21 +251,27 @@ fn is_damage_found(store: &Arc<dyn ObjectStore>) -> bool {
 fn a_damaged_replica_is_no_older_one() {
     let mut pair = Pair::new();
     let volume = pair.primary.open();
-    for _ in 0..4 {
+    // A part that the newest checkpoint names, and the one before does not, is gone.
+    let mut own = None;
+    until("a checkpoint with a part of its own", || {
         pair.write(&volume, 6);
         pair.copy().unwrap();
-    }
-    volume.close().unwrap();
-    pair.copy().unwrap();
-    let world = RealWorld::default();
-    // A part that the newest checkpoint names is gone.
+        let record = sawmill_volume::find(&*pair.second, "disk").unwrap();
+        let newest = sawmill_volume::inspect::checkpoint(&*pair.second, &record, None).unwrap().number;
+        let mut parts = keys(&*pair.second, "/map/").into_iter();
+        own = parts.find(|key| newest > 2 && key.contains(&format!("/{newest:020}-")));
+        own.is_some()
+    });
     let parts = copy_store(&*pair.second);
-    remove(&parts, vec![keys(&*parts, "/map/").pop().unwrap()]);
+    remove(&parts, own.into_iter().collect());
     assert_eq!(open_to_read(parts.clone()).err().unwrap().kind(), ErrorKind::Corrupt);
     assert_eq!(promoted(&parts).unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(is_damage_found(&parts));
     copy(&*pair.primary.plain, &*parts).unwrap();
-    assert_eq!(pair.cut_in(&parts), 24, "a copier puts it back");
+    assert_eq!(pair.cut_in(&parts), pair.writes.len(), "a copier puts it back");
+    volume.close().unwrap();
+    pair.copy().unwrap();
+    let world = RealWorld::default();
     // The newest checkpoint itself rots.
     let newest = keys(&*pair.second, "/checkpoint/").pop().unwrap();
     damage(&pair.second, &newest);
