@@ -52,8 +52,9 @@ pub enum RoleKind {
     Replica,
     /// It goes on by itself.
     Promoted(Promoted),
-    /// A replica that was written by itself before: what it had is overtaken by its source's history.
-    Returned,
+    /// A replica that was written by itself before: what it had is overtaken by its source's history, which
+    /// begins here. All zero: not known.
+    Returned(Promoted),
 }
 
 /// What a store is to a volume.
@@ -84,7 +85,7 @@ impl Role {
         at::PUT_ID.put(&mut bytes, self.put_id.0);
         at::NUMBER.put(&mut bytes, self.number.to_le_bytes());
         at::WALL_UNIX_MS.put(&mut bytes, self.wall_unix_ms.to_le_bytes());
-        if let RoleKind::Promoted(promoted) = &self.kind {
+        if let RoleKind::Promoted(promoted) | RoleKind::Returned(promoted) = &self.kind {
             at::EPOCH.put(&mut bytes, promoted.epoch.to_le_bytes());
             at::CHECKPOINT_NUMBER.put(&mut bytes, promoted.checkpoint_number.to_le_bytes());
             at::NEXT_SEQUENCE.put(&mut bytes, promoted.next_sequence.to_le_bytes());
@@ -92,7 +93,7 @@ impl Role {
         let kind = match self.kind {
             RoleKind::Replica => 1,
             RoleKind::Promoted(_) => 2,
-            RoleKind::Returned => 3,
+            RoleKind::Returned(_) => 3,
         };
         at::KIND.put(&mut bytes, [kind]);
         at::SOURCE_BYTES.put(&mut bytes, (self.source.len() as u16).to_le_bytes());
@@ -113,18 +114,20 @@ impl Role {
         let why = "it is not UTF-8";
         let source =
             str::from_utf8(source).map_err(|_| FormatError::Field { what: WHAT, field: "source", why })?;
+        let begins = Promoted {
+            epoch: at::EPOCH.u64(bytes),
+            checkpoint_number: at::CHECKPOINT_NUMBER.u64(bytes),
+            next_sequence: at::NEXT_SEQUENCE.u64(bytes),
+        };
         let kind = match at::KIND.u8(bytes) {
-            one @ (1 | 3) => {
+            1 => {
                 let places = [at::EPOCH, at::CHECKPOINT_NUMBER, at::NEXT_SEQUENCE];
                 let zero = places.iter().all(|field| field.is_zero(bytes));
                 check_field(WHAT, "epoch", "a replica has no history of its own", zero)?;
-                if one == 1 { RoleKind::Replica } else { RoleKind::Returned }
+                RoleKind::Replica
             }
-            2 => RoleKind::Promoted(Promoted {
-                epoch: at::EPOCH.u64(bytes),
-                checkpoint_number: at::CHECKPOINT_NUMBER.u64(bytes),
-                next_sequence: at::NEXT_SEQUENCE.u64(bytes),
-            }),
+            2 => RoleKind::Promoted(begins),
+            3 => RoleKind::Returned(begins),
             _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such role" }),
         };
         let role = Role {
@@ -143,7 +146,7 @@ impl Role {
     pub fn promoted(&self) -> Option<Promoted> {
         match self.kind {
             RoleKind::Promoted(promoted) => Some(promoted),
-            RoleKind::Replica | RoleKind::Returned => None,
+            RoleKind::Replica | RoleKind::Returned(_) => None,
         }
     }
 

@@ -90,6 +90,23 @@ impl SimBucket {
         }
     }
 
+    /// The keys whose late deletes may still take effect.
+    pub fn late_deletes(&self) -> Vec<String> {
+        let bucket = self.bucket.lock();
+        bucket.late.iter().filter(|(_, body)| body.is_none()).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The late deletes of those keys take effect.
+    pub fn land_deletes(&self, keys: &[String], trace: &Trace) {
+        for key in keys {
+            let is_it = |(late, body): &Change| late == key && body.is_none();
+            let found = self.bucket.lock().late.iter().position(is_it);
+            if let Some(index) = found {
+                self.land(index, trace);
+            }
+        }
+    }
+
     /// Late calls that never were.
     pub fn forget_late(&self) {
         self.bucket.lock().late.clear();

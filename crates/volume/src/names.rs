@@ -202,10 +202,14 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     }
     let volume_id = record.volume_id;
     let lost = |kind| matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound);
-    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is still there.
-    let is_replica = role::newest(store, volume_id)?.is_some_and(|role| role.kind == RoleKind::Replica);
+    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is still there. A
+    // fence would stand where its source goes on.
+    let replica = match role::newest(store, volume_id)? {
+        Some(role) if role::is_begun(store, &role)? => None,
+        role => role,
+    };
     let fence = match open::end_of_log(store, &record) {
-        Ok(_) if is_replica => 0,
+        Ok(_) if replica.is_some() => 0,
         Ok(mut end) => fence(store, &record, &mut end, PutId(world.random()?), world)?,
         // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
         Err(error) if lost(error.kind()) => 0,
@@ -220,7 +224,9 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     put_tombstone(world, store, volume_id, fence, name)?;
     let removed = Blocking(store).delete(vec![volume_key(name)], Class::Upload);
     removed.map_err(|error| store_error(&error))?;
-    let mut deleted = bury(store, volume_id, fence)?;
+    // But who wrote it before a fail-back may wake up, and has to meet the fence that was put then.
+    let was_written = replica.is_some_and(|role| role.kind != RoleKind::Replica);
+    let mut deleted = bury(store, volume_id, fence, was_written)?;
     deleted.objects += 1;
     let ancestors = let_go(world, store, &Kin { clone_id: volume_id, lineage: &lineage })?;
     deleted.objects += ancestors.objects;

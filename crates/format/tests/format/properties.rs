@@ -197,7 +197,7 @@ prop_compose! {
     ) -> Role {
         let kind = match kind {
             0 => RoleKind::Replica,
-            1 => RoleKind::Returned,
+            1 => RoleKind::Returned(Promoted { epoch, checkpoint_number, next_sequence }),
             _ => RoleKind::Promoted(Promoted { epoch, checkpoint_number, next_sequence }),
         };
         Role { volume_id, put_id, number, wall_unix_ms, kind, source }

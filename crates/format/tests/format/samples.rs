@@ -50,6 +50,7 @@ pub(crate) fn all() -> Vec<Case> {
     ];
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
+    cases.push(returned_case());
     cases.extend(records());
     cases
 }
@@ -329,6 +330,11 @@ fn replica_case() -> Case {
 fn promoted_case() -> Case {
     let promoted = Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
     role_case("role/v1-promoted", Role { kind: RoleKind::Promoted(promoted), ..role_value() })
+}
+
+fn returned_case() -> Case {
+    let begins = Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
+    role_case("role/v1-returned", Role { kind: RoleKind::Returned(begins), ..role_value() })
 }
 
 /// An order to roll back, as the data of its segment.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use sawmill_volume::replicate::{self, Promotion};
+use sawmill_volume::replicate::{self, Behind, Drill, Promotion};
 use sawmill_volume::{RealWorld, World};
 use serde::Serialize;
 
@@ -27,6 +27,11 @@ pub(super) struct Arguments {
     /// code 0: all is well; 1: damage was found and is listed.
     #[arg(long)]
     dry_run: bool,
+
+    /// Also when the newest checkpoint here cannot be read, so that it would be an older state, or when
+    /// something it needs is gone. For a source that is lost: otherwise replicate again.
+    #[arg(long, conflicts_with = "dry_run")]
+    as_it_is: bool,
 }
 
 /// What `--json` prints.
@@ -42,6 +47,9 @@ struct Document<'a> {
     /// How far that is behind what the source has stored now; null when it was not or could not be asked.
     lost_bytes: Option<u64>,
     lost_ms: Option<u64>,
+    /// Whether the replica is all that the source has stored: of the same history, to the same end, with the
+    /// same size and snapshots; null when that could not be asked.
+    is_complete: Option<bool>,
     /// What the drill verified; null without --dry-run.
     segments: Option<u64>,
     damage: Option<Vec<String>>,
@@ -56,20 +64,30 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         let drill =
             replicate::drill(&world, &*store, &address.name, &mut |done, total| progress.show(done, total))?;
         drop(progress);
-        let lost = lost(context, &drill.would);
+        let behind = behind(context, &drill);
+        let lost = match behind {
+            Some(Behind::Nothing) => Some((0, 0)),
+            Some(Behind::By { bytes, ms }) => Some((bytes, ms)),
+            Some(Behind::Elsewhere) | None => None,
+        };
         let damage = drill.check.damage.iter().map(|one| format!("{}: {}", one.object, one.what));
         return tell(
             context,
             &Document {
                 lost_bytes: lost.map(|(bytes, _)| bytes),
                 lost_ms: lost.map(|(_, ms)| ms),
+                is_complete: behind.map(|behind| behind == Behind::Nothing),
                 segments: Some(drill.check.segments),
                 damage: Some(damage.collect()),
                 ..document(&address.name, &drill.would, true)
             },
         );
     }
-    let promotion = replicate::promote(&world, &*store, &address.name)?;
+    replicate::demand_fencing(&*store)?;
+    let promotion = match arguments.as_it_is {
+        false => replicate::promote(&world, &*store, &address.name)?,
+        true => replicate::promote_as_it_is(&world, &*store, &address.name)?,
+    };
     tell(context, &document(&address.name, &promotion, false))
 }
 
@@ -83,22 +101,18 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
         newest_unix_ms: promotion.wall_unix_ms,
         lost_bytes: None,
         lost_ms: None,
+        is_complete: None,
         segments: None,
         damage: None,
     }
 }
 
-/// Bytes and milliseconds that the source is ahead, when it can be asked.
-fn lost(context: &Context, would: &Promotion) -> Option<(u64, u64)> {
-    let address = context.places.resolve(&would.source).ok()?;
+/// How far the source is ahead, when it can be asked.
+fn behind(context: &Context, drill: &Drill) -> Option<Behind> {
+    let address = context.places.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
-    let asked = replicate::stored_end(&RealWorld::default(), &*store, &address.name);
-    let (position, wall_unix_ms) =
-        asked.map_err(|error| tracing::warn!("the source cannot be asked: {error}")).ok()?;
-    let bytes = position.saturating_sub(would.position);
-    // The same end was written at the same moment.
-    let ms = if bytes == 0 { 0 } else { wall_unix_ms.saturating_sub(would.wall_unix_ms) };
-    Some((bytes, ms))
+    let asked = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
+    asked.map_err(|error| tracing::warn!("the source cannot be asked: {error}")).ok()
 }
 
 fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
@@ -128,7 +142,18 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
         "{volume}: {verdict}; {segments} segments verified; newest write stored {age} ago"
     ))?;
     output::line(&match (document.lost_bytes, document.lost_ms) {
-        (Some(0), _) => "nothing that the source has stored would be lost".to_owned(),
+        (Some(0), _) if document.is_complete == Some(true) => {
+            "nothing that the source has stored would be lost".to_owned()
+        }
+        (Some(0), _) => {
+            "no write that the source has stored would be lost, but a snapshot, a resize or a setting"
+                .to_owned()
+        }
+        (None, _) if document.is_complete == Some(false) => format!(
+            "{} is now another volume, or has another history than this replica: what would be lost is not \
+             known",
+            document.source
+        ),
         (Some(bytes), Some(ms)) => format!(
             "{} and {} of what the source has stored would be lost",
             human_size(bytes),

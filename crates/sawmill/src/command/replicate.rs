@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use sawmill_volume::replicate::{Copier, CopyOptions, Round};
+use sawmill_volume::replicate::{self, Copier, CopyOptions, Round};
 use sawmill_volume::{ErrorKind, RealWorld, World};
 use serde::Serialize;
 
@@ -95,6 +95,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     }
     let (source, destination) = (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
     let world = RealWorld::default();
+    replicate::demand_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
     let mut copier = Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
     let mut bucket = Bucket::new(arguments.bandwidth);
@@ -104,7 +105,11 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         let outcome = copier.round(&mut |bytes| bucket.take(bytes));
         let is_new = totals.add(&outcome, &world);
         if let Some(path) = &arguments.metrics_file {
-            write_metrics(path, &totals.text(&from, &to))?;
+            match write_metrics(path, &totals.text(&from, &to)) {
+                // A full disk here is no reason to stop copying: the file's age tells.
+                Err(failure) if arguments.follow => tracing::warn!("{failure}"),
+                written => written?,
+            }
         }
         match outcome {
             Ok(round) if is_new || !arguments.follow => {

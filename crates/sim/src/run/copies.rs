@@ -248,8 +248,15 @@ impl Run {
     /// its turn.
     pub(super) fn fail_back(&mut self) -> Verdict {
         let Some(image) = self.promoted.take() else { return Ok(()) };
+        // A fail-back puts back what the old primary had deleted, under the same names. So its writers have
+        // to be known dead, with nothing they sent still under way, before the last copier ends (the guide
+        // says so): their late puts may come at any time, their late deletes only until then.
+        let deletes = self.bucket.late_deletes();
         for attempt in 0..4 {
             let is_last = attempt == 3;
+            if is_last {
+                self.bucket.land_deletes(&deletes, &self.trace);
+            }
             let aide = self.aide(!is_last);
             if !is_last {
                 aide.life.dies_after(1 + self.dice.below(120));

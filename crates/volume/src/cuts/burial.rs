@@ -12,8 +12,8 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{LineageEntry, Pin, pin_key, released_key, tombstone_key};
-use sawmill_format::segment::{parse_segment_key, segment_key};
-use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
+use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
 use crate::names::{self, Deleted};
@@ -44,7 +44,7 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) 
             // Whoever deleted it died before its name went: it lives.
             continue;
         }
-        let buried = bury(store, entry.volume_id, word.through_sequence)?;
+        let buried = bury(store, entry.volume_id, word.through_sequence, false)?;
         deleted.objects += buried.objects;
         deleted.bytes += buried.bytes;
     }
@@ -68,8 +68,14 @@ pub(crate) fn put_tombstone(
     put(store, &tombstone_key(volume_id), word(world, volume_id, volume_id, 0, fence, name)?).map(drop)
 }
 
-/// Removes everything of a volume without a name but its last fence, unless somebody has pinned it.
-pub(crate) fn bury(store: &dyn ObjectStore, volume_id: VolumeId, fence: u64) -> Result<Deleted> {
+/// Removes everything of a volume without a name but its last fence, or `all_fences`, unless somebody has
+/// pinned it.
+pub(crate) fn bury(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    fence: u64,
+    all_fences: bool,
+) -> Result<Deleted> {
     let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: pinned_by(store, volume_id)? };
     if !deleted.pinned_by.is_empty() {
         return Ok(deleted);
@@ -81,7 +87,12 @@ pub(crate) fn bury(store: &dyn ObjectStore, volume_id: VolumeId, fence: u64) -> 
     // A delete that was tried before may have put its fence further on.
     let last = objects.iter().filter_map(|object| parse_segment_key(&object.key)).map(|(_, last)| last).max();
     kept.extend(last.filter(|_| fence > 0).map(|last| segment_key(volume_id, last)));
-    let doomed: Vec<_> = objects.into_iter().filter(|object| !kept.contains(&object.key)).collect();
+    // Nothing else in the log is so small.
+    let is_fence = |object: &ObjectInfo| {
+        object.size_bytes == encoded_len(0, 0, 0) as u64 && parse_segment_key(&object.key).is_some()
+    };
+    let stays = |object: &ObjectInfo| kept.contains(&object.key) || all_fences && is_fence(object);
+    let doomed: Vec<_> = objects.into_iter().filter(|object| !stays(object)).collect();
     for objects in doomed.chunks(1000) {
         let keys = objects.iter().map(|object| object.key.clone()).collect();
         ask.delete(keys, Class::Upload).map_err(convert)?;

@@ -16,6 +16,7 @@ use crate::open::{self, Stored};
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint::{self, Newest};
 use crate::recovery::roll_forward::{Until, roll_forward_until};
+use crate::replicate::role::is_copied;
 use crate::shared::View;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, ask};
@@ -95,7 +96,11 @@ pub(crate) fn stored_cut(
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
     let now = open::stored(store, name, reporter)?;
-    let entry = entry_of(&now.view.cuts.lock(), cut)?;
+    let mut entry = entry_of(&now.view.cuts.lock(), cut)?;
+    if is_copied(store, now.record.volume_id, now.newest.checkpoint.number)? {
+        // Beyond that a copier may be at work. Before it a gap is damage, as in a primary.
+        entry.until.sequence = entry.until.sequence.min(now.end.stored_sequence);
+    }
     let root = kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
     reporter

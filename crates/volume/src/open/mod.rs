@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sawmill_format::ids::PutId;
+use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
@@ -20,6 +20,7 @@ use crate::options::OpenOptions;
 use crate::recovery::checkpoint::{self, Newest};
 use crate::recovery::roll_forward::{LogEnd, roll_forward};
 use crate::recovery::{RecoveryReport, Reporter};
+use crate::replicate::role;
 use crate::shared::{Shared, View};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
@@ -48,6 +49,27 @@ pub(crate) fn stored_of(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
+    stored_as(store, record, reporter, &|from, older, damage| {
+        demand_may_fall(store, older.checkpoint.volume_id, from, older, damage)
+    })
+}
+
+/// The same, of a replica also an older state than was copied, when what was copied is damaged.
+pub(crate) fn stored_as_it_is(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    stored_as(store, record, reporter, &|_, _, _| Ok(()))
+}
+
+/// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may refuse.
+fn stored_as(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+    may_fall: &dyn Fn(u64, &Newest, &Error) -> Result<()>,
+) -> Result<Stored> {
     reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
     let mut newest = checkpoint::newest(store, record.volume_id)?;
     loop {
@@ -60,6 +82,7 @@ pub(crate) fn stored_of(
                 if newest.number_max == number_max {
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
                     newest = older.map_err(|_| error.clone())?;
+                    may_fall(loaded, &newest, &error)?;
                     newest.notes.push(format!("checkpoint {loaded} was passed over: {error}"));
                 }
             }
@@ -67,6 +90,26 @@ pub(crate) fn stored_of(
             read => return read,
         }
     }
+}
+
+/// Refuses to show an older state of a replica for a damaged one.
+fn demand_may_fall(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    from: u64,
+    older: &Newest,
+    damage: &Error,
+) -> Result<()> {
+    let to = older.checkpoint.number;
+    if role::may_fall(store, volume_id, from, to)? {
+        return Ok(());
+    }
+    let text = format!(
+        "{damage}. Checkpoint {to}, before that one, would be an older state of this replica: it is not \
+         shown instead. `sawmill replicate` again puts back what is missing; a damaged object has to be \
+         removed first"
+    );
+    Err(Error::new(ErrorKind::Corrupt, text))
 }
 
 /// A checkpoint that came late says how large a dead attachment wanted the disk to be. The one that went on

@@ -4,6 +4,9 @@
 //! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
 //! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
 //! can be there. An order in the log is carried out where it stands.
+//!
+//! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled from ends
+//! the log too: it may lean on what only that checkpoint says (a size, a cut), and waits for it.
 
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::Order;
@@ -72,6 +75,11 @@ pub(crate) struct Until {
 impl Until {
     /// To the end of the log.
     pub(crate) const END: Until = Until { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
+
+    /// To the end of the log, wherever that is: no cut.
+    fn is_end(self) -> bool {
+        (self.sequence, self.wall_unix_ms, self.position) == (u64::MAX, u64::MAX, u64::MAX)
+    }
 }
 
 /// Applies the segments after `end` to `view`, and moves `end` on.
@@ -92,6 +100,7 @@ pub(crate) fn roll_forward_until(
     end: &mut LogEnd,
     until: Until,
 ) -> Result<()> {
+    let mut is_copied = None;
     'log: loop {
         if end.next_sequence > until.sequence {
             return Ok(());
@@ -109,6 +118,13 @@ pub(crate) fn roll_forward_until(
             match header? {
                 Some(header) if is_beyond(&header, until) => return Ok(()),
                 Some(header) => {
+                    if until.is_end() && header.checkpoint_number > end.checkpoint_number {
+                        let known = is_copied.map_or_else(|| is_left_by_copier(store, volume_id, end), Ok)?;
+                        if known {
+                            return Ok(());
+                        }
+                        is_copied = Some(known);
+                    }
                     take(view.as_deref(), end, &header)?;
                     if let (SegmentRole::Order, Some(view)) = (header.role, view.as_deref_mut()) {
                         carry_out(store, view, end, &header)?;
@@ -273,7 +289,7 @@ fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd, until: Unt
             if headers(store, volume_id, &[gap]).pop().unwrap_or(Ok(None))?.is_some() {
                 return Ok(false);
             }
-            if until.sequence == u64::MAX && role::is_copied(store, volume_id, end.place.number)? {
+            if until.sequence == u64::MAX && is_left_by_copier(store, volume_id, end)? {
                 // What a copier put beyond the gap waits for the checkpoint that it comes with.
                 return Ok(true);
             }
@@ -287,6 +303,11 @@ fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd, until: Unt
         }
     }
     Ok(true)
+}
+
+/// Whether the checkpoint rolled from was put by a copier.
+fn is_left_by_copier(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
+    role::is_copied(store, volume_id, end.place.number)
 }
 
 /// The headers of segments, side by side; `None` where the store says there is none.

@@ -1,34 +1,40 @@
 //! The copier: brings a replica up to what its source has stored, round by round.
 //!
-//! Order of a round, and why: the segments that the source's newest checkpoint needs, in order of sequence;
-//! the roots and parts of its cuts and its own parts; its root; then the segments after it, one by one by
-//! name. So a root at the destination can be read whenever it is there, and whatever comes after it is a
-//! prefix of the log. The name goes last the first time. A round can be broken off anywhere: the next one
-//! looks at what is there.
+//! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
+//! need, its own parts, the segments it needs, in order of sequence; its root, and the first time the name;
+//! then the segments after it, one by one by name. So a root at the destination can be read whenever it is
+//! there, and whatever comes after it is a prefix of the log. A round can be broken off anywhere: the next
+//! one looks at what is there.
+//!
+//! A segment that knows a newer checkpoint than the destination has ends the round: it may lean on what only
+//! that checkpoint says. Whatever was stored when the round began knew none newer than the round began with,
+//! so a round that ends has copied all of that, however fast the source goes on.
 //!
 //! The source deletes meanwhile. What is gone was superseded by a newer checkpoint, so the copier begins anew
 //! from that; without one it is damage.
 //!
-//! Invariant: before anything is put the copier has seen that the destination is still its replica; what it
-//! puts after somebody promoted it has a name that the promoted history never uses.
+//! Invariants: before anything is put the copier has seen that the destination is still its replica; what it
+//! puts after somebody promoted it has a name that the promoted history never uses. No root goes below one
+//! that is there, nor before all it needs was seen there: put by this copier, or compared (`there`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use sawmill_format::checkpoint::{Checkpoint, checkpoint_key, checkpoint_prefix, kept_key, kept_prefix};
+use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, checkpoint_key, kept_key, kept_prefix};
 use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{map_prefix, part_key};
-use sawmill_format::role::Role;
-use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
+use sawmill_format::role::{Role, RoleKind};
+use sawmill_format::segment::{SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix};
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
+use super::there::{self, There, header_of};
 use super::{objects, sweep};
 use crate::ask::{self, store_error};
 use crate::open::{end_of_log, start_of};
 use crate::recovery::checkpoint as checkpoints;
-use crate::recovery::roll_forward::{LogEnd, headers, take};
+use crate::recovery::roll_forward::{LogEnd, take};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
@@ -78,12 +84,11 @@ pub struct Copier<'a> {
     reached: Option<Reached>,
     /// Position and time of what an earlier copier left.
     found: Option<(u64, u64)>,
-    /// Segments at the destination.
-    segments: HashSet<u64>,
+    there: There,
     /// Segments of the source that are in no table and are no fences.
     strays: HashSet<u64>,
-    /// Roots of cuts that have been copied with their parts.
-    kept: HashSet<(u64, PutId)>,
+    /// Roots of cuts that have been copied, with their parts' keys.
+    kept: HashMap<(u64, PutId), Vec<String>>,
 }
 
 struct Reached {
@@ -92,9 +97,12 @@ struct Reached {
     wall_unix_ms: u64,
 }
 
-/// Something the source named is not there any more.
+/// Why a try ended before its time.
 enum Stop {
+    /// Something the source named is not there any more.
     Gone(String),
+    /// The destination changed meanwhile.
+    Changed(String),
     Failed(Error),
 }
 
@@ -125,17 +133,14 @@ impl<'a> Copier<'a> {
         demand_copyable(source, &record, &newest.checkpoint)?;
         let is_named = see_names(destination, &record, destination_name)?;
         let role = take_role(world, source, destination, &record, options)?;
-        let found = match Blocking(destination).list(&checkpoint_prefix(record.volume_id), Class::Read) {
-            Ok(roots) if roots.is_empty() => None,
-            Ok(_) => {
+        let found = match there::roots(destination, record.volume_id)?.is_empty() {
+            true => None,
+            false => {
                 let end = end_of_log(destination, &record)?;
                 Some((end.position, end.place.wall_unix_ms))
             }
-            Err(error) => return Err(store_error(&error)),
         };
-        let listed = Blocking(destination).list(&segment_prefix(record.volume_id), Class::Read);
-        let listed = listed.map_err(|error| store_error(&error))?;
-        let segments = listed.iter().filter_map(|object| Some(parse_segment_key(&object.key)?.1)).collect();
+        let there = There::look(destination, record.volume_id)?;
         Ok(Copier {
             world,
             source,
@@ -146,14 +151,14 @@ impl<'a> Copier<'a> {
             is_named,
             reached: None,
             found,
-            segments,
+            there,
             strays: HashSet::new(),
-            kept: HashSet::new(),
+            kept: HashMap::new(),
         })
     }
 
-    /// Brings the replica up to the end of what the source has stored. `pace` hears of the bytes of each
-    /// object before it is copied, and may wait.
+    /// Brings the replica up to what the source had stored when the round began, or further. `pace` hears of
+    /// the bytes of each object before it is copied, and may wait.
     ///
     /// Errors: `Fenced` when the replica was promoted or deleted: nothing more is changed.
     pub fn round(&mut self, pace: &mut dyn FnMut(u64)) -> Result<Round> {
@@ -173,9 +178,15 @@ impl<'a> Copier<'a> {
                 }
                 Err(Stop::Failed(error)) => return Err(error),
                 Err(Stop::Gone(what)) => tracing::debug!("{what} is gone; beginning anew"),
+                Err(Stop::Changed(what)) => {
+                    tracing::info!("{what}; beginning anew");
+                    self.there = There::look(self.destination, self.record.volume_id)?;
+                    self.kept.clear();
+                }
             }
         }
-        let text = "the source deletes faster than it can be copied: allow more bandwidth, or try again";
+        let text = "the source deletes faster than it can be copied, or somebody else works at the \
+        destination: allow more bandwidth, see who else works there, or try again";
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
@@ -208,11 +219,11 @@ impl<'a> Copier<'a> {
         if self.reached.as_ref().is_none_or(|reached| reached.number < newest.number) {
             self.copy_checkpoint(&newest, round, pace).map_err(|stop| self.judge(stop, &newest))?;
         }
-        self.copy_tail(round, pace)?;
+        // The first time it goes before the log behind the checkpoint, which may never end.
         if !self.is_named {
             self.put_name()?;
         }
-        Ok(())
+        self.copy_tail(round, pace)
     }
 
     /// What is gone is fine if the source has a newer checkpoint by now; else it is lost.
@@ -241,30 +252,41 @@ impl<'a> Copier<'a> {
     ) -> Step<()> {
         demand_no_lineage(&self.record, root)?;
         let id = root.volume_id;
-        for entry in objects::needed(root) {
-            if !self.segments.contains(&entry.sequence) {
-                self.copy_segment(entry.sequence, round, pace)?;
-            }
-        }
+        let needed = objects::needed(root);
+        self.there.compare(self.destination, id, &needed)?;
+        let mut wanted: HashSet<String> =
+            needed.iter().map(|entry| segment_key(id, entry.sequence)).collect();
         let cuts = objects::cuts(root);
         if !cuts.is_empty() {
             self.copy_fences(root, round, pace)?;
         }
         let (parts, copies) = (self.keys_at(&map_prefix(id))?, self.keys_at(&kept_prefix(id))?);
         for cut in cuts.iter().map(|cut| (cut.number, cut.put_id)) {
-            if cut == (root.number, root.put_id) || self.kept.contains(&cut) {
+            if cut == (root.number, root.put_id) {
                 continue;
             }
             let key = kept_key(id, cut.0, cut.1);
+            wanted.insert(key.clone());
+            if let Some(parts) = self.kept.get(&cut) {
+                wanted.extend(parts.iter().cloned());
+                continue;
+            }
             let found = objects::kept_root(self.source, id, cut)?;
             let (kept, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
             self.copy_parts(&kept, &parts, round, pace)?;
             if !copies.contains(&key) {
                 self.copy(&key, bytes, round, pace)?;
             }
-            self.kept.insert(cut);
+            wanted.extend(objects::part_keys(&kept));
+            self.kept.insert(cut, objects::part_keys(&kept).collect());
         }
         self.copy_parts(root, &parts, round, pace)?;
+        wanted.extend(objects::part_keys(root));
+        for entry in needed.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>() {
+            self.copy_named(entry, round, pace)?;
+        }
+        self.see_all_there(&wanted)?;
+        self.demand_newest(root)?;
         let key = checkpoint_key(id, root.number);
         let found = objects::root(self.source, id, root.number, root.put_id)?;
         let (_, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
@@ -282,48 +304,126 @@ impl<'a> Copier<'a> {
         loop {
             let Some(reached) = &self.reached else { return Ok(()) };
             let sequence = reached.end.next_sequence;
-            let header = if self.segments.contains(&sequence) {
-                // It is there from before: only where it leads to is asked for.
-                headers(self.destination, self.record.volume_id, &[sequence]).pop().unwrap_or(Ok(None))?
-            } else {
-                None
+            let number = reached.number;
+            // What is there from before is not read whole again.
+            let mut header = match self.there.is_sure(sequence) || self.there.is_unsure(sequence) {
+                true => header_of(self.source, self.record.volume_id, sequence)?,
+                false => None,
             };
-            let header = match header {
-                Some(header) => header,
-                None => match objects::segment(self.source, self.record.volume_id, sequence)? {
-                    Some((header, bytes)) => {
-                        let key = segment_key(self.record.volume_id, sequence);
-                        self.copy(&key, bytes, round, pace)?;
-                        self.segments.insert(sequence);
-                        header
-                    }
-                    None => return self.see_end(sequence),
-                },
+            let mut bytes = None;
+            let is_there = match &header {
+                Some(header) => self.there.compare_one(self.destination, header)?,
+                None => false,
             };
+            if !is_there {
+                let found = objects::segment(self.source, self.record.volume_id, sequence)?;
+                (header, bytes) = found.unzip();
+            }
+            let Some(header) = header else { return self.see_end(sequence) };
+            if header.checkpoint_number > number {
+                return self.see_newer(&header);
+            }
+            if let Some(bytes) = bytes {
+                self.copy(&segment_key(self.record.volume_id, sequence), bytes, round, pace)?;
+                self.there.note(sequence);
+            }
             let Some(reached) = &mut self.reached else { return Ok(()) };
             take(None, &mut reached.end, &header)?;
             reached.wall_unix_ms = reached.wall_unix_ms.max(header.wall_unix_ms);
         }
     }
 
-    /// A segment that is not there is the end of the log, unless a newer checkpoint says that it is behind
-    /// us.
+    /// A segment that is not at the source is the end of the log, unless newer checkpoints have superseded
+    /// it. The source keeps its newest two: so there are none if the next is not there, and after that this
+    /// one still is.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
-        let next = checkpoint_key(self.record.volume_id, reached.number + 1);
-        if ask::get(self.source, &next, Some(0..16), Class::Background)?.is_some() {
-            return Err(Stop::Gone(segment_key(self.record.volume_id, sequence)));
+        let id = self.record.volume_id;
+        let is_there = |number: u64| {
+            let found = ask::get(self.source, &checkpoint_key(id, number), Some(0..16), Class::Background);
+            found.map(|bytes| bytes.is_some())
+        };
+        let key = segment_key(id, sequence);
+        if is_there(reached.number + 1)? || !is_there(reached.number)? {
+            return Err(Stop::Gone(key));
+        }
+        if self.there.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some() {
+            let text = format!(
+                "{key} is at the destination and not at the source: the source lost it, or is an older copy \
+                 of itself; the replica stays as it is; run `sawmill check` on the source"
+            );
+            return Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)));
         }
         Ok(())
     }
 
-    fn copy_segment(&mut self, sequence: u64, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
+    /// The log goes on with what knows a newer checkpoint: the next round begins with that.
+    fn see_newer(&self, header: &SegmentHeader) -> Step<()> {
+        let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint.number;
+        if self.reached.as_ref().is_none_or(|reached| newest > reached.number) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} follows checkpoint {} of the source, which cannot be read there now: the replica waits for \
+             that or a newer one; if it lasts, run `sawmill check` on the source",
+            segment_key(self.record.volume_id, header.sequence),
+            header.checkpoint_number
+        );
+        Err(Stop::Failed(Error::new(ErrorKind::Unavailable, text)))
+    }
+
+    /// Looks whether all that a root needs is there. Where another history was, somebody may still delete
+    /// what that has superseded: there it is looked at each time, elsewhere once.
+    fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
+        if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
+            return Ok(());
+        }
+        match there::missing(self.destination, self.record.volume_id, wanted)?.first() {
+            None => Ok(()),
+            Some(key) => Err(Stop::Changed(format!("{key} went from the destination"))),
+        }
+    }
+
+    /// No root goes below one that is there.
+    fn demand_newest(&self, root: &Checkpoint) -> Step<()> {
+        let there = there::roots(self.destination, root.volume_id)?.into_iter().max().unwrap_or_default();
+        if there <= root.number {
+            return Ok(());
+        }
+        if there <= checkpoints::newest(self.source, root.volume_id)?.number_max {
+            return Err(Stop::Changed(format!("another copier has put checkpoint {there}")));
+        }
+        let text = format!(
+            "the destination has checkpoint {there}, and the source only {}: somebody else copies another \
+             history to it; nothing more is copied",
+            root.number
+        );
+        Err(Stop::Failed(Error::new(ErrorKind::Fenced, text)))
+    }
+
+    fn copy_named(&mut self, entry: &SegmentEntry, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
+        let header = self.copy_segment(entry.sequence, round, pace)?;
+        if objects::is_named(&header, entry) {
+            return Ok(());
+        }
+        let key = segment_key(header.volume_id, entry.sequence);
+        let text =
+            format!("{key} is not the segment that the source's checkpoint names: run `sawmill check` there");
+        Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)))
+    }
+
+    fn copy_segment(
+        &mut self,
+        sequence: u64,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Step<SegmentHeader> {
         let key = segment_key(self.record.volume_id, sequence);
         let found = objects::segment(self.source, self.record.volume_id, sequence)?;
-        let (_, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
+        let (header, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
         self.copy(&key, bytes, round, pace)?;
-        self.segments.insert(sequence);
-        Ok(())
+        self.there.note(sequence);
+        Ok(header)
     }
 
     /// Whoever rolls forward from a cut's checkpoint meets the fences after it, which no table names.
@@ -337,15 +437,16 @@ impl<'a> Copier<'a> {
         unnamed.retain(|sequence| {
             *sequence < root.next_sequence
                 && !named.contains(sequence)
-                && !self.segments.contains(sequence)
+                && !self.there.is_sure(*sequence)
                 && !self.strays.contains(sequence)
         });
         unnamed.sort_unstable();
         for sequence in unnamed {
-            let header = headers(self.source, id, &[sequence]).pop().unwrap_or(Ok(None))?;
-            match header {
+            match header_of(self.source, id, sequence)? {
                 Some(header) if header.role == SegmentRole::Fence => {
-                    self.copy_segment(sequence, round, pace)?;
+                    if !self.there.compare_one(self.destination, &header)? {
+                        self.copy_segment(sequence, round, pace)?;
+                    }
                 }
                 _ => drop(self.strays.insert(sequence)),
             }
@@ -398,9 +499,7 @@ impl<'a> Copier<'a> {
     }
 
     fn keys_at(&self, prefix: &str) -> Result<HashSet<String>> {
-        let listed = Blocking(self.destination).list(prefix, Class::Background);
-        let listed = listed.map_err(|error| store_error(&error))?;
-        Ok(listed.into_iter().map(|object| object.key).collect())
+        there::keys(self.destination, prefix)
     }
 
     fn see_role(&self) -> Result<()> {

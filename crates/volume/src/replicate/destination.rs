@@ -2,17 +2,17 @@
 //!
 //! Invariant: a store that holds the volume as a primary becomes a replica only when told, only of a
 //! history that was promoted after all it has, and its writers are shut out by a fence that comes after the
-//! role.
+//! role. A copier of another source or history takes a role of its own, which ends the copier before it.
 
-use sawmill_format::checkpoint::{Checkpoint, checkpoint_prefix};
+use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::tombstone_key;
-use sawmill_format::role::{Role, RoleKind, role_key};
+use sawmill_format::role::{Promoted, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::copier::CopyOptions;
-use super::role;
+use super::{role, there};
 use crate::ask::{self, store_error};
 use crate::open::{end_of_log, fence};
 use crate::recovery::checkpoint as checkpoints;
@@ -104,8 +104,7 @@ pub(super) fn take_role(
 ) -> Result<Role> {
     let id = record.volume_id;
     let found = role::newest(destination, id)?;
-    let there = Blocking(destination).list(&checkpoint_prefix(id), Class::Read);
-    let there = there.map_err(|error| store_error(&error))?;
+    let there = there::roots(destination, id)?;
     let number = match there.is_empty() {
         true => 0,
         false => checkpoints::newest(destination, id)?.number_max,
@@ -123,16 +122,10 @@ pub(super) fn take_role(
     // A history of its own is overtaken by one that was promoted after it, and by no other.
     let begins = role::newest(source, id)?.and_then(|role| role.promoted());
     let is_before = begins.is_some_and(|promoted| number < promoted.checkpoint_number);
-    match &found {
-        Some(role) if role.kind == RoleKind::Replica => return Ok(role.clone()),
-        Some(role) if role.kind == RoleKind::Returned => {
-            // Whoever made it so may have died before this.
-            if is_before {
-                shut_out_writers(world, destination, record)?;
-            }
-            return Ok(role.clone());
-        }
-        _ => {}
+    if let Some(role) = &found
+        && role.promoted().is_none()
+    {
+        return take_up(world, destination, record, role, options, (number, begins.filter(|_| is_before)));
     }
     let is_primary = found.is_some() || !there.is_empty();
     if is_primary && !(options.fail_back && is_before) {
@@ -143,21 +136,77 @@ pub(super) fn take_role(
         put_id: PutId(world.random()?),
         number: found.map_or(1, |role| role.number + 1),
         wall_unix_ms: world.unix_ms(),
-        kind: if is_primary { RoleKind::Returned } else { RoleKind::Replica },
+        kind: match begins {
+            Some(begins) if is_primary => RoleKind::Returned(begins),
+            _ => RoleKind::Replica,
+        },
         source: options.source_text.clone(),
     };
     if is_primary && is_same_store(world, source, destination, &role)? {
         return Err(same_store());
     }
-    if !role::put(destination, &role)? {
-        let text =
-            "somebody else changed the destination's role at the same moment: look at it, then try again";
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    if is_primary {
-        shut_out_writers(world, destination, record)?;
+    put_role(destination, &role)?;
+    if let RoleKind::Returned(begins) = role.kind {
+        shut_out_writers(world, destination, record, begins)?;
     }
     Ok(role)
+}
+
+/// Takes up the replica that another copier left, whose newest checkpoint is `number`. A copier of another
+/// source, or of another history than the source's that `begins` later, may still be at work: a new role ends
+/// it.
+fn take_up(
+    world: &dyn World,
+    destination: &dyn ObjectStore,
+    record: &VolumeRecord,
+    found: &Role,
+    options: &CopyOptions,
+    (number, begins): (u64, Option<Promoted>),
+) -> Result<Role> {
+    // What it was written with by itself is still all it has.
+    let is_own = matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
+    let kind = match begins {
+        Some(begins) if is_own => RoleKind::Returned(begins),
+        _ => found.kind,
+    };
+    let is_same_history = is_own && kind == found.kind || begins.is_none() || number == 0;
+    let is_same = found.source == options.source_text && is_same_history;
+    let role = match is_same {
+        true => found.clone(),
+        false => {
+            let role = Role {
+                put_id: PutId(world.random()?),
+                number: found.number + 1,
+                wall_unix_ms: world.unix_ms(),
+                kind,
+                source: options.source_text.clone(),
+                ..found.clone()
+            };
+            put_role(destination, &role)?;
+            role
+        }
+    };
+    if let RoleKind::Returned(begins) = role.kind
+        && is_own
+    {
+        // Whoever made it so may have died before this.
+        shut_out_writers(world, destination, record, begins)?;
+    }
+    Ok(role)
+}
+
+fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
+    if role::put(destination, role)? {
+        return Ok(());
+    }
+    let text = "somebody else changed the destination's role at the same moment: look at it, then try again";
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// Refuses a store that does not create objects conditionally: of two promotions there both would win, and a
+/// copier could overwrite.
+pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
+    crate::open::demand_fencing(store, false)
 }
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
@@ -198,10 +247,19 @@ fn is_same_store(
     Ok(seen?.is_some())
 }
 
-/// A writer that had the destination attached meets a fence; nobody attaches any more.
-fn shut_out_writers(world: &dyn World, destination: &dyn ObjectStore, record: &VolumeRecord) -> Result<()> {
+/// A writer that had the destination attached meets a fence; nobody attaches any more. In the source's
+/// history, which `begins` later, there is none: a fence would stand where the source goes on.
+fn shut_out_writers(
+    world: &dyn World,
+    destination: &dyn ObjectStore,
+    record: &VolumeRecord,
+    begins: Promoted,
+) -> Result<()> {
     loop {
         let mut end = end_of_log(destination, record)?;
+        if end.checkpoint_number >= begins.checkpoint_number {
+            return Ok(());
+        }
         match fence(destination, record, &mut end, PutId(world.random()?), world) {
             Ok(_) => return Ok(()),
             // It was faster: the log has grown.

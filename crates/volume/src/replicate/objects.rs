@@ -95,6 +95,11 @@ pub(super) fn part_identity(volume_id: VolumeId, entry: &PartEntry) -> PartIdent
     PartIdentity { volume_id, group: entry.group, number: entry.number, put_id: entry.put_id }
 }
 
+/// The keys of the parts that a root names.
+pub(super) fn part_keys(root: &Checkpoint) -> impl Iterator<Item = String> {
+    root.parts.iter().map(|part| part_key(&part_identity(root.volume_id, part)))
+}
+
 /// A part of the map.
 pub(super) fn part(store: &dyn ObjectStore, volume_id: VolumeId, entry: &PartEntry) -> Found<()> {
     let identity = part_identity(volume_id, entry);
@@ -106,17 +111,30 @@ pub(super) fn part(store: &dyn ObjectStore, volume_id: VolumeId, entry: &PartEnt
     })
 }
 
+/// Whether a segment is the one that a checkpoint names.
+pub(super) fn is_named(header: &SegmentHeader, entry: &SegmentEntry) -> bool {
+    let sizes = (header.data_bytes, header.object_bytes(), header.header_bytes());
+    (header.epoch, header.wall_unix_ms) == (entry.epoch, entry.wall_unix_ms)
+        && sizes == (entry.data_bytes, entry.object_bytes, u64::from(entry.header_bytes))
+}
+
+/// Two objects of one name that are not the same.
+pub(super) fn differ(key: &str) -> Error {
+    let text = format!(
+        "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
+         not the same volume any more; nothing was changed. If the destination is no longer wanted as it is, \
+         `sawmill delete` the volume there and replicate anew"
+    );
+    Error::new(ErrorKind::Corrupt, text)
+}
+
 /// Puts an object as it is; one with the same bytes may be there already.
 pub(super) fn put(store: &dyn ObjectStore, key: &str, bytes: Bytes) -> Result<()> {
     let outcome = Blocking(store).put(key, bytes, Class::Upload).map_err(|error| store_error(&error))?;
     if outcome == PutOutcome::Created {
         return Ok(());
     }
-    let text = format!(
-        "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
-         not the same volume any more; nothing was changed"
-    );
-    Err(Error::new(ErrorKind::Corrupt, text))
+    Err(differ(key))
 }
 
 /// The cuts of a checkpoint that a replica keeps too. Clones stay with the source, and so do their pins.

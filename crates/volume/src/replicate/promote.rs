@@ -11,14 +11,14 @@ use sawmill_format::ids::PutId;
 use sawmill_format::kept::{CutKind, Kept};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_format::role::{Promoted, Role, RoleKind};
+use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_store::{Blocking, Class, ObjectStore};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::role;
+use super::{role, there};
 use crate::ask::{self, store_error};
-use crate::check::{CheckReport, check};
 use crate::map::GROUP_BYTES;
-use crate::open::{self, Stored, end_of_log};
+use crate::open::{self, Stored};
 use crate::recovery::{Reporter, checkpoint as checkpoints};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
@@ -39,74 +39,104 @@ pub struct Promotion {
     pub wall_unix_ms: u64,
 }
 
-/// What a promotion would find.
-#[derive(Clone, Debug)]
-pub struct Drill {
-    /// As a promotion would leave it; its epoch is the replica's.
-    pub would: Promotion,
-    /// Everything in the replica, read and verified.
-    pub check: CheckReport,
-}
-
 /// Makes a replica a volume of its own. A promotion that was begun and not finished is finished.
 ///
-/// Errors: `Refused` when it is no replica, was promoted before, or somebody else promotes it now.
+/// Errors: `Refused` when it is no replica, was promoted before, somebody else promotes it now, or a
+/// fail-back has not brought it the source's history yet; `Corrupt` when its newest checkpoint cannot be
+/// read, or something that it needs is not there.
 pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
+    promote_as(world, store, name, false)
+}
+
+/// As [`promote`], also when that is an older state than was copied, or lacks something: the source is
+/// lost, and nothing better can be had.
+pub fn promote_as_it_is(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
+    promote_as(world, store, name, true)
+}
+
+fn promote_as(world: &dyn World, store: &dyn ObjectStore, name: &str, as_it_is: bool) -> Result<Promotion> {
     let record = names::find(store, name)?;
     let id = record.volume_id;
     let role = match role::newest(store, id)? {
         None => return Err(no_replica(name)),
-        Some(role) => match role.promoted() {
-            Some(promoted) if is_begun(store, &record, promoted)? => {
-                return Err(promoted_before(name, &role));
-            }
-            Some(_) => role,
-            None => take(world, store, &record, &role)?,
-        },
+        Some(role) if role::is_begun(store, &role)? => return Err(promoted_before(name, &role)),
+        Some(role) => role,
+    };
+    let mut stored = read(world, store, &record, &role, as_it_is)?;
+    let role = match role.promoted() {
+        Some(_) => role,
+        None => {
+            let role = take(world, store, &record, &role, &stored)?;
+            // A copier may have gone on until then.
+            stored = read(world, store, &record, &role, as_it_is)?;
+            role
+        }
     };
     let Some(promoted) = role.promoted() else {
         return Err(Error::new(ErrorKind::Internal, "a promotion without a history"));
     };
-    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(world))?;
-    if stored.newest.checkpoint.number < promoted.checkpoint_number {
-        begin_history(world, store, &stored, &role, promoted)?;
+    if stored.newest.checkpoint.number >= promoted.checkpoint_number {
+        return Ok(described(&stored, &role, promoted.epoch));
     }
-    Ok(described(&stored, &role, promoted.epoch))
+    let begun = begin_history(world, store, &stored, &role, promoted)?;
+    Ok(Promotion { position: begun.position, ..described(&stored, &role, promoted.epoch) })
 }
 
-/// What [`promote`] would find and make, with everything verified. Changes nothing.
-pub fn drill(
+/// What the replica holds; refused unless it is whole and the newest that was copied.
+fn read(
     world: &dyn World,
     store: &dyn ObjectStore,
-    name: &str,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Drill> {
-    let record = names::find(store, name)?;
-    let role = role::newest(store, record.volume_id)?.ok_or_else(|| no_replica(name))?;
-    if let Some(promoted) = role.promoted()
-        && is_begun(store, &record, promoted)?
-    {
-        return Err(promoted_before(name, &role));
+    record: &VolumeRecord,
+    role: &Role,
+    as_it_is: bool,
+) -> Result<Stored> {
+    let reporter = &mut Reporter::new(world);
+    if as_it_is {
+        return open::stored_as_it_is(store, record.clone(), reporter);
     }
-    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(world))?;
-    let check = check(store, &record, progress)?;
-    let would = described(&stored, &role, stored.end.epoch);
-    Ok(Drill { would, check })
+    let stored = open::stored_of(store, record.clone(), reporter)?;
+    demand_arrived(record, role, stored.newest.checkpoint.number)?;
+    let damaged = |what: &str| {
+        let text = format!(
+            "{what}: nothing was promoted. `sawmill replicate` again if the source is there; if it is lost, \
+             `sawmill promote --as-it-is` makes the best of what is here"
+        );
+        Err(Error::new(ErrorKind::Corrupt, text))
+    };
+    if let Some(note) = stored.newest.notes.first() {
+        return damaged(note);
+    }
+    let live = stored.view.segments.snapshot().into_iter().filter(|(_, info)| info.live_bytes > 0);
+    let wanted = live.map(|(sequence, _)| segment_key(record.volume_id, u64::from(sequence))).collect();
+    match there::missing(store, record.volume_id, &wanted)?.first() {
+        Some(key) => damaged(&format!("{key} is gone")),
+        None => Ok(stored),
+    }
 }
 
-/// How far a volume is stored: the position, and when the newest checkpoint or segment was made.
-pub fn stored_end(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<(u64, u64)> {
-    let stored = open::stored(store, name, &mut Reporter::new(world))?;
-    Ok((stored.end.position, newest_wall(&stored)))
+/// A fail-back that has not brought the source's history yet: what is there is what that has overtaken.
+pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
+    match role.kind {
+        RoleKind::Returned(begins) if number < begins.checkpoint_number => {
+            let text = format!(
+                "the fail-back of volume {} has not come so far that it could be promoted: it still holds \
+                 what {} has overtaken; give `sawmill replicate --fail-back` again",
+                record.name, role.source
+            );
+            Err(Error::new(ErrorKind::Refused, text))
+        }
+        _ => Ok(()),
+    }
 }
 
-fn newest_wall(stored: &Stored) -> u64 {
+/// When the newest checkpoint or segment was made.
+pub(super) fn newest_wall(stored: &Stored) -> u64 {
     let segments = stored.view.segments.snapshot();
     let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
     newest.max(stored.newest.checkpoint.wall_unix_ms)
 }
 
-fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
+pub(super) fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
     Promotion {
         record: stored.record.clone(),
         source: role.source.clone(),
@@ -116,12 +146,12 @@ fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
     }
 }
 
-fn no_replica(name: &str) -> Error {
+pub(super) fn no_replica(name: &str) -> Error {
     let text = format!("volume {name} is no replica but a primary: there is nothing to promote; serve it");
     Error::new(ErrorKind::Refused, text)
 }
 
-fn promoted_before(name: &str, role: &Role) -> Error {
+pub(super) fn promoted_before(name: &str, role: &Role) -> Error {
     let text = format!(
         "volume {name} was promoted already (it was a replica of {}): nothing was changed; serve it",
         role.source
@@ -129,20 +159,15 @@ fn promoted_before(name: &str, role: &Role) -> Error {
     Error::new(ErrorKind::Refused, text)
 }
 
-/// Whether the history of a promotion has begun.
-fn is_begun(store: &dyn ObjectStore, record: &VolumeRecord, promoted: Promoted) -> Result<bool> {
-    if checkpoints::newest(store, record.volume_id)?.number_max >= promoted.checkpoint_number {
-        return Ok(true);
-    }
-    // The list may lag.
-    let key = checkpoint_key(record.volume_id, promoted.checkpoint_number);
-    Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
-}
-
 /// Takes the right to promote, with a place far above everything there is.
-fn take(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord, replica: &Role) -> Result<Role> {
-    let end = end_of_log(store, record)?;
-    let number_max = checkpoints::newest(store, record.volume_id)?.number_max;
+fn take(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    replica: &Role,
+    stored: &Stored,
+) -> Result<Role> {
+    let (end, number_max) = (&stored.end, stored.newest.number_max);
     let chance = u128::from_le_bytes(world.random()?);
     // So many sequences and checkpoints the source would have to be ahead for a late copy to meet them.
     let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
@@ -173,13 +198,14 @@ fn take(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord, repli
 }
 
 /// Puts the checkpoint with which the promoted history begins: the state at the end of what was copied.
+/// Returns it, or what somebody who finished the same promotion put.
 fn begin_history(
     world: &dyn World,
     store: &dyn ObjectStore,
     stored: &Stored,
     role: &Role,
     promoted: Promoted,
-) -> Result<()> {
+) -> Result<Checkpoint> {
     let (root, objects) = first_root(world, stored, role, promoted)?;
     // Cuts that begin from the newest copied checkpoint need it under the name of a copy.
     let base = &stored.newest.checkpoint;
@@ -189,15 +215,20 @@ fn begin_history(
         ask::put_all(store, vec![(key, base.encode())])?;
     }
     ask::put_all(store, objects)?;
-    // Twice, so that the newest two checkpoints both are of this history: one may rot. What is there
-    // already is of somebody who finished this promotion too.
-    let again = Checkpoint { number: root.number + 1, ..root.clone() };
-    for root in [root, again] {
-        let key = checkpoint_key(root.volume_id, root.number);
-        let put = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
-        put.map_err(|error| store_error(&error))?;
+    // Twice, so that the newest two checkpoints both are of this history: one may rot.
+    let root = put_or_read(store, root)?;
+    put_or_read(store, Checkpoint { number: root.number + 1, ..root.clone() })?;
+    Ok(root)
+}
+
+/// Puts a root; one that is there already is of somebody who finishes this promotion too, and counts.
+fn put_or_read(store: &dyn ObjectStore, root: Checkpoint) -> Result<Checkpoint> {
+    let key = checkpoint_key(root.volume_id, root.number);
+    let put = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
+    match put.map_err(|error| store_error(&error))? {
+        PutOutcome::Created => Ok(root),
+        PutOutcome::Taken => checkpoints::read(store, root.volume_id, Some(root.number)),
     }
-    Ok(())
 }
 
 /// Keys and bytes.

@@ -4,12 +4,14 @@
 //! it; they are asked for by name, so that no list that lags can hide one.
 
 use bytes::Bytes;
+use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::ids::VolumeId;
-use sawmill_format::role::{Role, role_key};
+use sawmill_format::role::{Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
+use crate::recovery::checkpoint as checkpoints;
 use crate::{Error, ErrorKind, Result};
 
 /// The newest role; `None`: a primary.
@@ -42,20 +44,52 @@ pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(outcome.map_err(|error| store_error(&error))? == PutOutcome::Created)
 }
 
-/// Whether `role` is still the newest, and still there.
+/// Whether `role` is still the newest, and still that very put.
 pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     let keys = [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
     let mut answers = ask::get_all(store, keys.into(), Class::Read).into_iter();
     let (own, next) = (answers.next(), answers.next());
-    let is_there = |answer: Option<ask::Answer>| answer.unwrap_or(Ok(None)).map(|bytes| bytes.is_some());
-    Ok(is_there(own)? && !is_there(next)?)
+    let bytes = |answer: Option<ask::Answer>| answer.unwrap_or(Ok(None));
+    if bytes(next)?.is_some() {
+        return Ok(false);
+    }
+    let Some(own) = bytes(own)? else { return Ok(false) };
+    if let Ok(found) = Role::decode(&own, role.volume_id, role.number) {
+        return Ok(found.put_id == role.put_id);
+    }
+    // Garbled on the way, perhaps.
+    Ok(read(store, role.volume_id, role.number)?.is_some_and(|found| found.put_id == role.put_id))
 }
 
 /// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log ends at the
 /// first name that is not there, whatever was copied beyond.
 pub(crate) fn is_copied(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<bool> {
-    Ok(newest(store, volume_id)?
-        .is_some_and(|role| role.promoted().is_none_or(|promoted| number < promoted.checkpoint_number)))
+    Ok(newest(store, volume_id)?.is_some_and(|role| match role.kind {
+        RoleKind::Replica => true,
+        // What is there before is its own.
+        RoleKind::Returned(begins) => number >= begins.checkpoint_number,
+        RoleKind::Promoted(promoted) => number < promoted.checkpoint_number,
+    }))
+}
+
+/// Whether a promotion's own history has begun; never, when `role` is none.
+pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
+    let Some(promoted) = role.promoted() else { return Ok(false) };
+    match checkpoints::newest(store, role.volume_id) {
+        Ok(newest) if newest.number_max >= promoted.checkpoint_number => return Ok(true),
+        Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+        _ => {}
+    }
+    // The list may lag.
+    let key = checkpoint_key(role.volume_id, promoted.checkpoint_number);
+    Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
+}
+
+/// Whether the state may be had from checkpoint `to` because `from` or what follows it is damaged. In a
+/// primary that leads to the same state. In what was copied it would be an older one, as the log between is
+/// not all there; and a promoted history has nothing before its first.
+pub(crate) fn may_fall(store: &dyn ObjectStore, volume_id: VolumeId, from: u64, to: u64) -> Result<bool> {
+    Ok(!is_copied(store, volume_id, from)? && !is_copied(store, volume_id, to)?)
 }
 
 /// Refuses to write to a replica, and to one whose promotion is not done; `number` is its newest checkpoint.

@@ -4,7 +4,7 @@
 //!
 //! Invariants: fences stay (a writer of before a fail-back may wake up); what a clone has pinned here stays.
 //! Nothing that is deleted has a name that a promoted history could use: a sweep that comes late hurts
-//! nobody.
+//! nobody. With a newer root there than the caller knows nothing is deleted: another history may need it.
 
 use std::collections::HashSet;
 
@@ -17,11 +17,11 @@ use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::{SegmentRole, parse_segment_key, segment_key, segment_prefix};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use super::objects;
+use super::objects::{self, part_keys};
 use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
-use crate::{Error, Result, limits};
+use crate::{Error, ErrorKind, Result, limits};
 
 /// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest; `is_allowed` is
 /// asked before each batch of deletes. Returns how many objects went.
@@ -32,10 +32,17 @@ pub(super) fn sweep(
 ) -> Result<u64> {
     let id = root.volume_id;
     let numbers = list(store, &checkpoint_prefix(id), |key| Some(parse_checkpoint_key(key)?.1))?;
-    if numbers.iter().all(|number| *number >= root.number) {
+    if numbers.iter().any(|number| *number > root.number && *number < u64::MAX)
+        || numbers.iter().all(|number| *number >= root.number)
+    {
         return Ok(0);
     }
-    let Ok(before) = checkpoints::newest_below(store, id, root.number) else { return Ok(0) };
+    let before = match checkpoints::newest_below(store, id, root.number) {
+        Ok(before) => before,
+        // There is none that can be read: then nothing is superseded for sure.
+        Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(0),
+        Err(error) => return Err(error),
+    };
     let before = before.checkpoint;
     let roots = numbers.into_iter().filter(|number| *number < before.number);
     let mut deleted = delete(store, roots.map(|number| checkpoint_key(id, number)).collect(), is_allowed)?;
@@ -64,11 +71,6 @@ pub(super) fn sweep(
     let segments = old_segments(store, root, &before)?;
     deleted += delete(store, segments, is_allowed)?;
     Ok(deleted)
-}
-
-fn part_keys(root: &Checkpoint) -> impl Iterator<Item = String> {
-    let key = |part| sawmill_format::map_part::part_key(&objects::part_identity(root.volume_id, part));
-    root.parts.iter().map(key)
 }
 
 /// Segments before the older of the two that neither needs, but for fences.

@@ -4,7 +4,9 @@
 #[path = "../faulty/mod.rs"]
 mod faulty;
 
+mod behind;
 mod copying;
+mod histories;
 mod promoting;
 #[allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 mod world;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sawmill_store::{FaultStore, ObjectStore};
+use sawmill_store::{Blocking, Class, FaultStore, ObjectStore};
 use sawmill_volume::replicate::{Copier, CopyOptions, Round};
 use sawmill_volume::{OpenOptions, RealWorld, Result, Volume};
 
@@ -94,6 +94,16 @@ pub fn machine_at(store: &Arc<dyn ObjectStore>) -> Rig {
 
 pub fn has_name(store: &dyn ObjectStore) -> bool {
     !keys(store, "volumes/").is_empty()
+}
+
+/// One byte of an object rots.
+pub fn damage(store: &Arc<dyn ObjectStore>, key: &str) {
+    let ask = Blocking(&**store);
+    let mut bytes = ask.get(key, None, Class::Read).unwrap().to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    ask.delete(vec![key.to_owned()], Class::Upload).unwrap();
+    ask.put(key, bytes.into(), Class::Upload).unwrap();
 }
 
 pub fn watching(store: &Arc<dyn ObjectStore>) -> Arc<FaultStore> {

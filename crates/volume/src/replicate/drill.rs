@@ -1,0 +1,112 @@
+//! The drill: what a promotion would find, and what of the source it would lose. Changes nothing.
+//!
+//! Invariant: "nothing would be lost" is said only when source and replica are the same volume, of one
+//! history, and end with the same segment: a position alone says nothing of another history, a snapshot or
+//! a resize.
+
+use sawmill_store::ObjectStore;
+
+use super::promote::{Promotion, demand_arrived, described, newest_wall, no_replica, promoted_before};
+use super::role;
+use crate::check::{CheckReport, Damage, check};
+use crate::open::{self, Stored};
+use crate::recovery::Reporter;
+use crate::world::World;
+use crate::{Result, names};
+
+/// What a promotion would find.
+#[derive(Clone, Debug)]
+pub struct Drill {
+    /// As a promotion would leave it; its epoch is the replica's.
+    pub would: Promotion,
+    /// Everything in the replica, read and verified. A checkpoint that cannot be read is damage here: before
+    /// it lies an older state.
+    pub check: CheckReport,
+    end: End,
+}
+
+/// What tells two ends of one history apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct End {
+    checkpoint_number: u64,
+    stored_sequence: u64,
+    size_bytes: u64,
+    retention_s: u64,
+}
+
+/// What of the source would be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// Nothing that it has stored.
+    Nothing,
+    /// So much of its log, in bytes and in milliseconds between the newest writes; both are zero when only a
+    /// snapshot, a resize or the like is missing.
+    By {
+        /// Bytes of log.
+        bytes: u64,
+        /// Milliseconds between the newest writes.
+        ms: u64,
+    },
+    /// What the source's address leads to now is another volume or another history: no comparing.
+    Elsewhere,
+}
+
+/// What [`promote`](super::promote) would find and make, with everything verified. Changes nothing.
+///
+/// Errors: those of `promote`, but that damage is listed.
+pub fn drill(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Drill> {
+    let record = names::find(store, name)?;
+    let role = role::newest(store, record.volume_id)?.ok_or_else(|| no_replica(name))?;
+    if role::is_begun(store, &role)? {
+        return Err(promoted_before(name, &role));
+    }
+    let stored = open::stored_as_it_is(store, record.clone(), &mut Reporter::new(world))?;
+    demand_arrived(&record, &role, stored.newest.checkpoint.number)?;
+    let mut check = check(store, &record, progress)?;
+    for note in &stored.newest.notes {
+        if !check.damage.iter().any(|one| one.what.contains(note.as_str())) {
+            check.damage.push(Damage { object: record.name.clone(), what: note.clone() });
+        }
+    }
+    check.notes.retain(|note| !stored.newest.notes.contains(note));
+    let would = described(&stored, &role, stored.end.epoch);
+    Ok(Drill { would, check, end: end_of(&stored) })
+}
+
+fn end_of(stored: &Stored) -> End {
+    End {
+        checkpoint_number: stored.newest.checkpoint.number,
+        stored_sequence: stored.end.stored_sequence,
+        size_bytes: stored.record.size_bytes,
+        retention_s: stored.view.cuts.lock().retention_s,
+    }
+}
+
+/// How far a replica is behind volume `name` of `source`, as far as that has stored.
+pub fn behind(world: &dyn World, source: &dyn ObjectStore, name: &str, drill: &Drill) -> Result<Behind> {
+    let stored = open::stored(source, name, &mut Reporter::new(world))?;
+    let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());
+    let number = drill.end.checkpoint_number;
+    let is_one = stored.record.volume_id == drill.would.record.volume_id
+        && number <= stored.newest.number_max
+        && begins.is_none_or(|begins| number >= begins.checkpoint_number);
+    if !is_one {
+        return Ok(Behind::Elsewhere);
+    }
+    let end = End { checkpoint_number: number, ..end_of(&stored) };
+    if end == drill.end && stored.end.epoch == drill.would.epoch {
+        return Ok(Behind::Nothing);
+    }
+    if end.stored_sequence < drill.end.stored_sequence || stored.end.position < drill.would.position {
+        return Ok(Behind::Elsewhere);
+    }
+    let bytes = stored.end.position - drill.would.position;
+    // The same end was written at the same moment.
+    let ms = if bytes == 0 { 0 } else { newest_wall(&stored).saturating_sub(drill.would.wall_unix_ms) };
+    Ok(Behind::By { bytes, ms })
+}

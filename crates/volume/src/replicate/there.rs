@@ -1,0 +1,171 @@
+//! What the destination holds, as far as it is known.
+//!
+//! Invariant: that a name is listed proves nothing. Lists lag, a fence or another history may stand there,
+//! and somebody's late delete may take it away. A segment counts once this copier has put it or compared it
+//! with what the source says.
+//!
+//! Not here: what is done about what is missing (`copier`).
+
+use std::collections::{HashMap, HashSet};
+
+use sawmill_format::checkpoint::{SegmentEntry, checkpoint_prefix, kept_prefix, parse_checkpoint_key};
+use sawmill_format::ids::VolumeId;
+use sawmill_format::map_part::map_prefix;
+use sawmill_format::segment::{SegmentHeader, parse_segment_key, segment_key, segment_prefix};
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::objects::{differ, is_named};
+use crate::ask::{self, store_error};
+use crate::recovery::checkpoint as checkpoints;
+use crate::recovery::roll_forward::headers;
+use crate::{Error, ErrorKind, Result, limits};
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct There {
+    /// Listed, and neither compared nor put yet.
+    listed: HashSet<u64>,
+    /// Compared, or put.
+    sure: HashSet<u64>,
+    /// What the newest checkpoint there says of live segments: a copier compared them before it put that.
+    named: HashMap<u64, SegmentEntry>,
+}
+
+impl There {
+    /// Looks at the destination.
+    pub(super) fn look(destination: &dyn ObjectStore, id: VolumeId) -> Result<There> {
+        let listed = keys(destination, &segment_prefix(id))?;
+        let listed = listed.iter().filter_map(|key| Some(parse_segment_key(key)?.1)).collect();
+        let named = match roots(destination, id)?.is_empty() {
+            true => HashMap::new(),
+            false => match checkpoints::newest(destination, id) {
+                Ok(newest) => {
+                    let live = newest.checkpoint.segments.into_iter().filter(|entry| !entry.dead);
+                    live.map(|entry| (entry.sequence, entry)).collect()
+                }
+                // Then everything is compared.
+                Err(error) if error.kind() == ErrorKind::Corrupt => HashMap::new(),
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(There { listed, sure: HashSet::new(), named })
+    }
+
+    /// Whether that segment is there and the right one, as far as is known.
+    pub(super) fn is_sure(&self, sequence: u64) -> bool {
+        self.sure.contains(&sequence)
+    }
+
+    /// Whether something of that name was listed, and not compared.
+    pub(super) fn is_unsure(&self, sequence: u64) -> bool {
+        self.listed.contains(&sequence)
+    }
+
+    /// It was put.
+    pub(super) fn note(&mut self, sequence: u64) {
+        self.listed.remove(&sequence);
+        self.sure.insert(sequence);
+    }
+
+    /// Compares what is listed with what a checkpoint of the source says of it.
+    ///
+    /// Errors: `Corrupt` when something else has the name.
+    pub(super) fn compare(
+        &mut self,
+        destination: &dyn ObjectStore,
+        id: VolumeId,
+        entries: &[SegmentEntry],
+    ) -> Result<()> {
+        let mut unsure = Vec::new();
+        for entry in entries.iter().filter(|entry| self.listed.contains(&entry.sequence)) {
+            let same = |named: &SegmentEntry| {
+                (named.epoch, named.wall_unix_ms, named.object_bytes)
+                    == (entry.epoch, entry.wall_unix_ms, entry.object_bytes)
+            };
+            match self.named.get(&entry.sequence).is_some_and(same) {
+                true => drop(self.sure.insert(entry.sequence)),
+                false => unsure.push(*entry),
+            }
+        }
+        for entries in unsure.chunks(limits::ROLL_FORWARD_PARALLEL) {
+            let sequences: Vec<u64> = entries.iter().map(|entry| entry.sequence).collect();
+            for (entry, header) in entries.iter().zip(headers(destination, id, &sequences)) {
+                match header? {
+                    Some(header) if is_named(&header, entry) => drop(self.sure.insert(entry.sequence)),
+                    Some(_) => return Err(differ(&segment_key(id, entry.sequence))),
+                    None => {}
+                }
+            }
+        }
+        for entry in entries {
+            self.listed.remove(&entry.sequence);
+        }
+        Ok(())
+    }
+
+    /// The same of a segment that the source was asked for: true when that very put is there.
+    pub(super) fn compare_one(
+        &mut self,
+        destination: &dyn ObjectStore,
+        header: &SegmentHeader,
+    ) -> Result<bool> {
+        let sequence = header.sequence;
+        if self.listed.remove(&sequence)
+            && let Some(there) = header_of(destination, header.volume_id, sequence)?
+        {
+            if there.put_id != header.put_id {
+                // Whatever is done about it, it stays in the way.
+                self.listed.insert(sequence);
+                return Err(differ(&segment_key(header.volume_id, sequence)));
+            }
+            self.sure.insert(sequence);
+        }
+        Ok(self.sure.contains(&sequence))
+    }
+}
+
+/// A segment's header, if it is there.
+pub(super) fn header_of(
+    store: &dyn ObjectStore,
+    id: VolumeId,
+    sequence: u64,
+) -> Result<Option<SegmentHeader>> {
+    headers(store, id, &[sequence]).pop().unwrap_or(Ok(None))
+}
+
+/// Those of `wanted` that are not at the destination: a list says which may be missing, a look whether they
+/// are.
+pub(super) fn missing(
+    destination: &dyn ObjectStore,
+    id: VolumeId,
+    wanted: &HashSet<String>,
+) -> Result<Vec<String>> {
+    let mut listed = HashSet::new();
+    for prefix in [segment_prefix(id), map_prefix(id), kept_prefix(id)] {
+        listed.extend(keys(destination, &prefix)?);
+    }
+    let unlisted: Vec<String> = wanted.difference(&listed).cloned().collect();
+    let mut missing = Vec::new();
+    for keys in unlisted.chunks(limits::ROLL_FORWARD_PARALLEL) {
+        let asked = keys.iter().map(|key| (key.clone(), Some(0..16))).collect();
+        for (key, answer) in keys.iter().zip(ask::get_all(destination, asked, Class::Background)) {
+            if answer?.is_none() {
+                missing.push(key.clone());
+            }
+        }
+    }
+    Ok(missing)
+}
+
+/// The numbers of the checkpoints at the destination.
+pub(super) fn roots(destination: &dyn ObjectStore, id: VolumeId) -> Result<Vec<u64>> {
+    let keys = keys(destination, &checkpoint_prefix(id))?;
+    let numbers = keys.iter().filter_map(|key| Some(parse_checkpoint_key(key)?.1));
+    Ok(numbers.filter(|number| *number < u64::MAX).collect())
+}
+
+pub(super) fn keys(destination: &dyn ObjectStore, prefix: &str) -> Result<HashSet<String>> {
+    let listed = Blocking(destination).list(prefix, Class::Background);
+    let listed = listed.map_err(|error| -> Error { store_error(&error) })?;
+    Ok(listed.into_iter().map(|object| object.key).collect())
+}
