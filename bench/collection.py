@@ -33,7 +33,7 @@ BLOCK_BYTES = 16 << 10
 LIVE_SHARE, SPARE = 0.70, 1.05
 SEED = 20261122
 # Of the rate that the volume reaches by itself.
-PARTS = (10, 4, 2)
+PARTS = (2,)
 
 
 def say(text):
