@@ -16,7 +16,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -246,17 +245,11 @@ def main():
     parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="write the page there")
     given = parser.parse_args()
     binary = Path(os.environ.get("SAWMILL_BINARY", ROOT / "target/release/sawmill")).resolve()
-    folder = tempfile.mkdtemp(prefix="bench-", dir=ROOT / "target")
-    memory = tempfile.mkdtemp(prefix="bench-", dir="/dev/shm")
-    place = servers.Place(folder, memory, given.image << 20)
     found, facts = {}, machine.describe()
-    try:
+    with servers.temporary_place(given.image << 20) as place:
         for part, (measure, _) in PARTS.items():
             if given.only in (None, part):
                 found[part] = measure(place, binary, given)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(memory, ignore_errors=True)
     raw = ROOT / "bench/results/raw"
     raw.mkdir(parents=True, exist_ok=True)
     (raw / "clones.json").write_text(json.dumps(found, indent=1))

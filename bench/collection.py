@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -211,20 +210,14 @@ def main():
     parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="write the page there")
     given = parser.parse_args()
     binary = Path(os.environ.get("SAWMILL_BINARY", ROOT / "target/release/sawmill")).resolve()
-    folder = tempfile.mkdtemp(prefix="bench-", dir=ROOT / "target")
-    memory = tempfile.mkdtemp(prefix="bench-", dir="/dev/shm")
-    place = servers.Place(folder, memory, given.size << 20)
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in vars(given).items()
                        if name != "out" and value is not None)
     document = {"command": f"bench/collection.py {options}", "machine": machine.describe(),
                 "size_mib": given.size, "rounds_written": given.rounds_written}
-    try:
+    with servers.temporary_place(given.size << 20) as place:
         for part, measure in (("overwrite", overwrite), ("latency", latency)):
             if given.only in (None, part):
                 document[part] = measure(place, binary, given)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(memory, ignore_errors=True)
     raw = ROOT / "bench/results/raw"
     raw.mkdir(parents=True, exist_ok=True)
     (raw / "collection.json").write_text(json.dumps(document, indent=1))

@@ -7,6 +7,7 @@ its CPU time counted) before the next one runs. Not here: Sawmill (`sawmill.py`)
 import contextlib
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,16 @@ class Place:
         self.folder = Path(folder)
         self.memory = Path(memory)
         self.size_bytes = size_bytes
+
+
+@contextlib.contextmanager
+def temporary_place(size_bytes):
+    """A place in `target/` and in memory that is gone afterwards."""
+    target = Path(__file__).resolve().parent.parent / "target"
+    keep = {"prefix": "bench-", "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(dir=target, **keep) as folder, \
+            tempfile.TemporaryDirectory(dir="/dev/shm", **keep) as memory:
+        yield Place(folder, memory, size_bytes)
 
 
 class Server:

@@ -88,9 +88,9 @@ impl Survey {
     /// How the disks lie on one of `size_bytes`, or of the least size that holds them.
     pub(super) fn lay_out(&self, size_bytes: Option<u64>) -> Result<Layout> {
         let layout = self.side_by_side().unwrap_or_else(|| self.in_slabs());
-        let reach = human_size(layout.size_bytes);
+        let reach = human_size(layout.least_bytes);
         match size_bytes {
-            Some(size) if size < layout.size_bytes => Err(Failure::usage(format!(
+            Some(size) if size < layout.least_bytes => Err(Failure::usage(format!(
                 "--size {} is too small: what the trace does reaches to {reach}",
                 human_size(size)
             ))),
@@ -116,7 +116,7 @@ impl Survey {
         }
         let end = self.disks.last_key_value().map_or(0, |(device, disk)| bases[device] + disk.end);
         let size_bytes = end.max(1).next_multiple_of(SLAB_BYTES);
-        Some(Layout { size_bytes, place: Place::SideBySide(bases) })
+        Some(Layout { size_bytes, least_bytes: end, place: Place::SideBySide(bases) })
     }
 
     /// Only the parts that are used, in order.
@@ -125,7 +125,7 @@ impl Survey {
         let used = disks.flat_map(|(device, disk)| disk.slabs.keys().map(|slab| (*device, *slab)));
         let slabs: HashMap<_, _> = used.zip(0..).collect();
         let size_bytes = (slabs.len() as u64).max(1).saturating_mul(SLAB_BYTES);
-        Layout { size_bytes, place: Place::Slabs(slabs) }
+        Layout { size_bytes, least_bytes: size_bytes, place: Place::Slabs(slabs) }
     }
 }
 
@@ -137,6 +137,8 @@ enum Place {
 /// Where the addresses of a trace's disks are on the simulated one.
 pub(super) struct Layout {
     pub(super) size_bytes: u64,
+    /// The least that holds what the trace does.
+    least_bytes: u64,
     place: Place,
 }
 
@@ -198,6 +200,9 @@ mod tests {
         assert_eq!(places(&layout, &first), [(1 << 20, 4096)]);
         assert_eq!(places(&layout, &second), [(16 << 20, 512)]);
         assert_eq!(survey.lay_out(Some(5 << 30)).unwrap().size_bytes, 5 << 30);
+        let least = (16 << 20) + 512;
+        assert_eq!(survey.lay_out(Some(least)).unwrap().size_bytes, least, "a disk may end where they end");
+        assert!(survey.lay_out(Some(least - 512)).is_err());
         assert!(survey.lay_out(Some(1 << 20)).err().unwrap().to_string().contains("--size 1 MiB"));
     }
 
