@@ -471,12 +471,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let from = piece.data_offset;",
     ),
     mutant(
-        "a piece that moved meanwhile is gathered where it was",
-        "volume/src/gc/sweep.rs",
-        "if found.location == Some(Location { sequence: part.sequence, data_offset }) {",
-        "let _ = Location { sequence: part.sequence, data_offset };\n                if true {",
-    ),
-    mutant(
         "a replica is attached for writing",
         "volume/src/replicate/role.rs",
         "let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };",
