@@ -11,7 +11,7 @@ use faulty::rig::{MIB, Model};
 use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
 use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::parse_checkpoint_key;
-use sawmill_store::{CallKind, Fault};
+use sawmill_store::{Call, CallKind, Fault};
 use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, past};
 
 /// Opens the state at a cut to read, or says why not.
@@ -285,6 +285,28 @@ fn a_moment_right_after_a_rollback_outlives_the_cut_rolled_back_to() {
     assert_eq!((slot_version(&then, 0, 9), slot_version(&then, 1, 9)), (3, 1));
     volume.close().unwrap();
     machine.assert_sound("after the cut was given up");
+}
+
+#[test]
+fn a_rollback_to_what_its_writer_has_not_heard_of_waits_for_it() {
+    let machine = machine();
+    let volume = machine.open();
+    let _heals = machine.healing();
+    volume.set_retention(1 << 20).unwrap();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    let next = volume.status().stored_sequence + 1;
+    let puts = move |call: &Call| segment_put(call) == Some(next);
+    machine.fault(Fault::LoseAnswer, puts);
+    write_slot(&volume, 0, 2);
+    until("it is in the store", || machine.count(puts) > 0);
+    let then = Cut::Position(volume.status().positions.accepted);
+    let answer = volume.begin_roll_back(&then).unwrap();
+    let asked = machine.count(puts);
+    until("the writer has asked again, and again", || machine.count(puts) > asked + 1);
+    machine.heal();
+    answer.recv().unwrap().unwrap();
+    assert_eq!(slot_version(&volume, 0, 2), 2);
 }
 
 #[test]

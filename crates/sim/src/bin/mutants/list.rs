@@ -407,18 +407,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let held_back = false;",
     ),
     mutant(
-        "a rollback does not wait for what the store has",
-        "volume/src/keeper/orders.rs",
-        "then.segments.newest() > self.stored_sequence",
-        "then.segments.newest() > u64::MAX - self.stored_sequence",
-    ),
-    mutant(
-        "a disk is told larger by one checkpoint",
-        "volume/src/keeper/resize.rs",
-        "if resizing.first_number.is_none_or(|first| number <= first) {",
-        "if resizing.first_number.is_none_or(|first| number < first) {",
-    ),
-    mutant(
         "the retention window lets go of where its first moment begins",
         "volume/src/cuts/book.rs",
         "cut.kind != CutKind::Retained || cut.number >= bound",
