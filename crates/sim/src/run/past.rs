@@ -25,8 +25,9 @@ use crate::world::{Shelf, SimWorld};
 
 /// Clones and snapshots that are there at once.
 pub(super) const KEPT_MAX: usize = 6;
-/// Longer than any world lasts.
-const RETENTION_S: u64 = 1 << 20;
+/// Retention windows: longer than any world lasts, and one that moments leave.
+const LONG_S: u64 = 1 << 20;
+const SHORT_S: u64 = 20;
 
 /// A snapshot or a clone, and what is in it.
 pub(super) struct Kept {
@@ -50,8 +51,8 @@ pub(super) struct Past {
     snapshots: Vec<Kept>,
     pub(super) clones: Vec<Kept>,
     number: u64,
-    /// Retention was told done, and nobody ordered it to end.
-    retains: bool,
+    /// Retention was told done, and nobody ordered another one.
+    retention_s: u64,
     moments: Vec<Moment>,
 }
 
@@ -138,13 +139,11 @@ impl Run {
     }
 
     fn order_retention(&mut self, process: &mut Process) {
-        let retention_s = *self.dice.pick(&[RETENTION_S, RETENTION_S, 1, 0]);
+        let retention_s = *self.dice.pick(&[LONG_S, LONG_S, SHORT_S, SHORT_S, 1, 0]);
         self.say("retention", || format!("  retention of {retention_s} s is ordered"));
-        if retention_s < RETENTION_S {
-            // From the order on it may be so, and for good.
-            self.past.retains = false;
-            self.past.moments.clear();
-        }
+        // From the order on it may be so, and for good.
+        self.past.retention_s = 0;
+        self.past.moments.clear();
         if let Ok(answer) = process.stepped.volume().begin_set_retention(retention_s) {
             process.ordered = Some(Ordered { what: What::Retain(retention_s), answer, stray: false });
         }
@@ -165,7 +164,7 @@ impl Run {
 
     /// Somebody looks at the clock, to go back to this moment some day.
     fn note_moment(&mut self) {
-        if !self.past.retains || self.past.moments.len() >= KEPT_MAX {
+        if self.past.retention_s == 0 || self.past.moments.len() >= KEPT_MAX {
             return;
         }
         // Whatever comes next comes in another millisecond.
@@ -179,6 +178,9 @@ impl Run {
 
     /// Reads the volume as it was at some moment.
     pub(super) fn read_moment(&mut self) -> std::result::Result<Option<Then>, String> {
+        let (world, _) = self.somebody();
+        let start_ms = world.unix_ms().saturating_sub(self.past.retention_s * 1000);
+        self.past.moments.retain(|moment| moment.unix_ms >= start_ms);
         if self.past.moments.is_empty() {
             return Ok(None);
         }
@@ -287,7 +289,7 @@ impl Run {
                 self.past.snapshots.push(Kept { name, image: found.into() });
             }
             What::Retain(seconds) if process.replaced_at.is_none() => {
-                self.past.retains = seconds == RETENTION_S;
+                self.past.retention_s = if seconds >= SHORT_S { seconds } else { 0 };
             }
             What::Grow(size_bytes) if process.replaced_at.is_none() => {
                 self.story.growths += 1;
