@@ -419,12 +419,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let until = Until { sequence: u64::MAX, wall_unix_ms: wall.saturating_add(9), position };",
     ),
     mutant(
-        "a flattened clone lets go although a checkpoint lists its ancestors",
-        "volume/src/flatten.rs",
-        "if listed || !journaled.clean {",
-        "if (listed && false) || !journaled.clean {",
-    ),
-    mutant(
         "collection clobbers a newer write",
         "volume/src/keeper/upload.rs",
         "let moved = view.map.move_if(address, length, from, to);",
