@@ -1,20 +1,29 @@
 //! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions only.
 //!
-//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device, written
-//! around the page cache, and read around it where a read is aligned), [`staging`] (memory that outlives the
-//! process, and the ring in it), [`sync`] (locks and atomics, which a test can replace).
+//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device,
+//! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
+//! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
+//! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
+//! [`ublk`] (the kernel's driver for block devices in user space), [`reclaim`] (a server of disks must not
+//! wait for its own disk).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod aligned;
 mod direct_file;
+mod loop_device;
 mod mapping;
+pub mod reclaim;
+mod shared;
 pub mod staging;
 pub mod sync;
+pub mod ublk;
 
 pub use aligned::AlignedBytes;
 pub use direct_file::{DirectFile, FileLock, OpenMode};
+pub use loop_device::LoopDevice;
+pub use shared::SharedMemory;
 pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
 
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.

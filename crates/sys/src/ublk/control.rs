@@ -1,0 +1,217 @@
+//! Commands about devices, given to the driver over `/dev/ublk-control`.
+//!
+//! Invariant: a command's buffer lives until the driver has answered. Every call waits for its answer.
+//! Not here: the order of commands; requests.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::fs::{Mode, OFlags};
+
+use super::abi::{self, ControlCommand, DeviceInfo, Parameters};
+
+/// The character device of a ublk device, for its server.
+#[must_use]
+pub fn char_path(id: u32) -> PathBuf {
+    format!("/dev/ublkc{id}").into()
+}
+
+/// The block device of a ublk device, for its users.
+#[must_use]
+pub fn node_path(id: u32) -> PathBuf {
+    format!("/dev/ublkb{id}").into()
+}
+
+/// The driver's ear for commands.
+pub struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: File,
+}
+
+/// The longest answer of a command, with the path in front.
+const BUFFER_BYTES: usize = 4096;
+/// Cores that an answer about a queue's cores can name.
+const CORES_MAX: usize = 8192;
+
+/// Bytes that the driver reads and writes, aligned for any of its structures.
+#[repr(C, align(8))]
+struct Buffer([u8; BUFFER_BYTES]);
+
+impl Control {
+    /// Opens the driver's control node. `NotFound`: the module `ublk_drv` is not loaded.
+    pub fn open() -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open("/dev/ublk-control", flags, Mode::empty())?);
+        Ok(Control { ring: IoUring::builder().build(2)?, file })
+    }
+
+    /// The features of the driver, see [`super::feature`].
+    pub fn features(&mut self) -> io::Result<u64> {
+        let mut answer = [0; 8];
+        self.command(abi::GET_FEATURES, u32::MAX, 0, &[], &mut answer)?;
+        Ok(u64::from_ne_bytes(answer))
+    }
+
+    /// Adds a device; what the driver made of the wishes comes back in `info`.
+    pub fn add(&mut self, info: &mut DeviceInfo) -> io::Result<()> {
+        let mut bytes = info_bytes(info);
+        self.command(abi::ADD_DEV, info.id, 0, &[], &mut bytes)?;
+        *info = info_from(&bytes);
+        Ok(())
+    }
+
+    /// Says what the users of a device see. Only before its start.
+    pub fn set_parameters(&mut self, id: u32, parameters: &Parameters) -> io::Result<()> {
+        let mut parameters = *parameters;
+        (parameters.len, parameters.types) = (abi::PARAMETERS_BYTES, abi::PARAMETERS_TYPES);
+        self.command_on(abi::SET_PARAMS, id, 0, &mut parameters_bytes(&parameters))
+    }
+
+    /// What the users of a device see.
+    pub fn parameters(&mut self, id: u32) -> io::Result<Parameters> {
+        let asked = Parameters { len: abi::PARAMETERS_BYTES, ..Parameters::default() };
+        let mut bytes = parameters_bytes(&asked);
+        self.command_on(abi::GET_PARAMS, id, 0, &mut bytes)?;
+        Ok(parameters_from(&bytes))
+    }
+
+    /// Starts a device whose queues all wait for requests; `pid` is the process that serves it. While this
+    /// runs the kernel already reads the partition table.
+    pub fn start(&mut self, id: u32, pid: u32) -> io::Result<()> {
+        self.command_on(abi::START_DEV, id, pid.into(), &mut [])
+    }
+
+    /// Stops a device: its node vanishes. A living server answers the requests it has; others fail.
+    pub fn stop(&mut self, id: u32) -> io::Result<()> {
+        self.command_on(abi::STOP_DEV, id, 0, &mut [])
+    }
+
+    /// Removes a device. Returns when its character device is closed and its number is free.
+    pub fn delete(&mut self, id: u32) -> io::Result<()> {
+        self.command_on(abi::DEL_DEV, id, 0, &mut [])
+    }
+
+    /// What the driver knows of a device. `NotFound`.
+    pub fn info(&mut self, id: u32) -> io::Result<DeviceInfo> {
+        let mut bytes = info_bytes(&DeviceInfo::default());
+        self.command(abi::GET_DEV_INFO2, id, 0, &char_bytes(id), &mut bytes)?;
+        Ok(info_from(&bytes))
+    }
+
+    /// The cores from which a queue gets its requests.
+    pub fn queue_cores(&mut self, id: u32, queue: u16) -> io::Result<Vec<usize>> {
+        let mut mask = [0; CORES_MAX / 8];
+        self.command_on(abi::GET_QUEUE_AFFINITY, id, queue.into(), &mut mask)?;
+        let words = mask.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
+        let cores = words.enumerate().flat_map(|(n, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 64 * n + bit)
+        });
+        Ok(cores.collect())
+    }
+
+    /// Begins to take over a device whose server is gone. `ResourceBusy` until the kernel has seen that.
+    pub fn start_recovery(&mut self, id: u32) -> io::Result<()> {
+        self.command_on(abi::START_USER_RECOVERY, id, 0, &mut [])
+    }
+
+    /// Ends the taking over: all queues wait for requests; `pid` is the process that serves the device now.
+    pub fn end_recovery(&mut self, id: u32, pid: u32) -> io::Result<()> {
+        self.command_on(abi::END_USER_RECOVERY, id, pid.into(), &mut [])
+    }
+
+    /// Changes the size of a running device (Linux 6.16).
+    pub fn update_size(&mut self, id: u32, sectors: u64) -> io::Result<()> {
+        self.command_on(abi::UPDATE_SIZE, id, sectors, &mut [])
+    }
+
+    /// Gives one command on an existing device.
+    fn command_on(&mut self, number: u32, id: u32, data: u64, bytes: &mut [u8]) -> io::Result<()> {
+        // The driver wants the path in front for a device without privileges, and only for such a one: it
+        // judges by the node's owner whether the device may be commanded.
+        let path = char_bytes(id);
+        let unprivileged = self.info(id)?.flags & abi::feature::UNPRIVILEGED_DEV != 0;
+        self.command(number, id, data, if unprivileged { &path } else { &[] }, bytes)
+    }
+
+    /// Gives one command and waits for its answer. The driver sees `path` and then `bytes`, and writes to
+    /// `bytes`.
+    fn command(&mut self, number: u32, id: u32, data: u64, path: &[u8], bytes: &mut [u8]) -> io::Result<()> {
+        let length = path.len() + bytes.len();
+        let mut buffer = Box::new(Buffer([0; BUFFER_BYTES]));
+        buffer.0[..path.len()].copy_from_slice(path);
+        buffer.0[path.len()..length].copy_from_slice(bytes);
+        let command = ControlCommand {
+            dev_id: id,
+            queue_id: u16::MAX,
+            len: length as u16,
+            addr: if length == 0 { 0 } else { buffer.0.as_mut_ptr() as u64 },
+            data,
+            dev_path_len: path.len() as u16,
+            ..ControlCommand::default()
+        };
+        let buffer = Box::into_raw(buffer);
+        let fd = types::Fd(self.file.as_raw_fd());
+        let entry = opcode::UringCmd80::new(fd, number).cmd(command.bytes()).build();
+        // SAFETY: the only memory the driver may touch is `buffer`, which is freed below only when the answer
+        // has come, and is left alone for ever when it has not.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        let result = if pushed.is_ok() { self.answer()? } else { -rustix::io::Errno::BUSY.raw_os_error() };
+        // SAFETY: the pointer came from `into_raw` above, and the driver has answered.
+        let buffer = unsafe { Box::from_raw(buffer) };
+        if result < 0 {
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        bytes.copy_from_slice(&buffer.0[path.len()..length]);
+        Ok(())
+    }
+
+    fn answer(&mut self) -> io::Result<i32> {
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => (),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+            if let Some(entry) = self.ring.completion().next() {
+                return Ok(entry.result());
+            }
+        }
+    }
+}
+
+/// The path of the character device as the driver wants it.
+fn char_bytes(id: u32) -> Vec<u8> {
+    char_path(id).into_os_string().into_encoded_bytes()
+}
+
+const INFO_BYTES: usize = size_of::<DeviceInfo>();
+const PARAMETERS_BYTES: usize = abi::PARAMETERS_BYTES as usize;
+
+fn info_bytes(info: &DeviceInfo) -> [u8; INFO_BYTES] {
+    // SAFETY: the structure has no padding (its fields add up to its size, asserted beside it), so all its
+    // bytes are initialised, and any bytes are an array of bytes.
+    unsafe { std::mem::transmute::<DeviceInfo, [u8; INFO_BYTES]>(*info) }
+}
+
+fn info_from(bytes: &[u8; INFO_BYTES]) -> DeviceInfo {
+    // SAFETY: all fields are integers, so any bytes are a valid structure.
+    unsafe { std::mem::transmute::<[u8; INFO_BYTES], DeviceInfo>(*bytes) }
+}
+
+fn parameters_bytes(parameters: &Parameters) -> [u8; PARAMETERS_BYTES] {
+    // SAFETY: as in `info_bytes`.
+    let all = unsafe { std::mem::transmute::<Parameters, [u8; size_of::<Parameters>()]>(*parameters) };
+    let mut known = [0; PARAMETERS_BYTES];
+    known.copy_from_slice(&all[..PARAMETERS_BYTES]);
+    known
+}
+
+fn parameters_from(known: &[u8; PARAMETERS_BYTES]) -> Parameters {
+    let mut all = [0; size_of::<Parameters>()];
+    all[..PARAMETERS_BYTES].copy_from_slice(known);
+    // SAFETY: as in `info_from`.
+    unsafe { std::mem::transmute::<[u8; size_of::<Parameters>()], Parameters>(all) }
+}
