@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sawmill_device::layer::{Decision, Fault, Meter, ReadOnly};
+use sawmill_device::layer::{Decision, Fault, Gate, Meter, ReadOnly};
 use sawmill_device::{BlockDevice, Geometry, MemoryDevice, NullDevice, Operations, Request, conformance};
 
 const SIZE_BYTES: u64 = 64 << 20;
@@ -58,6 +58,12 @@ fn a_fault_layer_without_faults_keeps_the_contract() {
 #[test]
 fn a_meter_keeps_the_contract() {
     conformance::all(&|| Arc::new(Meter::new(MemoryDevice::new(SIZE_BYTES))));
+}
+
+#[test]
+fn a_gate_keeps_the_contract() {
+    conformance::all(&|| Arc::new(Gate::new(Arc::new(MemoryDevice::new(SIZE_BYTES)))));
+    conformance::read_only(&|| Arc::new(Gate::new(Arc::new(ReadOnly::new(MemoryDevice::new(SIZE_BYTES))))));
 }
 
 #[test]

@@ -4,9 +4,11 @@
 //! decides passes the request on or answers it.
 
 mod fault;
+mod gate;
 mod meter;
 mod read_only;
 
 pub use fault::{Decision, Fault};
+pub use gate::Gate;
 pub use meter::{LATENCY_BUCKETS, Meter, MeterSnapshot, OperationSnapshot};
 pub use read_only::ReadOnly;

@@ -1,0 +1,289 @@
+//! A device that can be exchanged while doors hold it.
+//!
+//! A gate is open or shut. Shut, nothing is inside: requests wait in line, in their order, and go to the
+//! device when it opens; meanwhile [`Gate::replace`] puts another device in the old one's place. The line
+//! is as long as what the doors have in flight, which they bound.
+//!
+//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and no
+//! counter. What is inside a lane is counted by the `Arc` of its [`Inside`], whose last holder rings.
+//!
+//! Invariants: a request that passed is answered before `shut` returns; no request reaches a device that was
+//! replaced. Not here: what makes two devices the same disk; who replaces one knows that.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::{BlockDevice, Error, ErrorKind, Exchange, Geometry, Outcome, Request, Result};
+
+const LANES: usize = 16;
+
+/// A device around a device that can be shut, exchanged and opened again.
+pub struct Gate {
+    lanes: [Lane; LANES],
+    line: Mutex<Line>,
+    bell: Arc<Bell>,
+    shown: Shown,
+}
+
+/// A lane has a cache line of its own (two, as CPUs fetch them).
+#[repr(align(128))]
+#[derive(Default)]
+struct Lane(RwLock<Option<Arc<Way>>>);
+
+/// The way to the device while the gate is open, one for each lane.
+struct Way {
+    // Dropped first: nobody rings before.
+    device: Arc<dyn BlockDevice>,
+    inside: Arc<Inside>,
+}
+
+/// Held by every request inside, and by who submits it.
+struct Inside(Arc<Bell>);
+
+#[derive(Default)]
+struct Bell {
+    /// How many [`Inside`] are left.
+    left: Mutex<usize>,
+    none_left: Condvar,
+}
+
+/// Who waits, and for what.
+struct Line {
+    device: Arc<dyn BlockDevice>,
+    /// Some way to the device, while the gate is open.
+    way: Option<Arc<Way>>,
+    waiting: Vec<Request>,
+}
+
+impl Gate {
+    /// An open gate in front of `device`.
+    #[must_use]
+    pub fn new(device: Arc<dyn BlockDevice>) -> Self {
+        let shown = Shown::new(*device.geometry());
+        let line = Mutex::new(Line { device, way: None, waiting: Vec::new() });
+        let gate = Gate { lanes: Default::default(), line, bell: Arc::default(), shown };
+        gate.open();
+        gate
+    }
+
+    /// Lets no request in from now on and waits until those inside are answered.
+    ///
+    /// Errors: `Unavailable` when they are not after `patience`; the gate is open again then.
+    pub fn shut(&self, patience: Duration) -> Result<()> {
+        {
+            let mut line = self.line.lock();
+            self.note_geometry(&*line.device);
+            line.way = None;
+            self.lanes.iter().for_each(|lane| *lane.0.write() = None);
+        }
+        let deadline = Instant::now() + patience;
+        let mut left = self.bell.left.lock();
+        while *left > 0 {
+            if self.bell.none_left.wait_until(&mut left, deadline).timed_out() && *left > 0 {
+                drop(left);
+                self.open();
+                let text =
+                    format!("gate: requests inside are not answered after {patience:?}; it is open again");
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts another device in the place of the one behind a shut gate, and returns that.
+    ///
+    /// Errors: `Invalid` when the gate is open, or when doors rely on what the new device has not: the same
+    /// block size, at least the size and the longest request, and every ability of the old one. Nothing has
+    /// changed then.
+    pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
+        let mut line = self.line.lock();
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
+        if line.way.is_some() || *self.bell.left.lock() > 0 {
+            return invalid("a device is replaced behind a shut gate only".into());
+        }
+        if let Some(reason) = unfit(self.shown.now(), device.geometry()) {
+            return invalid(format!("the new device cannot take the old one's place: {reason}"));
+        }
+        self.note_geometry(&*device);
+        Ok(std::mem::replace(&mut line.device, device))
+    }
+
+    /// Lets requests in again, those that wait first.
+    pub fn open(&self) {
+        let (way, waiting) = {
+            let mut line = self.line.lock();
+            if line.way.is_some() {
+                return;
+            }
+            let ways: [Arc<Way>; LANES] = std::array::from_fn(|_| {
+                Arc::new(Way { device: line.device.clone(), inside: Arc::new(Inside::new(&self.bell)) })
+            });
+            let first = ways[0].clone();
+            line.way = Some(first.clone());
+            self.lanes.iter().zip(ways).for_each(|(lane, way)| *lane.0.write() = Some(way));
+            (first, std::mem::take(&mut line.waiting))
+        };
+        // All of them are in flight at the same time as what comes in now, so either may be first.
+        waiting.into_iter().for_each(|request| way.enter(request));
+    }
+
+    /// How many requests wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.line.lock().waiting.len()
+    }
+
+    fn wait_in_line(&self, request: Request) {
+        let way = {
+            let mut line = self.line.lock();
+            match &line.way {
+                // It has opened in between.
+                Some(way) => way.clone(),
+                None => return line.waiting.push(request),
+            }
+        };
+        way.enter(request);
+    }
+
+    /// Shows doors the geometry of `device` from now on; under the lock of the line.
+    fn note_geometry(&self, device: &dyn BlockDevice) {
+        let now = device.geometry();
+        if self.shown.now() != now {
+            self.shown.add(*now);
+        }
+    }
+}
+
+impl BlockDevice for Gate {
+    fn geometry(&self) -> &Geometry {
+        let known = self.shown.now();
+        let way = lane_of(&self.lanes).0.read().clone();
+        if let Some(way) = way
+            && way.device.geometry() != known
+        {
+            let line = self.line.lock();
+            self.note_geometry(&*line.device);
+        }
+        self.shown.now()
+    }
+
+    fn submit(&self, request: Request) {
+        // The lane's lock is not held inside: an answer may submit again, and come by here.
+        let way = lane_of(&self.lanes).0.read().clone();
+        match way {
+            Some(way) => way.enter(request),
+            None => self.wait_in_line(request),
+        }
+    }
+}
+
+/// The lane of this thread.
+fn lane_of(lanes: &[Lane; LANES]) -> &Lane {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<usize> = Cell::new(THREADS.fetch_add(1, Relaxed));
+    }
+    // Answers may come while a thread ends, when its own number is gone.
+    let number = NUMBER.try_with(Cell::get).unwrap_or_default();
+    &lanes[number % LANES]
+}
+
+impl Way {
+    fn enter(&self, request: Request) {
+        let inside = self.inside.clone();
+        self.device.submit(request.wrap(|inner| Box::new(Passing { inner, inside })));
+    }
+}
+
+/// The exchange of a request inside.
+struct Passing {
+    // Dropped first: the bell rings when the answer was heard.
+    inner: Box<dyn Exchange>,
+    inside: Arc<Inside>,
+}
+
+impl Exchange for Passing {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Passing { inner, inside } = *self;
+        inner.complete(outcome);
+        drop(inside);
+    }
+}
+
+impl Inside {
+    fn new(bell: &Arc<Bell>) -> Self {
+        *bell.left.lock() += 1;
+        Inside(bell.clone())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut left = self.0.left.lock();
+        *left -= 1;
+        if *left == 0 {
+            self.0.none_left.notify_all();
+        }
+    }
+}
+
+/// What doors were shown: handed out by reference, so each lives as long as the gate, and a new one is
+/// added behind it. Some bytes for each resize.
+struct Shown {
+    geometry: Geometry,
+    next: OnceLock<Box<Shown>>,
+}
+
+impl Shown {
+    fn new(geometry: Geometry) -> Self {
+        Shown { geometry, next: OnceLock::new() }
+    }
+
+    fn last(&self) -> &Shown {
+        let mut last = self;
+        while let Some(next) = last.next.get() {
+            last = next;
+        }
+        last
+    }
+
+    fn now(&self) -> &Geometry {
+        &self.last().geometry
+    }
+
+    fn add(&self, geometry: Geometry) {
+        // Only the holder of the line's lock adds.
+        let _ = self.last().next.set(Box::new(Shown::new(geometry)));
+    }
+}
+
+/// Why doors that were shown `old` cannot live with `new`.
+fn unfit(old: &Geometry, new: &Geometry) -> Option<String> {
+    let lost = |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
+    let smaller =
+        |what: &str, had: u64, has: u64| (has < had).then(|| format!("its {what} is {has} and was {had}"));
+    let (could, can) = (old.operations, new.operations);
+    let blocks = (old.block_bytes != new.block_bytes)
+        .then(|| format!("its blocks have {} bytes and had {}", new.block_bytes, old.block_bytes));
+    blocks
+        .or_else(|| smaller("size in bytes", old.size_bytes, new.size_bytes))
+        .or_else(|| smaller("longest request", old.request_bytes_max.into(), new.request_bytes_max.into()))
+        .or_else(|| lost(!old.read_only, !new.read_only, "is read-only"))
+        .or_else(|| lost(old.shared_cache, new.shared_cache, "does not share its cache between doors"))
+        .or_else(|| lost(could.discard, can.discard, "cannot discard"))
+        .or_else(|| lost(could.write_zeroes, can.write_zeroes, "cannot write zeroes"))
+        .or_else(|| lost(could.allocation, can.allocation, "does not tell its allocation"))
+}
