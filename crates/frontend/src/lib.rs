@@ -3,6 +3,10 @@
 //! One folder per door, the same drawers in each: `mod` (what it is), `options` (what can be set),
 //! `protocol` (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
 //!
+//! What they have in common is [`Door`]. What one process hands to another travels as a parcel ([`pack`]) in
+//! messages with open files ([`passing`]). [`keeper`] holds a door's descriptor
+//! while no server runs.
+//!
 //! Invariants: a door knows a device only as [`sawmill_device::BlockDevice`]; a peer that breaks the
 //! protocol loses its own connection, with a logged reason, and touches nothing else.
 //!
@@ -10,4 +14,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod door;
+pub mod fuse;
+pub mod keeper;
 pub mod nbd;
+mod parcel;
+pub mod passing;
+pub mod ublk;
+mod unix_socket;
+pub mod vhost;
+
+pub use door::{Door, DoorCounts, Handed};
+pub use parcel::{pack, unpack};

@@ -1,8 +1,9 @@
 //! The loop of one client after the handshake: receive many requests, submit them, send their replies.
 //!
 //! Invariants: a write reaches the device only when its payload is here whole; every request the device got
-//! is answered or the connection is gone; no more is taken from the socket than the limits allow.
-//! Not here: the handshake, and how replies are sent.
+//! is answered or the connection is gone; no more is taken from the socket than the limits allow; while the
+//! door is quiet nothing is taken at all, and what came in part waits. Not here: the handshake, and how
+//! replies are sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,15 +11,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as OsError;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
 
+use super::handover::Shown;
 use super::intake::{Intake, Payload};
 use super::options::{
     DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES,
 };
 use super::outbox::{Link, Standing};
+use super::pause::Held;
 use super::protocol::{Answered, Command, Errno, RequestHeader, Style, Violation, command_flag};
+use super::server::Shared;
 use super::ticket::{Body, Ticket};
 
 /// What the handshake agreed on.
@@ -46,6 +51,8 @@ pub(super) enum End {
     Broken(OsError),
     /// The client broke the protocol.
     Violation(Violation),
+    /// Another process goes on with it.
+    LetGo,
 }
 
 /// Why parsing stopped.
@@ -65,13 +72,25 @@ enum Received {
 }
 
 /// The refusal of a request: what the client is told.
-struct Refusal(Errno, String);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal(pub(super) Errno, pub(super) String);
 
 /// A refused request whose payload is being dropped.
-struct Drain {
-    left: u64,
-    header: RequestHeader,
-    refusal: Refusal,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Drain {
+    /// Bytes of payload to come.
+    pub(super) left: u64,
+    pub(super) cookie: u64,
+    pub(super) offset: u64,
+    pub(super) refusal: Refusal,
+}
+
+/// What came from a client and is not answered yet: all that its connection knows beside what was agreed on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// Bytes that came and were not consumed; a request that came in part is in them from its beginning on.
+    pub(super) received: Vec<u8>,
+    pub(super) draining: Option<Drain>,
 }
 
 /// The longest read or write this geometry allows through this door.
@@ -83,13 +102,20 @@ pub(super) fn payload_bytes_max(geometry: &Geometry) -> u32 {
 /// before going to sleep between the two saves most of those sleeps; it ends after a few microseconds.
 const PAYLOAD_TRIES: u32 = 12;
 
+/// A client is waited for inside `recv` this long, which is one system call for each batch; then by `poll`,
+/// which can be woken. A door that is to be quiet waits for a client no longer.
+const SILENCE: Duration = Duration::from_millis(4);
+
 /// A reply to a block status query is not longer than this.
 const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
 
 pub(super) struct Connection {
+    id: u64,
+    shared: Arc<Shared>,
     link: Arc<Link>,
     session: Session,
-    linger_time_max: Duration,
+    /// The socket ends a `recv` after [`SILENCE`].
+    timed: bool,
     intake: Intake,
     /// The write whose payload the intake fills apart.
     filling: Option<RequestHeader>,
@@ -102,14 +128,24 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(link: Arc<Link>, session: Session, linger_time_max: Duration) -> Self {
+    /// The connection of this number, with what of it came to another process.
+    pub(super) fn new(
+        id: u64,
+        shared: Arc<Shared>,
+        link: Arc<Link>,
+        session: Session,
+        unread: Unread,
+    ) -> Self {
+        let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(SILENCE)).is_ok();
         Connection {
+            id,
+            shared,
             link,
             session,
-            linger_time_max,
-            intake: Intake::new(),
+            timed,
+            intake: Intake::with(&unread.received),
             filling: None,
-            draining: None,
+            draining: unread.draining,
             spare_reads: Vec::new(),
             submitted: 0,
             submitted_bytes: 0,
@@ -120,8 +156,9 @@ impl Connection {
     /// Serves the client until the end, then sees the last replies off.
     pub(super) fn run(mut self) -> End {
         let end = self.serve();
-        if !matches!(end, End::Violation(_) | End::Broken(_)) {
-            self.finish();
+        let finishes = !matches!(end, End::Violation(_) | End::Broken(_) | End::LetGo);
+        if finishes && self.finish() {
+            return End::LetGo;
         }
         end
     }
@@ -129,6 +166,11 @@ impl Connection {
     fn serve(&mut self) -> End {
         let mut room = false;
         loop {
+            if self.shared.is_pausing()
+                && let Some(end) = self.rest()
+            {
+                return end;
+            }
             self.link.begin_batch();
             let pause = match self.parse() {
                 Ok(pause) => pause,
@@ -164,34 +206,86 @@ impl Connection {
             }
             match self.receive(wanted, standing.idle) {
                 Received::Bytes => (),
-                Received::Nothing if standing.idle => (),
                 Received::Nothing => room = self.wait(true, standing.socket_full, None).1,
                 Received::End(end) => return end,
             }
         }
     }
 
-    /// Answers what is in flight and sends what is queued, as long as the client takes it.
-    fn finish(&mut self) {
+    /// Answers what is in flight, tells what came and is not understood yet, and waits until the door goes
+    /// on. Whoever goes on meets the same end of a connection that is ending. Returns why this one ends, if
+    /// it does.
+    fn rest(&mut self) -> Option<End> {
+        let mut room = false;
+        while self.shared.is_pausing() && !self.link.is_let_go() {
+            // Nothing was taken yet, and unsent replies may still be sent by another process.
+            if self.shared.on_trial.load(Relaxed) {
+                self.shared.hold(self.id, &self.link, self.held());
+                if self.link.is_stopping() && !self.link.is_let_go() {
+                    return Some(End::Stopping);
+                }
+                continue;
+            }
+            let standing = self.settle(room, true);
+            if self.link.is_stopping() {
+                return Some(End::Stopping);
+            }
+            if standing.closed {
+                return Some(End::Broken(OsError::PIPE));
+            }
+            if standing.still {
+                self.shared.hold(self.id, &self.link, self.held());
+                room = false;
+            } else {
+                room = self.wait(false, standing.socket_full, None).1;
+            }
+        }
+        self.link.is_let_go().then_some(End::LetGo)
+    }
+
+    fn held(&self) -> Held {
+        let style = self.session.style;
+        let mut received = Vec::new();
+        // The door that goes on parses it again, and judges the same.
+        if let Some(header) = &self.filling {
+            received.extend_from_slice(&header.encode(style));
+            received.extend_from_slice(self.intake.filled());
+        }
+        received.extend_from_slice(self.intake.bytes());
+        Held {
+            style,
+            block_status: self.session.block_status,
+            shown: Shown::of(&self.session.geometry, style),
+            unread: Unread { received, draining: self.draining.clone() },
+        }
+    }
+
+    /// Answers what is in flight and sends what is queued, as long as the client takes it. Returns whether
+    /// another process does that instead.
+    fn finish(&mut self) -> bool {
+        let linger_time_max = self.shared.options.linger_time_max;
         let mut room = false;
         let mut last = (u64::MAX, Instant::now());
         loop {
+            if self.shared.is_pausing() && matches!(self.rest(), Some(End::LetGo)) {
+                return true;
+            }
             let standing = self.settle(room, true);
             if standing.closed || standing.idle {
-                return;
+                return false;
             }
             let mut patience = None;
             if standing.in_flight == 0 {
                 if standing.queued_bytes != last.0 {
                     last = (standing.queued_bytes, Instant::now());
                 }
-                let left = self.linger_time_max.saturating_sub(last.1.elapsed());
+                let left = linger_time_max.saturating_sub(last.1.elapsed());
                 if left.is_zero() {
                     tracing::warn!(
                         bytes = standing.queued_bytes,
                         "nbd: the client does not take its last replies"
                     );
-                    return;
+                    return false;
                 }
                 patience = Some(left);
             }
@@ -234,7 +328,7 @@ impl Connection {
         (read && (gone || ready.contains(PollFlags::IN)), write && (gone || ready.contains(PollFlags::OUT)))
     }
 
-    /// Receives once; waits for bytes only if `patient`.
+    /// Receives once; waits a little for bytes if `patient`.
     fn receive(&mut self, wanted: usize, patient: bool) -> Received {
         let inside_request = wanted > self.session.style.request_bytes();
         let tries = if patient && inside_request { PAYLOAD_TRIES } else { 0 };
@@ -249,7 +343,7 @@ impl Connection {
             (0..16).for_each(|_| std::hint::spin_loop());
         }
         if received.is_err() {
-            let flags = if patient { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+            let flags = if patient && self.timed { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
             received = recv(socket, space, flags);
         }
         match received {
@@ -274,6 +368,7 @@ impl Connection {
             if self.filling.is_some() {
                 let Some(payload) = self.intake.take_filled() else { return Ok(Pause::Hungry(0)) };
                 if let Some(header) = self.filling.take() {
+                    self.link.counters.request(Some(Command::Write));
                     self.submit(Operation::Write, &header, Some(payload));
                 }
             }
@@ -300,12 +395,12 @@ impl Connection {
                 Err(refusal) => {
                     self.link.counters.request(command);
                     self.intake.consume(head_bytes);
-                    self.draining = Some(Drain { left: payload_bytes, header, refusal });
+                    let (cookie, offset) = (header.cookie, header.offset);
+                    self.draining = Some(Drain { left: payload_bytes, cookie, offset, refusal });
                 }
                 Ok(Operation::Write) => {
                     let length = header.length as usize;
                     if head_bytes + length > RECEIVE_BYTES {
-                        self.link.counters.request(command);
                         self.intake.consume(head_bytes);
                         self.intake.fill_apart(length);
                         self.filling = Some(header);
@@ -336,10 +431,10 @@ impl Connection {
         if drain.left > 0 {
             return false;
         }
-        if let Some(Drain { header, refusal: Refusal(errno, text), .. }) = self.draining.take() {
+        if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) = self.draining.take() {
             self.link.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
-            let answered = self.answered(&header);
+            let answered = Answered { style: self.session.style, cookie, offset };
             self.link.answer(0, |out| answered.push_error(out, errno, &text));
         }
         true
@@ -414,7 +509,10 @@ impl Connection {
 
     fn submit(&mut self, operation: Operation, header: &RequestHeader, payload: Option<Payload>) {
         let (charged_bytes, body) = match (operation, payload) {
-            (_, Some(payload)) => (header.length, Body::Write(payload)),
+            (_, Some(payload)) => {
+                self.link.counters.written(header.length);
+                (header.length, Body::Write(payload))
+            }
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
                 (STATUS_BYTES_MAX, Body::Status { one: header.flags & command_flag::REQ_ONE != 0 })

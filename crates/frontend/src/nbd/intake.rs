@@ -70,9 +70,19 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new() -> Self {
+    /// With bytes that came before; none, as a rule.
+    pub(super) fn with(received: &[u8]) -> Self {
         let mut spares = Spares::default();
-        Intake { current: spares.take(RECEIVE_BYTES), start: 0, end: 0, filling: None, spares }
+        let mut current = spares.take(received.len().max(RECEIVE_BYTES));
+        if let Some(into) = Arc::get_mut(&mut current) {
+            into[..received.len()].copy_from_slice(received);
+        }
+        Intake { current, start: 0, end: received.len(), filling: None, spares }
+    }
+
+    /// The part of the payload being filled that has come.
+    pub(super) fn filled(&self) -> &[u8] {
+        self.filling.as_ref().map_or(&[], |filling| &filling.buffer[..filling.filled])
     }
 
     /// What came and was not consumed; not the payload that is being filled.
@@ -124,7 +134,9 @@ impl Intake {
         if self.filling.is_some() {
             return self.filling_space();
         }
-        if Arc::get_mut(&mut self.current).is_none() {
+        // One larger than it should be was needed for what came to another process.
+        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
+        if outgrown || Arc::get_mut(&mut self.current).is_none() {
             let mut fresh = self.spares.take(RECEIVE_BYTES);
             let partial = self.start..self.end;
             if let Some(into) = Arc::get_mut(&mut fresh) {

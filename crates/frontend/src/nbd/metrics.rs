@@ -44,6 +44,10 @@ pub struct NbdMetrics {
     pub bytes_in: u64,
     /// Bytes sent after the handshake.
     pub bytes_out: u64,
+    /// Bytes of payload of the writes given to a device.
+    pub written_bytes: u64,
+    /// Bytes of data of the reads that succeeded.
+    pub read_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
     /// Requests given to a device and not answered yet.
@@ -57,6 +61,8 @@ pub struct NbdMetrics {
 pub(super) struct Counters {
     pub(super) bytes_in: AtomicU64,
     pub(super) bytes_out: AtomicU64,
+    written_bytes: AtomicU64,
+    read_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
     /// Requests taken up, written by the connection's own thread.
     pub(super) submitted: AtomicU64,
@@ -87,12 +93,24 @@ impl Counters {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Counts the payload of a write; only the connection's own thread does.
+    pub(super) fn written(&self, length: u64) {
+        self.written_bytes.store(self.written_bytes.load(Relaxed) + length, Relaxed);
+    }
+
+    /// Counts the data of a read; only who holds the lock of the replies does.
+    pub(super) fn read(&self, length: u64) {
+        self.read_bytes.store(self.read_bytes.load(Relaxed) + length, Relaxed);
+    }
+
     /// Adds these counts to a snapshot.
     pub(super) fn add_to(&self, metrics: &mut NbdMetrics) {
         let requests = &mut metrics.requests;
         for (sum, counter) in [
             (&mut metrics.bytes_in, &self.bytes_in),
             (&mut metrics.bytes_out, &self.bytes_out),
+            (&mut metrics.written_bytes, &self.written_bytes),
+            (&mut metrics.read_bytes, &self.read_bytes),
             (&mut metrics.errors, &self.errors),
             (&mut requests.read, &self.read),
             (&mut requests.write, &self.write),

@@ -3,7 +3,8 @@
 //! Fixed newstyle only. Rooms: [`options`](NbdOptions), `listener` (the socket), [`server`](NbdServer)
 //! (exports and connections), `handshake` (option haggling), `connection` (the loop of one client),
 //! `intake` (bytes that came), `ticket` (one request in flight), `outbox` (bytes that go), `protocol` (the
-//! codec, pure), [`metrics`](NbdMetrics).
+//! codec, pure), [`metrics`](NbdMetrics); `door` (what every door can do), `pause` (how all are held),
+//! `handover` (pieces as facts).
 //!
 //! One thread per connection. It receives many requests with one system call, submits them all, and sends
 //! the replies of those that completed at once with one more. A request that completes later, on another
@@ -12,12 +13,15 @@
 //! Not here: TLS (refused for now), resize while connected, the oldstyle handshake.
 
 mod connection;
+mod door;
+mod handover;
 mod handshake;
 mod intake;
 mod listener;
 mod metrics;
 mod options;
 mod outbox;
+mod pause;
 mod protocol;
 mod server;
 #[cfg(test)]

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sawmill_device::{Error, ErrorKind, Result};
+
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
@@ -51,6 +53,15 @@ impl NbdOptions {
             handshake_time_max: Duration::from_secs(10),
             linger_time_max: Duration::from_secs(10),
         }
+    }
+}
+
+impl NbdOptions {
+    pub(super) fn check(&self) -> Result<()> {
+        if self.connections_max == 0 {
+            return Err(Error::new(ErrorKind::Invalid, "nbd: connections_max is 0; it must be at least 1"));
+        }
+        Ok(())
     }
 }
 

@@ -169,6 +169,9 @@ impl Outbox {
 pub(super) struct Standing {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
     pub(super) idle: bool,
+    /// Nothing is in flight and nobody sends: no other thread will act, though the client may have to take
+    /// replies.
+    pub(super) still: bool,
     pub(super) in_flight: u64,
     /// Payload bytes in flight and bytes queued.
     pub(super) held_bytes: u64,
@@ -186,14 +189,38 @@ pub(super) struct Link {
     pub(super) counters: Counters,
     outbox: Mutex<Outbox>,
     stopping: AtomicBool,
+    /// The socket belongs to another process now.
+    let_go: AtomicBool,
 }
 
 impl Link {
     pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
-        let (counters, stopping) = (Counters::default(), AtomicBool::new(false));
-        Ok(Link { socket, wake, counters, outbox, stopping })
+        let (stopping, let_go) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Link { socket, wake, counters: Counters::default(), outbox, stopping, let_go })
+    }
+
+    /// Queues replies that another process left unsent, in front of everything.
+    pub(super) fn queue_unsent(&self, bytes: Vec<u8>) {
+        let mut outbox = self.outbox.lock();
+        let end = bytes.len();
+        if end > 0 {
+            outbox.queued_bytes += end as u64;
+            outbox.queue.push_front(Segment::of_read(bytes, end));
+        }
+    }
+
+    /// A copy of the replies that the client has not taken yet; the connection must be still.
+    pub(super) fn unsent(&self) -> Vec<u8> {
+        let outbox = self.outbox.lock();
+        let mut bytes = Vec::with_capacity(outbox.queued_bytes as usize);
+        if let Some(sender) = &outbox.sender {
+            sender.queue.iter().for_each(|segment| bytes.extend_from_slice(&segment.bytes[..segment.end]));
+            bytes.drain(..sender.gone);
+        }
+        outbox.queue.iter().for_each(|segment| bytes.extend_from_slice(&segment.bytes[..segment.end]));
+        bytes
     }
 
     /// Queues a reply without read data and counts its request, of `charged_bytes`, as completed.
@@ -208,6 +235,8 @@ impl Link {
     /// Queues the reply of a read and counts its request as completed.
     pub(super) fn answer_read(&self, charged_bytes: u64, segment: Segment) {
         let mut outbox = self.outbox.lock();
+        // What is charged for a read is the length of its data.
+        self.counters.read(charged_bytes);
         if !outbox.closed {
             outbox.queued_bytes += segment.end as u64;
             outbox.queue.push_back(segment);
@@ -218,9 +247,10 @@ impl Link {
     fn completed(&self, mut outbox: MutexGuard<'_, Outbox>, charged_bytes: u64) {
         outbox.completed += 1;
         outbox.completed_bytes += charged_bytes;
-        let alert = std::mem::take(&mut outbox.alert);
         let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
         let unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
+        // After sending: who began to wait meanwhile waits for the end of it.
+        let alert = std::mem::take(&mut outbox.alert);
         drop(outbox);
         if alert || unsent {
             self.wake();
@@ -271,7 +301,10 @@ impl Link {
         outbox.closed = true;
         outbox.queue.clear();
         outbox.queued_bytes = 0;
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        // It would end the connection for the process that owns it now as well.
+        if !self.let_go.load(Relaxed) {
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
     }
 
     /// The connection's thread begins to submit requests.
@@ -281,7 +314,7 @@ impl Link {
 
     /// The connection's thread sends what is queued, and learns how things stand. `submitted` and
     /// `submitted_bytes` are what it ever gave to the device. `room` says whether the socket has room again.
-    /// With `alert` it is woken by the next reply.
+    /// With `alert` it is woken by the next reply, and when somebody who sends is done.
     pub(super) fn settle(&self, submitted: u64, submitted_bytes: u64, room: bool, alert: bool) -> Standing {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
@@ -291,9 +324,10 @@ impl Link {
             self.send_some(&mut outbox, u32::MAX);
         }
         let in_flight = submitted - outbox.completed;
-        let idle = in_flight == 0 && outbox.queued_bytes == 0 && outbox.sender.is_some();
+        let still = in_flight == 0 && outbox.sender.is_some();
         Standing {
-            idle,
+            idle: still && outbox.queued_bytes == 0,
+            still,
             in_flight,
             held_bytes: submitted_bytes - outbox.completed_bytes + outbox.queued_bytes,
             queued_bytes: outbox.queued_bytes,
@@ -342,5 +376,16 @@ impl Link {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Relaxed)
+    }
+
+    /// Leaves the socket to another process: nothing is sent, nothing received, and its end is nobody's end.
+    pub(super) fn let_go(&self) {
+        self.let_go.store(true, Relaxed);
+        self.stopping.store(true, Relaxed);
+        self.wake();
+    }
+
+    pub(super) fn is_let_go(&self) -> bool {
+        self.let_go.load(Relaxed)
     }
 }

@@ -127,6 +127,14 @@ pub(super) enum Errno {
     Shutdown = 108,
 }
 
+impl Errno {
+    /// The error of this number.
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        use Errno::{Inval, Io, NoSpace, Overflow, Perm, Shutdown};
+        [Perm, Io, Inval, NoSpace, Overflow, Shutdown].into_iter().find(|errno| *errno as u32 == number)
+    }
+}
+
 impl From<ErrorKind> for Errno {
     fn from(kind: ErrorKind) -> Self {
         match kind {
@@ -248,6 +256,20 @@ impl RequestHeader {
             return Err(Violation(text.into()));
         }
         Ok(Some(header))
+    }
+
+    /// The bytes this header was parsed from.
+    pub(super) fn encode(&self, style: Style) -> Vec<u8> {
+        let extended = style == Style::Extended;
+        let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let mut out = magic.to_be_bytes().to_vec();
+        out.extend_from_slice(&self.flags.to_be_bytes());
+        out.extend_from_slice(&self.command.to_be_bytes());
+        out.extend_from_slice(&self.cookie.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        let length = self.length.to_be_bytes();
+        out.extend_from_slice(if extended { &length } else { &length[4..] });
+        out
     }
 
     /// Bytes that follow the header.

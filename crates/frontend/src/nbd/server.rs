@@ -1,7 +1,8 @@
 //! One listening socket, the exports behind it, and the connections in front of it.
 //!
 //! Invariants: a connection is in the registry from before its thread runs until that thread has let go of
-//! the device; a removed export has no connection left. Not here: what is said on a connection.
+//! the device; a removed export has no connection left. Not here: what is said on a connection, how a server
+//! becomes quiet (`pause`), and how it is handed over (`door`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,12 +18,15 @@ use rustix::io::Errno as OsError;
 use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
-use super::connection::{Connection, End};
+use super::connection::{Connection, End, Session, Unread};
+use super::door::Opening;
 use super::handshake::negotiate;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions, STRING_BYTES_MAX};
 use super::outbox::Link;
+use super::pause::Held;
+use crate::Door;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -65,36 +69,58 @@ impl Exports {
     }
 }
 
-struct Entry {
-    link: Arc<Link>,
-    peer: String,
-    export: Option<Arc<Export>>,
+/// A connection, as the server sees it.
+pub(super) struct Entry {
+    pub(super) link: Arc<Link>,
+    pub(super) peer: String,
+    /// `None` during the handshake.
+    pub(super) export: Option<Arc<Export>>,
+    /// What it is while its thread is held.
+    pub(super) held: Option<Held>,
 }
 
 #[derive(Default)]
-struct Registry {
-    entries: BTreeMap<u64, Entry>,
+pub(super) struct Registry {
+    pub(super) entries: BTreeMap<u64, Entry>,
     next: u64,
-    /// The counts of connections that are gone, and of those never taken up.
+    /// The counts of connections that are gone, of those never taken up, and of another process before this
+    /// one.
     past: NbdMetrics,
+    /// The accepting thread is held.
+    pub(super) accepting_held: bool,
 }
 
-struct Shared {
-    options: NbdOptions,
-    listener: Listener,
-    exports: Exports,
-    registry: Mutex<Registry>,
-    /// A connection has left the registry.
-    left: Condvar,
-    stopping: AtomicBool,
+impl Registry {
+    /// Adds a connection and returns its number.
+    pub(super) fn enter(&mut self, entry: Entry) -> u64 {
+        self.next += 1;
+        self.entries.insert(self.next, entry);
+        self.next
+    }
+}
+
+pub(super) struct Shared {
+    pub(super) options: NbdOptions,
+    pub(super) listener: Listener,
+    pub(super) exports: Exports,
+    pub(super) registry: Mutex<Registry>,
+    /// A connection has left the registry, or a thread is held.
+    pub(super) changed: Condvar,
+    pub(super) stopping: AtomicBool,
+    /// Threads shall hold; changed under the registry's lock.
+    pub(super) pausing: AtomicBool,
+    /// Held threads shall look again.
+    pub(super) released: Condvar,
+    /// Taken over from another process, which may still take it back.
+    pub(super) on_trial: AtomicBool,
     /// Wakes the accepting thread.
     wake: OwnedFd,
 }
 
 /// A running NBD server. Dropped, it stops at once, as by [`NbdServer::stop_now`].
 pub struct NbdServer {
-    shared: Arc<Shared>,
-    accepting: Mutex<Option<JoinHandle<()>>>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl NbdServer {
@@ -103,22 +129,38 @@ impl NbdServer {
     /// Errors: `Invalid` for an address that cannot be used or must not (not loopback, without
     /// `insecure_listen`); `Unavailable` where the address is taken or the system refuses.
     pub fn start(options: NbdOptions) -> Result<Self> {
-        if options.connections_max == 0 {
-            return Err(Error::new(ErrorKind::Invalid, "nbd: connections_max is 0; it must be at least 1"));
-        }
+        options.check()?;
+        let listener = Listener::open(&options)?;
+        Self::new(options, listener, NbdMetrics::default(), false)
+    }
+
+    /// A server behind this listener; on trial it is quiet until it is resumed.
+    pub(super) fn new(
+        options: NbdOptions,
+        listener: Listener,
+        counted: NbdMetrics,
+        on_trial: bool,
+    ) -> Result<Self> {
         let system = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("nbd: the server could not be started: {error}"))
         };
-        let wake =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| system(e.into()))?;
-        let listener = Listener::open(&options)?;
+        let wake = match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+            Ok(wake) => wake,
+            Err(error) => {
+                listener.remove_unless(on_trial);
+                return Err(system(error.into()));
+            }
+        };
         let shared = Arc::new(Shared {
             options,
             listener,
             exports: Exports::default(),
-            registry: Mutex::default(),
-            left: Condvar::new(),
+            registry: Mutex::new(Registry { past: counted, ..Registry::default() }),
+            changed: Condvar::new(),
             stopping: AtomicBool::new(false),
+            pausing: AtomicBool::new(on_trial),
+            released: Condvar::new(),
+            on_trial: AtomicBool::new(on_trial),
             wake,
         });
         let accepting = shared.clone();
@@ -127,7 +169,7 @@ impl NbdServer {
         match thread {
             Ok(thread) => Ok(NbdServer { shared, accepting: Mutex::new(Some(thread)) }),
             Err(error) => {
-                shared.listener.remove();
+                shared.listener.remove_unless(on_trial);
                 Err(system(error))
             }
         }
@@ -169,8 +211,9 @@ impl NbdServer {
         let serves = |entry: &Entry| entry.export.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &export));
         let mut registry = self.shared.registry.lock();
         registry.entries.values().filter(|entry| serves(entry)).for_each(|entry| entry.link.stop());
+        self.shared.released.notify_all();
         while registry.entries.values().any(serves) {
-            self.shared.left.wait(&mut registry);
+            self.shared.changed.wait(&mut registry);
         }
         Ok(())
     }
@@ -229,17 +272,20 @@ impl NbdServer {
     }
 
     fn end(&self, how: impl Fn(&Link)) {
+        // What is on trial is another process's, and not to be ended.
+        if self.shared.on_trial.load(Relaxed) {
+            return Door::let_go(self);
+        }
         self.shared.stopping.store(true, Relaxed);
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        self.shared.wake_accepting();
+        self.shared.nudge();
         if let Some(thread) = self.accepting.lock().take() {
             let _ = thread.join();
             self.shared.listener.remove();
         }
-        let mut registry = self.shared.registry.lock();
-        registry.entries.values().for_each(|entry| how(&entry.link));
-        while !registry.entries.is_empty() {
-            self.shared.left.wait(&mut registry);
-        }
+        self.shared.registry.lock().entries.values().for_each(|entry| how(&entry.link));
+        self.shared.nudge();
+        self.shared.wait_until_all_left();
     }
 }
 
@@ -250,16 +296,38 @@ impl Drop for NbdServer {
 }
 
 impl Shared {
+    pub(super) fn wake_accepting(&self) {
+        // A full counter is a wake already on its way.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn wait_until_all_left(&self) {
+        let mut registry = self.registry.lock();
+        while !registry.entries.is_empty() {
+            self.changed.wait(&mut registry);
+        }
+    }
+
     fn accept_all(self: &Arc<Self>) {
         let mut pause = None;
         while !self.stopping.load(Relaxed) {
+            if self.is_pausing() {
+                self.hold_accepting();
+                continue;
+            }
             let mut fds =
-                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener.socket, PollFlags::IN)];
+                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
             // While the system has no room for another connection, asking at once again would only spin.
             let asked = if pause.is_some() { 1 } else { 2 };
             let _ = poll(&mut fds[..asked], pause.as_ref());
+            let woken = fds[0].revents().contains(PollFlags::IN);
             pause = None;
-            match accept_with(&self.listener.socket, SocketFlags::CLOEXEC) {
+            if woken {
+                // It carries no news beyond having been written to.
+                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                continue;
+            }
+            match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => self.take_up(socket),
                 Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
                 Err(error) => {
@@ -292,15 +360,16 @@ impl Shared {
                 tracing::warn!(%peer, limit, "nbd: a connection was refused: too many are open");
                 return;
             }
-            registry.next += 1;
-            let id = registry.next;
-            let entry = Entry { link: link.clone(), peer: peer.clone(), export: None };
-            registry.entries.insert(id, entry);
-            id
+            registry.enter(Entry { link: link.clone(), peer: peer.clone(), export: None, held: None })
         };
+        self.spawn(id, peer, link, None);
+    }
+
+    /// Gives a connection in the registry its thread.
+    pub(super) fn spawn(self: &Arc<Self>, id: u64, peer: String, link: Arc<Link>, opening: Opening) {
         let leave = Leave { shared: self.clone(), id };
         let serve = move || {
-            let end = leave.shared.serve(id, &peer, link);
+            let end = leave.shared.serve(id, &peer, link, opening);
             if let End::Violation(_) = end {
                 leave.shared.registry.lock().past.protocol_violations += 1;
             }
@@ -312,24 +381,30 @@ impl Shared {
     }
 
     /// The life of one connection, on its own thread.
-    fn serve(&self, id: u64, peer: &str, link: Arc<Link>) -> End {
-        let (export, session) = match negotiate(&link, &self.exports, self.options.handshake_time_max) {
-            Ok(agreed) => agreed,
-            Err(end) => return end,
+    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: Opening) -> End {
+        let (session, unread) = match opening {
+            Some(begun) => begun,
+            None => match self.begin(id, peer, &link) {
+                Ok(session) => (session, Unread::default()),
+                Err(end) => return end,
+            },
         };
-        {
-            let mut registry = self.registry.lock();
-            // The export may have been removed since the client found it.
-            if !self.exports.contains(&export) {
-                return End::Stopping;
-            }
-            if let Some(entry) = registry.entries.get_mut(&id) {
-                entry.export = Some(export.clone());
-            }
+        Connection::new(id, self.clone(), link, session, unread).run()
+    }
+
+    /// The handshake of a connection.
+    fn begin(&self, id: u64, peer: &str, link: &Link) -> Result<Session, End> {
+        let (export, session) = negotiate(link, &self.exports, self.options.handshake_time_max)?;
+        let mut registry = self.registry.lock();
+        // The export may have been removed since the client found it.
+        if !self.exports.contains(&export) {
+            return Err(End::Stopping);
         }
         tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client is connected");
-        drop(export);
-        Connection::new(link, session, self.options.linger_time_max).run()
+        if let Some(entry) = registry.entries.get_mut(&id) {
+            entry.export = Some(export);
+        }
+        Ok(session)
     }
 }
 
@@ -347,7 +422,7 @@ impl Drop for Leave {
             entry.link.counters.add_to(&mut registry.past);
         }
         drop(registry);
-        self.shared.left.notify_all();
+        self.shared.changed.notify_all();
     }
 }
 
@@ -359,7 +434,7 @@ fn report(peer: &str, end: &End) {
         }
         End::Broken(error) => tracing::info!(peer, %error, "nbd: connection lost"),
         End::Died => tracing::info!(peer, "nbd: the client closed the connection inside a request"),
-        End::Disconnect | End::Closed | End::Stopping => {
+        End::Disconnect | End::Closed | End::Stopping | End::LetGo => {
             tracing::debug!(peer, ?end, "nbd: connection closed")
         }
     }

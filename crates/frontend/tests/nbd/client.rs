@@ -236,6 +236,11 @@ impl Client {
         bytes
     }
 
+    /// The cookie of the newest request.
+    pub(crate) fn last_cookie(&self) -> u64 {
+        self.cookie
+    }
+
     /// Sends a request without waiting; returns its cookie.
     pub(crate) fn request(&mut self, flags: u16, command: u16, offset: u64, length: u64) -> u64 {
         let bytes = self.header(flags, command, offset, length);

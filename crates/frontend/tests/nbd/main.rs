@@ -2,8 +2,10 @@
 
 mod client;
 mod devices;
+mod handover;
 mod handshake;
 mod programs;
+mod quiet;
 mod requests;
 mod server;
 mod trouble;

@@ -1,0 +1,270 @@
+//! A ublk server without a volume, for tests and measurements: devices in memory, or that keep nothing.
+//!
+//! It prints `ready NODE...` on one line once all devices can be opened, and ends when its standard input
+//! ends or a line comes: `stop` removes the devices, `leave` lets them go to the next server, `swap` lets
+//! them go and takes them over itself, `drain` shows that they can be quiet and take requests again, `counts`
+//! prints what was counted. Run it without arguments for the options.
+
+use std::fs::File;
+use std::io::BufRead;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit};
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, NullDevice, Operation, Operations, Reply, Request,
+    Result,
+};
+use sawmill_frontend::Door;
+use sawmill_frontend::ublk::{self, UblkDoor, UblkOptions, UblkWorkers};
+
+const USAGE: &str = "\
+ublk_memory [--null] [--size MIB] [--devices N] [--workers N] [--queues N] [--depth N] [--id ID] [--link]
+            [--recover ID] [--first N] [--file PATH] [--run FOLDER]
+            [--unpinned] [--unprivileged]                                  serve devices
+ublk_memory list [--run FOLDER]                                        print all ublk devices
+ublk_memory delete ID [--run FOLDER]                                   remove one that nobody serves
+ublk_memory sweep [--run FOLDER]                                       remove all that nobody serves
+";
+
+#[derive(Default)]
+struct Wishes {
+    null: bool,
+    size_mib: Option<u64>,
+    devices: Option<u32>,
+    workers: Option<usize>,
+    queues: Option<u16>,
+    depth: Option<u16>,
+    id: Option<u32>,
+    link: bool,
+    recover: Option<u32>,
+    first: Option<u32>,
+    file: Option<PathBuf>,
+    run: Option<PathBuf>,
+    unpinned: bool,
+    unprivileged: bool,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Err(error) = run(&arguments) {
+        eprintln!("ublk_memory: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn wrong(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let (wishes, words) = parse(arguments)?;
+    let defaults = UblkOptions::new("none");
+    let run_folder = wishes.run.clone().unwrap_or(defaults.run_folder);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] if arguments.is_empty() => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        [] => serve(&wishes, run_folder),
+        ["list"] => {
+            ublk::devices(&run_folder)?.iter().for_each(|device| println!("{device:?}"));
+            Ok(())
+        }
+        ["delete", id] => {
+            let id = id.parse().map_err(|_| wrong(format!("{id:?} is not a number")))?;
+            ublk::delete(&run_folder, &defaults.link_folder, id)
+        }
+        ["sweep"] => {
+            for device in ublk::devices(&run_folder)?.into_iter().filter(ublk::DeviceInfo::is_orphan) {
+                ublk::delete(&run_folder, &defaults.link_folder, device.id)?;
+                println!("deleted {}", device.id);
+            }
+            Ok(())
+        }
+        _ => Err(wrong(format!("{words:?} is not understood\n{USAGE}"))),
+    }
+}
+
+fn parse(arguments: &[String]) -> Result<(Wishes, Vec<String>)> {
+    let mut wishes = Wishes::default();
+    let mut words = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || rest.next().ok_or_else(|| wrong(format!("{argument} wants a value")));
+        match argument.as_str() {
+            "--null" => wishes.null = true,
+            "--link" => wishes.link = true,
+            "--unprivileged" => wishes.unprivileged = true,
+            "--unpinned" => wishes.unpinned = true,
+            "--size" => wishes.size_mib = Some(number(value()?)?),
+            "--devices" => wishes.devices = Some(number(value()?)?),
+            "--workers" => wishes.workers = Some(number(value()?)?),
+            "--queues" => wishes.queues = Some(number(value()?)?),
+            "--depth" => wishes.depth = Some(number(value()?)?),
+            "--id" => wishes.id = Some(number(value()?)?),
+            "--recover" => wishes.recover = Some(number(value()?)?),
+            "--first" => wishes.first = Some(number(value()?)?),
+            "--file" => wishes.file = Some(value()?.into()),
+            "--run" => wishes.run = Some(value()?.into()),
+            word if !word.starts_with('-') => words.push(word.to_owned()),
+            other => return Err(wrong(format!("{other} is not understood\n{USAGE}"))),
+        }
+    }
+    Ok((wishes, words))
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
+    text.parse().map_err(|_| wrong(format!("{text:?} is not a number in range")))
+}
+
+fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
+    let size_bytes = wishes.size_mib.unwrap_or(256) << 20;
+    allow_many_files();
+    let workers = wishes.workers.map(UblkWorkers::start).transpose()?;
+    let began = Instant::now();
+    let mut served = Vec::new();
+    for n in 0..wishes.devices.unwrap_or(1) {
+        let device: Arc<dyn BlockDevice> = match &wishes.file {
+            Some(path) => Arc::new(FileDevice::open(path, n, size_bytes)?),
+            None if wishes.null => Arc::new(NullDevice::new(size_bytes)),
+            None => Arc::new(MemoryDevice::new(size_bytes)),
+        };
+        let mut options = UblkOptions::new(format!("memory {}", wishes.first.unwrap_or(0) + n));
+        options.id = wishes.id.map(|id| id + n);
+        options.link = wishes.link.then(|| format!("memory{n}"));
+        options.queues = wishes.queues;
+        options.queue_depth = wishes.depth.unwrap_or(options.queue_depth);
+        options.workers = workers.clone();
+        options.pin = !wishes.unpinned;
+        options.unprivileged = wishes.unprivileged;
+        options.run_folder = run_folder.clone();
+        let door = match wishes.recover {
+            Some(id) => UblkDoor::recover(id + n, options.clone(), device.clone())?,
+            None => UblkDoor::start(options.clone(), device.clone())?,
+        };
+        served.push(Served { door, options, device });
+    }
+    let nodes: Vec<String> = served.iter().map(|served| served.door.address()).collect();
+    eprintln!("{} devices in {} ms", served.len(), began.elapsed().as_millis());
+    println!("ready {}", nodes.join(" "));
+    listen(&mut served)
+}
+
+/// A device, and what it takes to take it over again.
+struct Served {
+    door: UblkDoor,
+    options: UblkOptions,
+    device: Arc<dyn BlockDevice>,
+}
+
+/// Gives every device to a server in the same process, and says how long users had to wait.
+fn swap(served: &mut [Served]) -> Result<()> {
+    let began = Instant::now();
+    served.iter().try_for_each(|served| served.door.quiesce(Duration::from_secs(10)))?;
+    let quiet = began.elapsed();
+    served.iter().for_each(|served| served.door.let_go());
+    let gone = began.elapsed();
+    for Served { door, options, device } in served {
+        *door = UblkDoor::recover(door.id(), options.clone(), device.clone())?;
+    }
+    let taken = began.elapsed();
+    let ms = |time: Duration| time.as_millis();
+    println!("swapped: quiet {} ms, let go {} ms, taken over {} ms", ms(quiet), ms(gone), ms(taken));
+    Ok(())
+}
+
+/// Each device takes two descriptors: more than a process has by default, for hundreds of devices.
+fn allow_many_files() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Follows lines of standard input until one of them, or its end, is the end.
+fn listen(served: &mut [Served]) -> Result<()> {
+    let patience = Duration::from_secs(10);
+    for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+        match line.trim() {
+            "stop" => break,
+            "drain" => {
+                served.iter().try_for_each(|served| served.door.quiesce(patience))?;
+                served.iter().for_each(|served| served.door.resume());
+                println!("drained");
+            }
+            "swap" => swap(served)?,
+            "leave" => {
+                served.iter().try_for_each(|served| served.door.quiesce(patience))?;
+                served.iter().for_each(|served| served.door.let_go());
+                println!("left");
+                return Ok(());
+            }
+            "counts" => served.iter().for_each(|served| println!("{:?}", served.door.counts())),
+            other => println!("{other:?} is not understood"),
+        }
+    }
+    let began = Instant::now();
+    served.iter().for_each(|served| served.door.stop());
+    eprintln!("stopped in {} ms", began.elapsed().as_millis());
+    Ok(())
+}
+
+/// A device in a file: what was written is there after the death of this process, if not of the machine.
+struct FileDevice {
+    file: File,
+    geometry: Geometry,
+}
+
+impl FileDevice {
+    fn open(path: &Path, number: u32, size_bytes: u64) -> Result<Self> {
+        let path = PathBuf::from(format!("{}.{number}", path.display()));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.and_then(|file| file.set_len(size_bytes).map(|()| file));
+        let file = file.map_err(|error| wrong(format!("{}: {error}", path.display())))?;
+        let operations = Operations { discard: true, write_zeroes: true, allocation: false };
+        let geometry = Geometry { operations, ..*MemoryDevice::new(size_bytes).geometry() };
+        Ok(FileDevice { file, geometry })
+    }
+
+    fn carry_out(&self, request: &mut Request) -> std::io::Result<()> {
+        let (address, length) = (request.address, request.length);
+        match request.operation {
+            Operation::Read => self.file.read_exact_at(request.buffer(), address),
+            Operation::Write => {
+                let mut bytes = vec![0; length as usize];
+                request.fill(0, &mut bytes);
+                self.file.write_all_at(&bytes, address)
+            }
+            Operation::WriteZeroes => {
+                let zeroes = vec![0; 1 << 20];
+                let (mut at, end) = (address, address + length);
+                while at < end {
+                    let part = (end - at).min(zeroes.len() as u64);
+                    self.file.write_all_at(&zeroes[..part as usize], at)?;
+                    at += part;
+                }
+                Ok(())
+            }
+            Operation::Flush | Operation::Discard | Operation::Prefetch | Operation::Allocation => Ok(()),
+        }
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, mut request: Request) {
+        if let Err(error) = request.check(&self.geometry) {
+            return request.fail(error);
+        }
+        match self.carry_out(&mut request) {
+            Ok(()) => request.complete(Ok(Reply::Done)),
+            Err(error) => request.fail(Error::new(ErrorKind::Unavailable, error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What is answered on `/dev/fuse`, as bytes: pure.
+//!
+//! The layouts are those of linux/fuse.h. Every function returns a whole answer, head and all; a read's data
+//! follows its head in the same system call. Not here: what is asked (`protocol`), I/O.
+
+use super::protocol::{self, FILE, ROOT};
+
+/// Bytes before the body of every answer.
+pub(super) const HEAD_BYTES: usize = 16;
+
+/// How long the kernel may go by the file's attributes and name: a resize tells it anew.
+const VALID_S: u64 = 3600;
+/// The same for the folder, which never changes: whoever looks at a mountpoint whose server is away need not
+/// wait for it.
+const FOLDER_VALID_S: u64 = 100 * 365 * 86400;
+/// The unit in which statfs counts: also the grain in which a loop device discards.
+const GRAIN_BYTES: u32 = 4096;
+
+// From linux/fuse.h: how a file is opened.
+const DIRECT_IO: u32 = 1 << 0;
+const KEEP_CACHE: u32 = 1 << 1;
+const PARALLEL_WRITES: u32 = 1 << 6;
+
+// From linux/stat.h and dirent.h.
+const FOLDER_MODE: u32 = 0o040_000;
+const FILE_MODE: u32 = 0o100_000;
+const FOLDER_ENTRY: u32 = 4;
+const FILE_ENTRY: u32 = 8;
+
+// Messages that answer nothing.
+const INVALIDATE_NODE: i32 = 2;
+const RESEND: i32 = 7;
+
+/// The facts that attributes are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attributes {
+    pub(super) size_bytes: u64,
+    /// The file's permissions.
+    pub(super) mode: u32,
+    pub(super) user: u32,
+    pub(super) group: u32,
+    /// When the server started, in seconds of Unix time.
+    pub(super) time_s: u64,
+}
+
+/// The facts agreed on at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub(super) minor: u32,
+    pub(super) flags: u64,
+    pub(super) write_bytes_max: u32,
+}
+
+/// Bytes, appended.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u16(mut self, value: u16) -> Self {
+        self.0.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    fn u32(mut self, value: u32) -> Self {
+        self.0.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    fn u64(mut self, value: u64) -> Self {
+        self.0.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    fn zeroes(mut self, bytes: usize) -> Self {
+        self.0.resize(self.0.len() + bytes, 0);
+        self
+    }
+
+    /// Says in the head how long it all is.
+    fn end(mut self) -> Vec<u8> {
+        let length = self.0.len() as u32;
+        self.0[..4].copy_from_slice(&length.to_ne_bytes());
+        self.0
+    }
+}
+
+fn begin(unique: u64) -> Writer {
+    Writer(Vec::with_capacity(160)).zeroes(8).u64(unique)
+}
+
+/// The head of an answer with `body_bytes` behind it; `errno` is zero or positive.
+pub(super) fn head(unique: u64, errno: i32, body_bytes: usize) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..4].copy_from_slice(&((HEAD_BYTES + body_bytes) as u32).to_ne_bytes());
+    head[4..8].copy_from_slice(&(-errno).to_ne_bytes());
+    head[8..].copy_from_slice(&unique.to_ne_bytes());
+    head
+}
+
+/// Agrees with the kernel. `requests_max` is how many requests it may have under way at once.
+pub(super) fn init(unique: u64, agreed: &Agreed, readahead_bytes_max: u32, requests_max: u16) -> Vec<u8> {
+    let pages = u16::try_from(agreed.write_bytes_max.div_ceil(4096)).unwrap_or(u16::MAX);
+    begin(unique)
+        .u32(protocol::MAJOR)
+        .u32(agreed.minor)
+        .u32(readahead_bytes_max)
+        .u32(agreed.flags as u32)
+        .u16(requests_max)
+        .u16(requests_max / 4 * 3)
+        .u32(agreed.write_bytes_max)
+        // Times in whole nanoseconds.
+        .u32(1)
+        .u16(pages)
+        .u16(0)
+        .u32((agreed.flags >> 32) as u32)
+        .zeroes(28)
+        .end()
+}
+
+/// Refuses a kernel whose major version is newer: it asks again with ours.
+pub(super) fn init_other_major(unique: u64) -> Vec<u8> {
+    begin(unique).u32(protocol::MAJOR).u32(protocol::MINOR_MAX).zeroes(16).end()
+}
+
+fn attributes(to: Writer, node: u64, facts: &Attributes) -> Writer {
+    let folder = node == ROOT;
+    let size_bytes = if folder { 0 } else { facts.size_bytes };
+    // Who may read the file may look into the folder.
+    let mode =
+        if folder { FOLDER_MODE | facts.mode | facts.mode >> 2 & 0o111 } else { FILE_MODE | facts.mode };
+    to.u64(node)
+        .u64(size_bytes)
+        .u64(size_bytes.div_ceil(512))
+        .u64(facts.time_s)
+        .u64(facts.time_s)
+        .u64(facts.time_s)
+        .zeroes(12)
+        .u32(mode)
+        .u32(if folder { 2 } else { 1 })
+        .u32(facts.user)
+        .u32(facts.group)
+        .u32(0)
+        .u32(GRAIN_BYTES)
+        .u32(0)
+}
+
+/// The attributes of a node.
+pub(super) fn attributes_of(unique: u64, node: u64, facts: &Attributes) -> Vec<u8> {
+    let valid_s = if node == ROOT { FOLDER_VALID_S } else { VALID_S };
+    attributes(begin(unique).u64(valid_s).zeroes(8), node, facts).end()
+}
+
+/// The file, found by its name.
+pub(super) fn entry(unique: u64, facts: &Attributes) -> Vec<u8> {
+    let head = begin(unique).u64(FILE).u64(0).u64(VALID_S).u64(VALID_S).zeroes(8);
+    attributes(head, FILE, facts).end()
+}
+
+/// An open file: every access comes to us, several at a time.
+pub(super) fn opened(unique: u64) -> Vec<u8> {
+    begin(unique).u64(0).u32(DIRECT_IO | PARALLEL_WRITES).u32(0).end()
+}
+
+/// An open folder.
+pub(super) fn opened_folder(unique: u64) -> Vec<u8> {
+    begin(unique).u64(0).u32(KEEP_CACHE).u32(0).end()
+}
+
+/// How much of a write was stored.
+pub(super) fn written(unique: u64, bytes: u32) -> Vec<u8> {
+    begin(unique).u32(bytes).u32(0).end()
+}
+
+/// Where a seek has come to.
+pub(super) fn sought(unique: u64, offset: u64) -> Vec<u8> {
+    begin(unique).u64(offset).end()
+}
+
+/// The file system: as large as the file, and full.
+pub(super) fn stat_fs(unique: u64, size_bytes: u64, name_bytes_max: u32) -> Vec<u8> {
+    begin(unique)
+        .u64(size_bytes.div_ceil(u64::from(GRAIN_BYTES)))
+        .zeroes(16)
+        .u64(1)
+        .u64(0)
+        .u32(GRAIN_BYTES)
+        .u32(name_bytes_max)
+        .u32(GRAIN_BYTES)
+        .zeroes(28)
+        .end()
+}
+
+/// The folder's entries from `offset` on, as many as `length_max` bytes hold.
+pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> Vec<u8> {
+    let entries =
+        [(ROOT, FOLDER_ENTRY, &b"."[..]), (ROOT, FOLDER_ENTRY, &b".."[..]), (FILE, FILE_ENTRY, name)];
+    let mut to = begin(unique);
+    for (n, (node, kind, name)) in (1u64..).zip(entries) {
+        let padding = name.len().next_multiple_of(8) - name.len();
+        let length = 24 + name.len() + padding;
+        if n <= offset {
+            continue;
+        }
+        if to.0.len() - HEAD_BYTES + length > length_max as usize {
+            break;
+        }
+        to = to.u64(node).u64(n).u32(name.len() as u32).u32(kind);
+        to.0.extend_from_slice(name);
+        to = to.zeroes(padding);
+    }
+    to.end()
+}
+
+/// Tells the kernel to forget what it knows of the file's attributes.
+pub(super) fn invalidate_file() -> Vec<u8> {
+    // A negative offset: attributes only.
+    let mut message = begin(0).u64(FILE).u64(u64::MAX).u64(0).end();
+    message[4..8].copy_from_slice(&INVALIDATE_NODE.to_ne_bytes());
+    message
+}
+
+/// Asks the kernel for everything again that was taken and not answered.
+pub(super) fn resend() -> [u8; HEAD_BYTES] {
+    head(0, -RESEND, 0)
+}

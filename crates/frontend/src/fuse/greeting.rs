@@ -1,0 +1,69 @@
+//! The kernel's first word after a mount, and what is agreed on.
+//!
+//! Invariant: it happens once in the life of a mount, before anything else; whoever takes a mount over is
+//! told what was agreed. Not here: what is asked later (`worker`).
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::answer::{self, Agreed};
+use super::link::{Link, Taken};
+use super::options::REQUESTS_MAX;
+use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, parse};
+
+/// How long the kernel may take for its first word after the mount.
+const GREETING_TIME_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Hears the kernel's first word and agrees with it.
+pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
+    let failed =
+        |text: String| Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's greeting: {text}"));
+    let link = Link::new(rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|e| failed(e.to_string()))?, 0);
+    let link = link.map_err(|error| failed(error.to_string()))?;
+    let mut buffer = link.buffer();
+    loop {
+        let mut asked = [PollFd::new(&link.kernel, PollFlags::IN)];
+        match poll(&mut asked, Some(&GREETING_TIME_MAX)) {
+            Ok(0) => return Err(failed("it does not come".into())),
+            Ok(_) | Err(Errno::INTR) => (),
+            Err(error) => return Err(failed(error.to_string())),
+        }
+        let length = match link.take(&mut buffer) {
+            Taken::Request(length) => length,
+            Taken::Nothing => continue,
+            Taken::Gone => return Err(failed("the mount has gone".into())),
+        };
+        if length == 0 {
+            continue;
+        }
+        match parse(&buffer[..length]) {
+            Ok(Message { unique, operation: Operation::Init { major, .. }, .. }) if major > MAJOR => {
+                link.send(&[&answer::init_other_major(unique)]);
+            }
+            Ok(Message {
+                unique,
+                operation: Operation::Init { minor, readahead_bytes_max, flags, .. },
+                ..
+            }) => {
+                if minor < MINOR_MIN || flags & init::MAX_PAGES == 0 {
+                    return Err(failed(format!("it speaks 7.{minor}; 7.{MINOR_MIN} (Linux 4.20) is needed")));
+                }
+                let wanted = init::ASYNC_READ
+                    | init::BIG_WRITES
+                    | init::ASYNC_DIRECT_IO
+                    | init::PARALLEL_FOLDERS
+                    | init::MAX_PAGES
+                    | init::EXTENDED
+                    | init::RESEND;
+                let minor = minor.min(MINOR_MAX);
+                let agreed = Agreed { minor, flags: flags & wanted, write_bytes_max: bytes_max };
+                link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
+                return Ok(agreed);
+            }
+            other => return Err(failed(format!("something else came first: {other:?}"))),
+        }
+    }
+}

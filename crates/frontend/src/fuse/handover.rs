@@ -1,0 +1,89 @@
+//! What another process needs to go on with a mount: facts by name, and one descriptor.
+//!
+//! Facts: `mountpoint`, `file_name`, `minor`, `flags` and `write_bytes_max` (what was agreed with the
+//! kernel), `size_bytes`, and `loop` where a loop device is attached. The descriptor is that of `/dev/fuse`.
+//! Not here: how they travel.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::answer::Agreed;
+use super::mount::{Mount, settled};
+use super::options::FuseOptions;
+use crate::Handed;
+
+/// The facts another process needs, with a duplicate of the descriptor.
+pub(super) fn handed(
+    name: &str,
+    mount: &Mount,
+    kernel: impl AsFd,
+    agreed: &Agreed,
+    number: Option<u32>,
+    size_bytes: u64,
+) -> Result<Handed> {
+    let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("fuse: the descriptor cannot be duplicated: {error}"))
+    })?;
+    let Some(path) = mount.path.to_str() else {
+        let text = format!("fuse: {}: a mountpoint that is handed over must be UTF-8", mount.path.display());
+        return Err(Error::new(ErrorKind::Invalid, text));
+    };
+    let mut facts = BTreeMap::from([
+        ("mountpoint".to_owned(), path.to_owned()),
+        ("file_name".to_owned(), name.to_owned()),
+        ("minor".to_owned(), agreed.minor.to_string()),
+        ("flags".to_owned(), agreed.flags.to_string()),
+        ("write_bytes_max".to_owned(), agreed.write_bytes_max.to_string()),
+        ("size_bytes".to_owned(), size_bytes.to_string()),
+    ]);
+    facts.extend(number.map(|number| ("loop".to_owned(), number.to_string())));
+    Ok(Handed { what: "fuse".into(), facts, bytes: Vec::new(), descriptors: vec![kernel] })
+}
+
+/// What was handed over, understood.
+pub(super) struct Taking {
+    pub(super) mount: Mount,
+    pub(super) kernel: OwnedFd,
+    pub(super) agreed: Agreed,
+    /// Of the loop device.
+    pub(super) number: Option<u32>,
+    pub(super) size_bytes: u64,
+}
+
+impl Taking {
+    pub(super) fn read(options: &FuseOptions, mut handed: Handed) -> Result<Self> {
+        let missing =
+            |what: &str| Error::new(ErrorKind::Invalid, format!("fuse: what was handed over lacks {what}"));
+        let kernel = handed.descriptors.pop().ok_or_else(|| missing("the descriptor"))?;
+        let fact = |name: &str| handed.facts.get(name).ok_or_else(|| missing(name));
+        let number = |name: &str| fact(name)?.parse::<u64>().map_err(|_| missing(name));
+        let small = |name: &str| u32::try_from(number(name)?).map_err(|_| missing(name));
+        let (path, name) = (PathBuf::from(fact("mountpoint")?), fact("file_name")?);
+        if path != settled(&options.mountpoint).unwrap_or_default() || *name != options.file_name {
+            let text = format!(
+                "fuse: users of {} wait for this server, which is to show {}: start it with that \
+                 mountpoint and name, or end them with `umount -f -l {}`",
+                path.join(name).display(),
+                options.mountpoint.join(&options.file_name).display(),
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        let agreed = Agreed {
+            minor: small("minor")?,
+            flags: number("flags")?,
+            write_bytes_max: small("write_bytes_max")?,
+        };
+        let device = handed.facts.get("loop").map(|_| small("loop")).transpose()?;
+        Ok(Taking {
+            mount: Mount::existing(path),
+            kernel,
+            agreed,
+            number: device,
+            size_bytes: number("size_bytes")?,
+        })
+    }
+}

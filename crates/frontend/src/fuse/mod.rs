@@ -1,0 +1,38 @@
+//! FUSE: the volume as one file in a folder, byte by byte, and from there as a loop device.
+//!
+//! Works on every Linux with the fuse module, also for users who are not root. Rooms:
+//! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
+//! (what another process needs), `protocol` and `answer` (the codec, pure), `link` (the descriptor, shared),
+//! `worker` (what is asked), `ticket` and `seek` (requests in flight), [`server`](FuseDoor),
+//! [`metrics`](FuseMetrics).
+//!
+//! A few worker threads read the same descriptor. None waits for the device: an answer goes from whichever
+//! thread completes the request, with one system call. The page cache is left out (direct I/O), so all who
+//! open the file see each other's writes at once, and a sync is the device's flush.
+//!
+//! Requests that a dead server took and did not answer are asked for again by its successor, from the kernel
+//! (Linux 6.9). Some are then carried out twice. That is harmless: nobody was told of the first time, so
+//! nobody built upon it; every request says the same thing again at the same place (bytes, zeroes, a flush);
+//! and writes that overlap one that is not answered may win or lose by the device's contract (D8).
+//!
+//! Not here: more than one file, mappings that are shared for writing, who holds the mount (`keeper`).
+
+mod answer;
+mod greeting;
+mod handover;
+mod link;
+mod metrics;
+mod mount;
+mod options;
+mod protocol;
+mod seek;
+mod server;
+#[cfg(test)]
+mod tests;
+mod ticket;
+mod worker;
+
+pub use metrics::FuseMetrics;
+pub use options::{FuseOptions, KeeperOptions};
+pub use sawmill_sys::LoopDevice;
+pub use server::FuseDoor;

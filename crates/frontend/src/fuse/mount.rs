@@ -1,0 +1,290 @@
+//! The mount: its folder, how it comes and how it goes.
+//!
+//! Root mounts with mount(2), others through `fusermount3`. Invariant: a mount whose server may still come
+//! is never touched by a system call that could wait for it on this thread. Not here: what is served.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
+    socketpair,
+};
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::LoopDevice;
+
+/// What our mounts are called in the kernel's list.
+const KIND: &str = "fuse.sawmill";
+/// How long another mount's server may take to say that it is there.
+const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Links followed for one path, as by the kernel.
+const LINKS_MAX: u32 = 40;
+
+/// A mounted file system.
+pub(super) struct Mount {
+    /// Without links in it.
+    pub(super) path: PathBuf,
+    /// The minor number of its device: another mount at the same path has another.
+    minor: Option<String>,
+}
+
+/// How it shall be mounted.
+pub(super) struct Wish<'a> {
+    pub(super) name: &'a str,
+    pub(super) read_only: bool,
+    pub(super) allow_other: bool,
+    pub(super) read_bytes_max: u32,
+}
+
+fn refusal(kind: ErrorKind, path: &Path, text: impl std::fmt::Display) -> Error {
+    Error::new(kind, format!("fuse: {}: {text}", path.display()))
+}
+
+/// One line of the kernel's list of mounts.
+struct Entry {
+    path: PathBuf,
+    kind: String,
+    /// The device's minor number.
+    minor: String,
+}
+
+/// Undoes the list's `\040` and the like.
+fn unescaped(text: &str) -> PathBuf {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        let octal = behind.get(..3).filter(|_| first == b'\\');
+        let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(value.unwrap_or(first));
+        rest = if value.is_some() { &behind[3..] } else { behind };
+    }
+    PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
+}
+
+fn entry(line: &str) -> Option<Entry> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut words = place.split(' ').skip(2);
+    let (device, path) = (words.next()?, words.nth(1)?);
+    let (minor, kind) = (device.split_once(':')?.1.to_owned(), kind.split(' ').next()?.to_owned());
+    Some(Entry { path: unescaped(path), kind, minor })
+}
+
+/// The topmost mount at this path.
+fn mounted_at(path: &Path) -> Option<Entry> {
+    let list = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    list.lines().rev().filter_map(entry).find(|entry| entry.path == path)
+}
+
+/// The minor number of the device of our kind that is mounted there.
+fn ours_at(path: &Path) -> Option<String> {
+    mounted_at(path).filter(|found| found.kind == KIND).map(|found| found.minor)
+}
+
+/// The path without links in it, found without asking a file system that may be mounted there: reading a
+/// folder as a link fails before that.
+pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Some(name) = path.file_name() else { return path.canonicalize() };
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let place = parent.canonicalize()?.join(name);
+        match std::fs::read_link(&place) {
+            Ok(target) => path = place.with_file_name("").join(target),
+            Err(_) => return Ok(place),
+        }
+    }
+    Err(Errno::LOOP.into())
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => refusal(
+            ErrorKind::NotFound,
+            path,
+            "no such folder: make it first, for it is where the volume shows",
+        ),
+        _ => refusal(ErrorKind::Unavailable, path, error),
+    }
+}
+
+/// Makes sure that the folder can be mounted on: removes what dead servers of ours left there.
+fn prepared(path: &Path) -> Result<PathBuf> {
+    let path = settled(path).map_err(|error| unusable(path, &error))?;
+    while let Some(found) = mounted_at(&path) {
+        let kind = &found.kind;
+        if kind != KIND {
+            let text =
+                format!("a file system of kind {kind} is mounted there; unmount it or choose another folder");
+            return Err(refusal(ErrorKind::InUse, &path, text));
+        }
+        match probe(&path) {
+            Some(Err(Errno::NOTCONN)) => {
+                tracing::info!(mountpoint = %path.display(), "fuse: a dead server's mount is removed");
+                // A loop device would hold on to a file that nobody serves, and be found under no name.
+                for device in LoopDevice::attached_below(&path) {
+                    let _ = device.detach();
+                }
+                unmount(&path, Leave::Lazily)
+                    .map_err(|error| refusal(ErrorKind::Unavailable, &path, error))?;
+            }
+            Some(_) => {
+                let text = "another server shows its volume there; stop it or choose another folder";
+                return Err(refusal(ErrorKind::InUse, &path, text));
+            }
+            None => {
+                let text = "a mount there waits for its server, and a keeper holds it: start that server \
+                            again with the same keeper socket, or end it with `umount -f -l`";
+                return Err(refusal(ErrorKind::InUse, &path, text));
+            }
+        }
+    }
+    let facts = std::fs::metadata(&path).map_err(|error| unusable(&path, &error))?;
+    if !facts.is_dir() {
+        return Err(refusal(ErrorKind::Invalid, &path, "is not a folder"));
+    }
+    let mut entries = std::fs::read_dir(&path).map_err(|e| refusal(ErrorKind::Unavailable, &path, e))?;
+    if entries.next().is_some() {
+        return Err(refusal(ErrorKind::Invalid, &path, "is not empty: a mount would hide what is in it"));
+    }
+    Ok(path)
+}
+
+/// Asks a mount's server from a thread that may have to wait for ever; `None` when it waits. Of attributes
+/// the kernel knows without asking, of room it does not.
+fn probe(path: &Path) -> Option<Result<(), Errno>> {
+    let (tell, hear) = channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        let _ = tell.send(rustix::fs::statvfs(path).map(drop));
+    });
+    hear.recv_timeout(PROBE_TIME_MAX).ok()
+}
+
+impl Mount {
+    /// Mounts, and returns the descriptor on which the kernel will ask. Errors say what is wrong with the
+    /// folder.
+    pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
+        let path = prepared(path)?;
+        let root = rustix::process::geteuid().is_root();
+        let kernel = if root { by_root(&path, wish)? } else { by_fusermount(&path, wish)? };
+        let mount = Mount::existing(path);
+        let nonblocking = rustix::fs::fcntl_getfl(&kernel)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&kernel, flags | OFlags::NONBLOCK));
+        match nonblocking {
+            Ok(()) => Ok((mount, kernel)),
+            Err(error) => {
+                mount.abandon();
+                Err(refusal(ErrorKind::Unavailable, &mount.path, error))
+            }
+        }
+    }
+
+    /// The one that is at this path.
+    pub(super) fn existing(path: PathBuf) -> Self {
+        let minor = ours_at(&path);
+        Mount { path, minor }
+    }
+
+    fn is_there(&self) -> bool {
+        self.minor.is_some() && self.minor == ours_at(&self.path)
+    }
+
+    /// Unmounts if nobody uses it. Errors: BUSY.
+    pub(super) fn unmount(&self) -> std::io::Result<()> {
+        if self.is_there() { unmount(&self.path, Leave::Cleanly) } else { Ok(()) }
+    }
+
+    /// Takes it out of sight; then everybody who still uses it gets errors instead of answers.
+    pub(super) fn abandon(&self) {
+        let Some(minor) = self.minor.as_ref().filter(|_| self.is_there()) else { return };
+        if std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").is_err() {
+            // Where that is not to be had: root may force it, and is told that it is busy all the same.
+            let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE);
+        }
+        if let Err(error) = unmount(&self.path, Leave::Lazily) {
+            tracing::warn!(%error, mountpoint = %self.path.display(), "fuse: cannot be unmounted");
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    Cleanly,
+    Lazily,
+}
+
+fn unmount(path: &Path, how: Leave) -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let flags = if how == Leave::Lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        return Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?);
+    }
+    let how = if how == Leave::Lazily { "-uz" } else { "-u" };
+    let output = Command::new("fusermount3").arg("-q").arg(how).arg("--").arg(path).output()?;
+    if output.status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
+}
+
+fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
+    let denied = |what: &str, error: Errno| {
+        let text = format!("{what}: {error}; is the kernel's fuse module there, and may this process mount?");
+        refusal(ErrorKind::Unavailable, path, text)
+    };
+    let kernel = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| denied("/dev/fuse cannot be opened", error))?;
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let (descriptor, read_max) = (kernel.as_raw_fd(), wish.read_bytes_max);
+    let others = if wish.allow_other { ",allow_other" } else { "" };
+    let data = format!(
+        "fd={descriptor},rootmode=40000,user_id={user},group_id={group},\
+         default_permissions,max_read={read_max}{others}\0"
+    );
+    let data = std::ffi::CString::from_vec_with_nul(data.into_bytes()).unwrap_or_default();
+    let read_only = if wish.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | read_only;
+    rustix::mount::mount(wish.name, path, KIND, flags, data.as_c_str())
+        .map_err(|error| denied("cannot be mounted", error))?;
+    Ok(kernel)
+}
+
+fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
+    let failed = |text: String| refusal(ErrorKind::Unavailable, path, text);
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|error| failed(error.to_string()))?;
+    let plain =
+        |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
+    let name: String = wish.name.chars().map(plain).collect();
+    let mut options = format!(
+        "fsname={name},subtype=sawmill,nosuid,nodev,default_permissions,max_read={}",
+        wish.read_bytes_max
+    );
+    options.push_str(if wish.allow_other { ",allow_other" } else { "" });
+    options.push_str(if wish.read_only { ",ro" } else { "" });
+    let mut helper = Command::new("fusermount3");
+    helper.arg("-o").arg(options).arg("--").arg(path);
+    // It sends the descriptor to the socket that this names: its standard input.
+    helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
+    let output = helper.output().map_err(|error| failed(format!("fusermount3 cannot be run: {error}")))?;
+    // The helper's copy of the socket has to go, or nothing sent would look like nothing sent yet.
+    drop(helper);
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(format!("fusermount3 does not mount it: {text}")));
+    }
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0; 1];
+    recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .map_err(|error| failed(error.to_string()))?;
+    let sent = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    sent.ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
+}

@@ -1,0 +1,136 @@
+//! Where the next data or hole begins: the device is asked for one window after another.
+//!
+//! Invariant: however many windows there are, and whether the device answers at once or later, the stack
+//! stays as small: whoever finds a window answered goes on in a loop. Not here: seeks from a position, which
+//! the kernel does itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::AcqRel};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use sawmill_device::{
+    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request,
+};
+
+use super::answer::sought;
+use super::link::Link;
+use super::options::SEEK_BYTES;
+use super::ticket::errno_of;
+
+/// One seek.
+pub(super) struct Seek {
+    pub(super) link: Arc<Link>,
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) unique: u64,
+    /// Look for data; otherwise for a hole.
+    pub(super) data: bool,
+    pub(super) size_bytes: u64,
+}
+
+/// One question about a window, and who goes on after it.
+struct Window {
+    seek: Arc<Seek>,
+    offset: u64,
+    /// How many have come of the two that must: the return of `submit`, and the answer. The second goes on.
+    came: AtomicU8,
+    answer: Mutex<Option<Outcome>>,
+}
+
+impl Window {
+    /// Where to look next, if the answer did not decide it.
+    fn judged(&self) -> Option<u64> {
+        let outcome = self.answer.lock().take()?;
+        self.seek.judge(self.offset, outcome)
+    }
+}
+
+struct Listener(Arc<Window>);
+
+impl Exchange for Listener {
+    fn fill(&mut self, _offset: u64, _into: &mut [u8]) {}
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        *self.0.answer.lock() = Some(outcome);
+        if self.0.came.fetch_add(1, AcqRel) == 1 {
+            match self.0.judged() {
+                Some(next) => self.0.seek.clone().look(next),
+                None => self.0.seek.link.end(0),
+            }
+        }
+    }
+}
+
+impl Seek {
+    /// Looks from `offset` on and answers, now or later.
+    pub(super) fn start(self, offset: u64) {
+        self.link.begin(0);
+        Arc::new(self).look(offset);
+    }
+
+    /// Asks for the window at `offset`, and for those after it as long as they are answered at once.
+    fn look(self: Arc<Self>, mut offset: u64) {
+        loop {
+            let window = Arc::new(Window {
+                seek: self.clone(),
+                offset,
+                came: AtomicU8::new(0),
+                answer: Mutex::default(),
+            });
+            let length = SEEK_BYTES.min(self.size_bytes - offset);
+            let listener = Box::new(Listener(window.clone()));
+            let request = Request::new(Operation::Allocation, offset, length, Flags::default(), listener);
+            self.device.submit(request);
+            if window.came.fetch_add(1, AcqRel) == 0 {
+                // Not answered yet: whoever answers goes on.
+                return;
+            }
+            match window.judged() {
+                Some(next) => offset = next,
+                None => return self.link.end(0),
+            }
+        }
+    }
+
+    /// Answers if this window decides it; otherwise says where the next begins.
+    fn judge(&self, offset: u64, outcome: Outcome) -> Option<u64> {
+        let errno = match outcome {
+            Ok(Reply::Allocation(runs)) => match self.find(offset, &runs) {
+                Ok(found) => {
+                    self.link.send(&[&sought(self.unique, found)]);
+                    return None;
+                }
+                Err(end) if end > offset && end < self.size_bytes => return Some(end),
+                Err(_) if self.data => Errno::NXIO.raw_os_error(),
+                Err(_) => {
+                    // Behind the last byte is a hole.
+                    self.link.send(&[&sought(self.unique, self.size_bytes)]);
+                    return None;
+                }
+            },
+            Ok(Reply::Done) => {
+                let text = "the device answered an allocation query without runs";
+                errno_of(&self.link, &Error::new(ErrorKind::Internal, text))
+            }
+            Err(error) => errno_of(&self.link, &error),
+        };
+        self.link.send_status(self.unique, errno);
+        None
+    }
+
+    /// The first place of the right kind, or where these runs end.
+    fn find(&self, offset: u64, runs: &[Allocation]) -> Result<u64, u64> {
+        let mut at = offset;
+        for run in runs {
+            if run.data == self.data {
+                return Ok(at);
+            }
+            at = at.saturating_add(run.length);
+        }
+        Err(at)
+    }
+}

@@ -1,0 +1,427 @@
+//! The door itself: from the mount to the first request, to another process, to the end.
+//!
+//! Invariants: the keeper, where there is one, holds the descriptor before the first user can open the file;
+//! the device is in this process's hands before anything is taken from the kernel, so whoever served before
+//! has gone. Not here: what a request is answered with (`worker`).
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_sys::LoopDevice;
+
+use super::answer::{self, Agreed};
+use super::greeting::greet;
+use super::handover::{Taking, handed};
+use super::link::Link;
+use super::metrics::FuseMetrics;
+use super::mount::{Mount, Wish};
+use super::options::{FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX};
+use super::protocol::init;
+use super::worker::{Served, work};
+use crate::keeper::Keeper;
+use crate::{Door, DoorCounts, Handed};
+
+/// How long a stop waits for those who look at a device for a moment, as udev does.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A volume as one file in a folder of its own. Dropped, it ends at once, as by [`Door::stop_now`].
+pub struct FuseDoor {
+    link: Arc<Link>,
+    served: Arc<Served>,
+    mount: Mount,
+    agreed: Agreed,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    loop_device: Mutex<Option<LoopDevice>>,
+    keeper: Mutex<Option<Keeper>>,
+    /// Ended, or in other hands.
+    over: AtomicBool,
+}
+
+impl FuseDoor {
+    /// Shows the device as `MOUNTPOINT/NAME`. When a keeper answers on the socket of the options, goes on
+    /// with the mount that it holds instead of making one: its users have waited and see no error.
+    ///
+    /// Errors: `Invalid`, `NotFound` or `InUse` for a folder or options that will not do; `Refused` when the
+    /// keeper holds another mount than this; `Unavailable` where the system refuses.
+    pub fn mount(options: FuseOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
+        check(&options, &*device)?;
+        if let Some(keeper) = &options.keeper
+            && let Some((keeper, handed)) = Keeper::find(&keeper.socket)?
+        {
+            let mountpoint = options.mountpoint.display();
+            tracing::info!(%mountpoint, "fuse: a keeper holds the mount; going on with it");
+            return Self::go_on(&options, device, handed, Some(keeper));
+        }
+        let geometry = device.geometry();
+        let bytes_max = request_bytes_max(&*device);
+        let name = &options.file_name;
+        let (read_only, allow_other) = (geometry.read_only, options.allow_other);
+        let wish = Wish { name, read_only, allow_other, read_bytes_max: bytes_max };
+        let (mount, kernel) = Mount::make(&options.mountpoint, &wish)?;
+        let made = greet(&kernel, bytes_max).and_then(|agreed| {
+            let keeper = Self::kept(&options, &mount, &kernel, &agreed, geometry.size_bytes)?;
+            Ok((agreed, keeper))
+        });
+        let (agreed, keeper) = made.inspect_err(|_| mount.abandon())?;
+        let door = Self::open(&options, device, mount, kernel, agreed, keeper)?;
+        // From now on the kernel knows the folder, also while no server runs.
+        let _ = std::fs::metadata(&door.mount.path);
+        door.attach(&options)?;
+        Ok(door)
+    }
+
+    /// Goes on where another process was: with what its [`Door::hand_over`] gave, on the same mount.
+    /// Errors: `Invalid` when that is not a mount, or another than the options name.
+    pub fn take_over(
+        options: FuseOptions,
+        device: Arc<dyn BlockDevice>,
+        handed: Vec<Handed>,
+    ) -> Result<Self> {
+        check(&options, &*device)?;
+        let handed = handed.into_iter().find(|piece| piece.what == "fuse");
+        let handed =
+            handed.ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
+        let keeper = options.keeper.as_ref().map(|wanted| match Keeper::at(&wanted.socket) {
+            Some(keeper) => Ok(keeper),
+            None => Keeper::start(&wanted.socket, &wanted.command, &handed),
+        });
+        Self::go_on(&options, device, handed, keeper.transpose()?)
+    }
+
+    fn go_on(
+        options: &FuseOptions,
+        device: Arc<dyn BlockDevice>,
+        handed: Handed,
+        keeper: Option<Keeper>,
+    ) -> Result<Self> {
+        let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
+        if agreed.write_bytes_max > request_bytes_max(&*device) {
+            let text = format!(
+                "fuse: the mount at {} has requests of up to {} bytes; this device takes no more than {}",
+                mount.path.display(),
+                agreed.write_bytes_max,
+                request_bytes_max(&*device)
+            );
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        let resized = size_bytes != device.geometry().size_bytes;
+        if agreed.flags & init::RESEND != 0 {
+            // Whatever another server took and did not answer; nothing after a hand-off. Before our own
+            // workers take anything: what they have in hand would come again as well.
+            rustix::io::write(&kernel, &answer::resend()).map_err(|error| {
+                let text = format!("fuse: what was left open cannot be asked for again: {error}");
+                Error::new(ErrorKind::Unavailable, text)
+            })?;
+        }
+        let door = Self::open(options, device, mount, kernel, agreed, keeper)?;
+        let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
+        *door.loop_device.lock() = device;
+        // Users wait behind this door: what it lacks is said, and no reason to end it.
+        let whole = if resized { door.resized() } else { Ok(()) }.and_then(|()| door.attach(options));
+        if let Err(error) = whole {
+            tracing::error!(mountpoint = %door.mount.path.display(), "the mount goes on, and: {error}");
+        }
+        Ok(door)
+    }
+
+    /// Starts the workers. The mount is left alone when that fails: a keeper may hold it.
+    fn open(
+        options: &FuseOptions,
+        device: Arc<dyn BlockDevice>,
+        mount: Mount,
+        kernel: OwnedFd,
+        agreed: Agreed,
+        keeper: Option<Keeper>,
+    ) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::new(ErrorKind::Unavailable, format!("fuse: the door cannot be started: {error}"))
+        };
+        let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (name, mode) = (options.file_name.clone(), options.mode & 0o777);
+        let served = Arc::new(Served { device, name, mode, user, group, time_s });
+        let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
+        let mut workers = Vec::new();
+        for n in 0..options.workers {
+            let (link, served) = (link.clone(), served.clone());
+            let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
+            workers.push(thread.spawn(move || work(&link, &served)).map_err(failed)?);
+        }
+        Ok(FuseDoor {
+            link,
+            served,
+            mount,
+            agreed,
+            workers: Mutex::new(workers),
+            loop_device: Mutex::default(),
+            keeper: Mutex::new(keeper),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// Starts a keeper if one is wanted and can be of use.
+    fn kept(
+        options: &FuseOptions,
+        mount: &Mount,
+        kernel: &OwnedFd,
+        agreed: &Agreed,
+        size_bytes: u64,
+    ) -> Result<Option<Keeper>> {
+        let Some(keeper) = &options.keeper else { return Ok(None) };
+        if agreed.flags & init::RESEND == 0 {
+            // What a dead server took would be asked for never again, and its users would wait for ever.
+            tracing::warn!(
+                "fuse: this kernel is older than 6.9: the mount cannot outlive the server's death"
+            );
+            return Ok(None);
+        }
+        let handed = handed(&options.file_name, mount, kernel, agreed, None, size_bytes)?;
+        Keeper::start(&keeper.socket, &keeper.command, &handed).map(Some)
+    }
+
+    /// Attaches a loop device if one is wanted and none is there.
+    fn attach(&self, options: &FuseOptions) -> Result<()> {
+        let mut slot = self.loop_device.lock();
+        if !options.attach_loop || slot.is_some() {
+            return Ok(());
+        }
+        let geometry = *self.served.device.geometry();
+        let failed = |error: std::io::Error| {
+            let text = format!("fuse: no loop device can be attached to {}: {error}", self.file().display());
+            Error::new(ErrorKind::Unavailable, text)
+        };
+        let file = std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
+        let file = file.map_err(failed)?;
+        let device = LoopDevice::attach(&file, geometry.block_bytes, geometry.read_only).map_err(failed)?;
+        if !device.is_direct().unwrap_or(true) {
+            let path = device.path();
+            tracing::warn!(path = %path.display(), "fuse: no direct I/O for the loop device; it is slower");
+        }
+        *slot = Some(device);
+        drop(slot);
+        self.tell_keeper()
+    }
+
+    fn tell_keeper(&self) -> Result<()> {
+        let handed = self.handed()?;
+        self.keeper.lock().as_ref().map_or(Ok(()), |keeper| keeper.update(&handed))
+    }
+
+    fn handed(&self) -> Result<Handed> {
+        let number = self.loop_device.lock().map(|device| device.number());
+        let size_bytes = self.served.device.geometry().size_bytes;
+        handed(&self.served.name, &self.mount, &self.link.kernel, &self.agreed, number, size_bytes)
+    }
+
+    /// The file that is the volume.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.mount.path.join(&self.served.name)
+    }
+
+    /// The loop device, where one is attached.
+    #[must_use]
+    pub fn loop_device(&self) -> Option<LoopDevice> {
+        *self.loop_device.lock()
+    }
+
+    /// What was counted since the start.
+    #[must_use]
+    pub fn metrics(&self) -> FuseMetrics {
+        self.link.counters.snapshot(self.link.in_flight())
+    }
+
+    /// Tells the kernel, and the loop device, that the device has another size now. Not while the door is
+    /// quiet.
+    pub fn resized(&self) -> Result<()> {
+        self.link.send(&[&answer::invalidate_file()]);
+        if let Some(device) = self.loop_device() {
+            // The loop device goes by what the kernel knows of the file, so let it ask first.
+            let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
+            told.map_err(|error| {
+                let text = format!("fuse: {} does not take the new size: {error}", device.path().display());
+                Error::new(ErrorKind::Unavailable, text)
+            })?;
+        }
+        self.tell_keeper()
+    }
+
+    fn detach_loop(&self) {
+        let Some(device) = self.loop_device.lock().take() else { return };
+        let path = device.path();
+        if !device.is_of(&self.file()) {
+            return;
+        }
+        if let Err(error) = device.detach() {
+            tracing::warn!(%error, path = %path.display(), "fuse: the loop device cannot be detached");
+        }
+        if !patiently(|| !device.is_of(&self.file())) {
+            tracing::warn!(path = %path.display(), "fuse: the loop device is in use; it goes when closed");
+        }
+    }
+
+    fn join(&self) {
+        for worker in self.workers.lock().drain(..) {
+            let _ = worker.join();
+        }
+    }
+
+    fn end_keeper(&self) {
+        if let Some(keeper) = self.keeper.lock().take() {
+            keeper.end();
+        }
+    }
+}
+
+/// Whether it becomes true before patience ends.
+fn patiently(mut is: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + BUSY_TIME_MAX;
+    loop {
+        if is() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The longest request to ask the kernel for, in whole pages.
+fn request_bytes_max(device: &dyn BlockDevice) -> u32 {
+    device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN * REQUEST_BYTES_MIN
+}
+
+fn check(options: &FuseOptions, device: &dyn BlockDevice) -> Result<()> {
+    let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+    let name = &options.file_name;
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.contains(['/', '\0'])
+        || name == "."
+        || name == ".."
+    {
+        return invalid(format!("fuse: {name:?} cannot be a file's name"));
+    }
+    if !(1..=WORKERS_MAX).contains(&options.workers) {
+        return invalid(format!("fuse: {} workers; there can be 1 to {WORKERS_MAX}", options.workers));
+    }
+    if request_bytes_max(device) < REQUEST_BYTES_MIN {
+        let longest = device.geometry().request_bytes_max;
+        return invalid(format!(
+            "fuse: the device takes requests of at most {longest} bytes; 4096 are needed"
+        ));
+    }
+    Ok(())
+}
+
+impl Door for FuseDoor {
+    fn kind(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn address(&self) -> String {
+        let file = self.file();
+        self.loop_device().map_or(file, |device| device.path()).display().to_string()
+    }
+
+    fn counts(&self) -> DoorCounts {
+        self.metrics().counts(!self.link.is_finished())
+    }
+
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        if self.link.quiesce(patience) {
+            return Ok(());
+        }
+        let in_flight = self.link.in_flight();
+        self.link.resume();
+        let text = format!(
+            "fuse: {in_flight} requests to {} were not answered in {} ms; the door has resumed",
+            self.file().display(),
+            patience.as_millis()
+        );
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    fn resume(&self) {
+        self.link.resume();
+    }
+
+    fn resized(&self) -> Result<()> {
+        FuseDoor::resized(self)
+    }
+
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        if self.link.is_finished() {
+            let text = format!("fuse: {} was unmounted", self.mount.path.display());
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
+        if !self.link.is_quiet() {
+            return Err(Error::new(ErrorKind::Invalid, "fuse: only a quiet door can be handed over"));
+        }
+        Ok(vec![self.handed()?])
+    }
+
+    fn let_go(&self) {
+        if !self.over.swap(true, SeqCst) {
+            self.link.finish();
+            self.join();
+            if let Some(keeper) = self.keeper.lock().take() {
+                keeper.leave();
+            }
+        }
+    }
+
+    fn stop(&self) {
+        if self.over.swap(true, SeqCst) {
+            return self.join();
+        }
+        self.link.resume();
+        self.detach_loop();
+        let mut outcome = Ok(());
+        let gone = self.link.is_finished()
+            || patiently(|| {
+                outcome = self.mount.unmount();
+                !matches!(&outcome, Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()))
+            });
+        self.link.finish();
+        self.join();
+        self.link.drain();
+        if !gone || outcome.is_err() {
+            let file = self.file();
+            let file = file.display();
+            tracing::warn!(%file, "fuse: still in use: unmounted lazily; its users get errors from now on");
+            self.mount.abandon();
+        }
+        self.end_keeper();
+    }
+
+    fn stop_now(&self) {
+        if self.over.swap(true, SeqCst) {
+            return self.join();
+        }
+        self.link.finish();
+        // Known by its file's path, which an unmount changes.
+        let device = self.loop_device.lock().take().filter(|device| device.is_of(&self.file()));
+        self.mount.abandon();
+        self.join();
+        if let Some(device) = device {
+            // Its users have errors already, so nothing is waited for.
+            let _ = device.detach();
+        }
+        self.end_keeper();
+    }
+}
+
+impl Drop for FuseDoor {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}

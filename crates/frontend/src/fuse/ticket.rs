@@ -1,0 +1,102 @@
+//! One request in flight: the exchange a device fills, empties and completes.
+//!
+//! Invariant: completing a ticket sends exactly one answer, with one system call, and never waits.
+//! Not here: seeks (`seek`), which ask the device several times.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::io::Errno;
+use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
+
+use super::answer::{head, written};
+use super::link::Link;
+
+/// The bytes of a request.
+pub(super) enum Body {
+    /// Neither payload nor data.
+    Empty,
+    /// What a write stores: `length` bytes from `start` on.
+    Write { bytes: Vec<u8>, start: usize, length: usize },
+    /// The place of a read's data.
+    Read { bytes: Vec<u8> },
+}
+
+impl Body {
+    /// What it counts against the limit of bytes in flight.
+    fn charged_bytes(&self) -> u64 {
+        match self {
+            Body::Empty => 0,
+            // A long payload came with its whole buffer.
+            Body::Write { bytes, .. } | Body::Read { bytes } => bytes.len() as u64,
+        }
+    }
+}
+
+/// One request in flight.
+pub(super) struct Ticket {
+    link: Arc<Link>,
+    unique: u64,
+    charged_bytes: u64,
+    body: Body,
+}
+
+impl Ticket {
+    pub(super) fn new(link: &Arc<Link>, unique: u64, body: Body) -> Box<Self> {
+        let charged_bytes = body.charged_bytes();
+        link.begin(charged_bytes);
+        Box::new(Ticket { link: link.clone(), unique, charged_bytes, body })
+    }
+}
+
+/// The errno that a user of the file gets for this error, which goes to the log: the kernel takes no text.
+pub(super) fn errno_of(link: &Link, error: &Error) -> i32 {
+    let number = link.counters.errors.fetch_add(1, Relaxed) + 1;
+    // A device that fails fails often: say it less and less.
+    if number.is_power_of_two() {
+        tracing::warn!(%error, number, "fuse: a request failed");
+    }
+    match error.kind() {
+        ErrorKind::ReadOnly => Errno::ROFS.raw_os_error(),
+        kind => kind.errno(),
+    }
+}
+
+impl Exchange for Ticket {
+    #[inline]
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        if let Body::Write { bytes, start, length } = &self.body {
+            let payload = &bytes[*start..*start + *length];
+            into.copy_from_slice(&payload[offset as usize..][..into.len()]);
+        }
+    }
+
+    #[inline]
+    fn buffer(&mut self) -> &mut [u8] {
+        match &mut self.body {
+            Body::Read { bytes } => bytes,
+            Body::Empty | Body::Write { .. } => &mut [],
+        }
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Ticket { link, unique, charged_bytes, body } = *self;
+        match (outcome, &body) {
+            (Ok(Reply::Done), Body::Read { bytes }) => {
+                link.counters.bytes_out.fetch_add(bytes.len() as u64, Relaxed);
+                link.send(&[&head(unique, 0, bytes.len()), bytes]);
+            }
+            (Ok(Reply::Done), Body::Write { length, .. }) => link.send(&[&written(unique, *length as u32)]),
+            (Ok(Reply::Done), Body::Empty) => link.send_status(unique, 0),
+            (Ok(Reply::Allocation(_)), _) => {
+                let text = "the device answered with another kind of reply than was asked for";
+                link.send_status(unique, errno_of(&link, &Error::new(ErrorKind::Internal, text)));
+            }
+            (Err(error), _) => link.send_status(unique, errno_of(&link, &error)),
+        }
+        if let Body::Write { bytes, .. } = body {
+            link.keep(bytes);
+        }
+        link.end(charged_bytes);
+    }
+}

@@ -1,0 +1,287 @@
+//! One worker: takes requests from the kernel, answers what needs no device, gives the rest to it.
+//!
+//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not here:
+//! what happens when the device answers (`ticket`, `seek`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use sawmill_device::{BlockDevice, Flags, Operation as Asked, Request};
+
+use super::answer::{self, Attributes};
+use super::link::{Link, Taken};
+use super::metrics::count;
+use super::options::{COPY_BYTES_MAX, NAME_BYTES_MAX};
+use super::protocol::{
+    FILE, Malformed, Message, Operation, RESENT, ROOT, SEEK_DATA, SEEK_HOLE, WRITE_HEAD_BYTES, allocate,
+    change, parse,
+};
+use super::seek::Seek;
+use super::ticket::{Body, Ticket};
+
+/// The file that is served, and how it looks.
+pub(super) struct Served {
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) name: String,
+    pub(super) mode: u32,
+    pub(super) user: u32,
+    pub(super) group: u32,
+    /// When the server started, in seconds of Unix time.
+    pub(super) time_s: u64,
+}
+
+impl Served {
+    fn size_bytes(&self) -> u64 {
+        self.device.geometry().size_bytes
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes {
+            size_bytes: self.size_bytes(),
+            mode: self.mode,
+            user: self.user,
+            group: self.group,
+            time_s: self.time_s,
+        }
+    }
+}
+
+/// Works until the link ends. On a thread of its own.
+pub(super) fn work(link: &Arc<Link>, served: &Served) {
+    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+        tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may wait for memory that waits for it");
+    }
+    match link.epoll() {
+        Ok(epoll) => take_all(link, served, &epoll),
+        Err(error) => {
+            tracing::error!(%error, "fuse: a worker cannot wait for requests");
+            link.finish();
+        }
+    }
+    link.worker_left();
+}
+
+fn take_all(link: &Arc<Link>, served: &Served, epoll: &impl std::os::fd::AsFd) {
+    let mut buffer = link.buffer();
+    while link.may_take() {
+        match link.take(&mut buffer) {
+            Taken::Request(0) => (),
+            Taken::Request(length) => buffer = handle(link, served, buffer, length),
+            Taken::Nothing => {
+                let mut events = Vec::with_capacity(2);
+                let _ = epoll::wait(epoll, spare_capacity(&mut events), None);
+            }
+            Taken::Gone => link.finish(),
+        }
+    }
+}
+
+/// Handles the request in `buffer`, and returns a buffer for the next.
+fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> Vec<u8> {
+    let message = match parse(&buffer[..length]) {
+        Ok(message) => message,
+        Err(error) => {
+            count(&link.counters.malformed);
+            tracing::warn!(?error, length, "fuse: a request from the kernel cannot be understood");
+            if let Malformed::Arguments { unique, .. } = error {
+                link.send_status(unique, Errno::INVAL.raw_os_error());
+            }
+            return buffer;
+        }
+    };
+    if message.unique & RESENT != 0 {
+        count(&link.counters.resent);
+    }
+    if let Operation::Write { offset, open_flags, payload } = message.operation {
+        let (unique, node, bytes) = (message.unique, message.node, payload.len());
+        return write(link, served, buffer, &Write { unique, node, offset, open_flags, bytes });
+    }
+    answer(link, served, &message);
+    buffer
+}
+
+/// The facts of a write, apart from its payload.
+struct Write {
+    unique: u64,
+    node: u64,
+    offset: u64,
+    open_flags: u32,
+    bytes: usize,
+}
+
+fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
+    count(&link.counters.writes);
+    let room = served.size_bytes().saturating_sub(write.offset);
+    // What lies behind the end is not written, and the count says so.
+    let length = usize::try_from(room).map_or(write.bytes, |room| room.min(write.bytes));
+    if write.node != FILE || length == 0 {
+        let errno = match (write.node, write.bytes) {
+            (FILE, 0) => return answered(link, &answer::written(write.unique, 0), buffer),
+            (FILE, _) => Errno::NOSPC,
+            _ => Errno::ISDIR,
+        };
+        link.send_status(write.unique, errno.raw_os_error());
+        return buffer;
+    }
+    link.counters.bytes_in.fetch_add(length as u64, Relaxed);
+    let start = WRITE_HEAD_BYTES;
+    let body = if length <= COPY_BYTES_MAX {
+        Body::Write { bytes: buffer[start..start + length].to_vec(), start: 0, length }
+    } else {
+        Body::Write { bytes: std::mem::replace(&mut buffer, link.buffer()), start, length }
+    };
+    let synchronous = OFlags::SYNC | OFlags::DSYNC;
+    let fua = OFlags::from_bits_retain(write.open_flags).intersects(synchronous);
+    let flags = Flags { fua, no_unmap: false };
+    let ticket = Ticket::new(link, write.unique, body);
+    served.device.submit(Request::new(Asked::Write, write.offset, length as u64, flags, ticket));
+    buffer
+}
+
+fn answered(link: &Link, answer: &[u8], buffer: Vec<u8>) -> Vec<u8> {
+    link.send(&[answer]);
+    buffer
+}
+
+/// Answers everything but writes.
+fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
+    let Message { unique, node, operation } = *message;
+    match operation {
+        Operation::Read { offset, length } => return read(link, served, unique, offset, length),
+        Operation::Fsync if node == FILE => {
+            count(&link.counters.flushes);
+            let ticket = Ticket::new(link, unique, Body::Empty);
+            return served.device.submit(Request::new(Asked::Flush, 0, 0, Flags::default(), ticket));
+        }
+        Operation::Allocate { offset, length, mode } => {
+            return allocate_range(link, served, unique, offset, length, mode);
+        }
+        _ => count(&link.counters.others),
+    }
+    match operation {
+        // Nobody waits for an answer to these.
+        Operation::Forget | Operation::BatchForget => (),
+        Operation::Lookup { name } if node == ROOT && name == served.name.as_bytes() => {
+            link.send(&[&answer::entry(unique, &served.attributes())]);
+        }
+        Operation::Lookup { .. } => link.send_status(unique, Errno::NOENT.raw_os_error()),
+        Operation::GetAttributes => {
+            link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
+        }
+        Operation::SetAttributes { change, size_bytes } => {
+            set_attributes(link, served, (unique, node), change, size_bytes);
+        }
+        Operation::Open => link.send(&[&answer::opened(unique)]),
+        Operation::OpenFolder => link.send(&[&answer::opened_folder(unique)]),
+        Operation::ReadFolder { offset, length } => {
+            link.send(&[&answer::folder(unique, offset, length, served.name.as_bytes())]);
+        }
+        Operation::StatFs => {
+            link.send(&[&answer::stat_fs(unique, served.size_bytes(), NAME_BYTES_MAX as u32)]);
+        }
+        Operation::Seek { offset, whence } => seek(link, served, unique, offset, whence),
+        // Durable is what fsync has answered, not what was closed.
+        Operation::Release
+        | Operation::Flush
+        | Operation::ReleaseFolder
+        | Operation::Fsync
+        | Operation::FsyncFolder
+        | Operation::Access
+        | Operation::Destroy => link.send_status(unique, 0),
+        // An interrupted request is answered when it is done: what a device has begun ends. Told this once,
+        // the kernel sends no more of these.
+        Operation::Interrupt | Operation::Unknown { .. } => {
+            link.send_status(unique, Errno::NOSYS.raw_os_error());
+        }
+        Operation::Init { .. }
+        | Operation::Read { .. }
+        | Operation::Write { .. }
+        | Operation::Allocate { .. } => {
+            link.send_status(unique, Errno::INVAL.raw_os_error());
+        }
+    }
+}
+
+fn read(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, length: u32) {
+    count(&link.counters.reads);
+    let length = served.size_bytes().saturating_sub(offset).min(u64::from(length));
+    if length == 0 {
+        return link.send_status(unique, 0);
+    }
+    let ticket = Ticket::new(link, unique, Body::Read { bytes: vec![0; length as usize] });
+    served.device.submit(Request::new(Asked::Read, offset, length, Flags::default(), ticket));
+}
+
+fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, size_bytes: u64) {
+    let (unique, node) = of;
+    let owners = changes & (change::MODE | change::USER | change::GROUP) != 0;
+    let size = changes & change::SIZE != 0 && size_bytes != served.size_bytes();
+    if owners || size {
+        if size {
+            let (name, is) = (&served.name, served.size_bytes());
+            tracing::warn!(
+                name,
+                is,
+                asked = size_bytes,
+                "fuse: the file's size is that of the volume: resize that"
+            );
+        }
+        return link.send_status(unique, Errno::PERM.raw_os_error());
+    }
+    // Times are not kept.
+    link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
+}
+
+fn allocate_range(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, length: u64, mode: u32) {
+    let (punch, zero) = (mode & allocate::PUNCH_HOLE != 0, mode & allocate::ZERO_RANGE != 0);
+    let keep_size = mode & allocate::KEEP_SIZE != 0;
+    let known = allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
+    let geometry = served.device.geometry();
+    count(match (punch, zero) {
+        (true, _) => &link.counters.discards,
+        (_, true) => &link.counters.write_zeroes,
+        _ => &link.counters.others,
+    });
+    let end = offset.saturating_add(length);
+    let errno = if mode & !known != 0 || (punch && zero) || (punch && !keep_size) {
+        Some(Errno::OPNOTSUPP)
+    } else if end > geometry.size_bytes && !keep_size {
+        Some(Errno::NOSPC)
+    } else if geometry.read_only {
+        Some(Errno::ROFS)
+    } else if (punch || zero) && !geometry.operations.write_zeroes {
+        Some(Errno::OPNOTSUPP)
+    } else {
+        None
+    };
+    let length = end.min(geometry.size_bytes).saturating_sub(offset);
+    // What is not to be zeroed is as allocated as it will ever be.
+    if errno.is_some() || !(punch || zero) || length == 0 {
+        return link.send_status(unique, errno.map_or(0, Errno::raw_os_error));
+    }
+    // A punched hole must read as zeroes, which a discard alone does not promise.
+    let flags = Flags { fua: false, no_unmap: zero };
+    let ticket = Ticket::new(link, unique, Body::Empty);
+    served.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));
+}
+
+fn seek(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, whence: u32) {
+    let geometry = served.device.geometry();
+    let size_bytes = geometry.size_bytes;
+    if whence != SEEK_DATA && whence != SEEK_HOLE {
+        return link.send_status(unique, Errno::INVAL.raw_os_error());
+    }
+    if offset >= size_bytes {
+        return link.send_status(unique, Errno::NXIO.raw_os_error());
+    }
+    let data = whence == SEEK_DATA;
+    if !geometry.operations.allocation {
+        let found = if data { offset } else { size_bytes };
+        return link.send(&[&answer::sought(unique, found)]);
+    }
+    Seek { link: link.clone(), device: served.device.clone(), unique, data, size_bytes }.start(offset);
+}

@@ -1,0 +1,128 @@
+//! The keeper's process: holds, gives, ends.
+//!
+//! Its standard input is the socket that it listens on, made by who started it. Not here: asking it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, getsockname, sockopt};
+
+use super::wire::{Packet, receive, send};
+use crate::Handed;
+
+/// How often it looks whether what it holds still lives. To wait for that would wake it with every request:
+/// the kernel tells all who wait on the descriptor.
+const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// How long somebody who connects may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+/// Among the last to be ended when memory is short: it has next to none.
+const OOM_SCORE: &str = "-900";
+
+/// Runs the keeper until what it holds is gone, or it is told to end. To be called by a process that does
+/// nothing else, its standard input being the socket. Errors: the socket is none.
+pub fn keep() -> std::io::Result<()> {
+    // Not to be ended with a terminal or with a group of processes; it stands in no folder that may go.
+    let _ = rustix::process::setsid();
+    let _ = std::env::set_current_dir("/");
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    let listener = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let address: SocketAddrUnix = getsockname(&listener)?.try_into()?;
+    let path = address.path_bytes().map(|bytes| {
+        use std::os::unix::ffi::OsStrExt;
+        PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
+    });
+    let mut holder = Holder { listener, path, held: None };
+    while holder.hear() {}
+    holder.vanish();
+    Ok(())
+}
+
+struct Holder {
+    listener: OwnedFd,
+    path: Option<PathBuf>,
+    held: Option<Handed>,
+}
+
+/// Whether the far end of this descriptor still lives: a mount's says when it is gone.
+fn lives(descriptor: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(descriptor, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let gone = PollFlags::ERR | PollFlags::NVAL;
+    !matches!(poll(&mut asked, Some(&now)), Ok(n) if n > 0 && asked[0].revents().intersects(gone))
+}
+
+impl Holder {
+    /// Waits for somebody, and does what they ask; `false` when it is time to end.
+    fn hear(&mut self) -> bool {
+        let mut asked = [PollFd::new(&self.listener, PollFlags::IN)];
+        let came = poll(&mut asked, Some(&LOOK_EVERY));
+        if let Some(holding) = &self.held
+            && !holding.descriptors.iter().all(lives)
+        {
+            return false;
+        }
+        match came {
+            // Who started it has gone before saying what to hold.
+            Ok(0) => return self.held.is_some(),
+            Ok(_) => (),
+            Err(Errno::INTR) => return true,
+            Err(_) => return false,
+        }
+        let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else { return true };
+        !is_ours(&socket) || self.serve(&socket)
+    }
+
+    fn serve(&mut self, socket: &OwnedFd) -> bool {
+        for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            if sockopt::set_socket_timeout(socket, timeout, Some(SILENCE_MAX)).is_err() {
+                return true;
+            }
+        }
+        match receive(socket) {
+            Ok(Packet::Hold(handed)) => {
+                self.held = Some(handed);
+                let _ = send(socket, &Packet::Done);
+                true
+            }
+            Ok(Packet::Give) => match self.held.take() {
+                Some(holding) => {
+                    // Lent to the packet and taken back: what arrives is a duplicate.
+                    let packet = Packet::Here(holding);
+                    let _ = send(socket, &packet);
+                    if let Packet::Here(holding) = packet {
+                        self.held = Some(holding);
+                    }
+                    true
+                }
+                None => self.end(socket, &Packet::Nothing),
+            },
+            Ok(Packet::End) => {
+                self.held.take();
+                self.end(socket, &Packet::Done)
+            }
+            Ok(Packet::Done | Packet::Here(_) | Packet::Nothing) | Err(_) => true,
+        }
+    }
+
+    /// Says so only once its place is free for another.
+    fn end(&mut self, socket: &OwnedFd, answer: &Packet) -> bool {
+        self.vanish();
+        let _ = send(socket, answer);
+        false
+    }
+
+    fn vanish(&mut self) {
+        if let Some(path) = self.path.take() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Only our own user, and root, may have what is held.
+fn is_ours(socket: impl AsFd) -> bool {
+    let own = rustix::process::geteuid();
+    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}

@@ -1,0 +1,203 @@
+//! The NBD server as a door: counted, held, handed over, taken over.
+//!
+//! Invariant: of two processes with the same sockets one reads and writes them. A server that was taken
+//! over stays quiet until it is resumed (until then it is *on trial*), and one that was let go never
+//! touches them again. Not here: how threads are held (`pause`), and the facts (`handover`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::connection::{Session, Unread};
+use super::handover::Passenger;
+use super::listener::Listener;
+use super::options::NbdOptions;
+use super::outbox::Link;
+use super::server::{Entry, Export, NbdServer};
+use crate::{Door, DoorCounts, Handed};
+
+/// How long a thread takes from the end of a handshake to where it pauses.
+const QUIET_WITHIN: Duration = Duration::from_secs(1);
+
+impl NbdServer {
+    /// Goes on with the listener and the connections of another process, which no longer takes requests from
+    /// them and lets them go. Clients notice nothing. `options.listen` is what the listener says.
+    ///
+    /// A connection whose export is not among `exports`, or is no longer what its client was shown
+    /// (smaller, read-only, unable), is given up with a logged reason. Errors: `Invalid` where a piece is
+    /// missing, or has a fact that is missing or wrong; `Unavailable` where the system refuses. Nothing has
+    /// changed then.
+    pub fn take_over(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
+        let server = Self::take_over_quiet(options, exports, pieces)?;
+        Door::resume(&server);
+        Ok(server)
+    }
+
+    /// As [`NbdServer::take_over`], but the server is quiet until [`Door::resume`]. Dropped before that, it
+    /// leaves everything to the process it came from.
+    pub fn take_over_quiet(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
+        let mut listener = None;
+        let mut passengers = Vec::new();
+        for piece in pieces {
+            match piece.what.as_str() {
+                "listener" if listener.is_none() => listener = Some(Listener::of(piece, &options)?),
+                "connection" => passengers.push(Passenger::of(piece)?),
+                other => return Err(invalid(format!("a second or unknown piece {other:?}"))),
+            }
+        }
+        let (listener, counted) = listener.ok_or_else(|| invalid("the listener is missing".into()))?;
+        options.check()?;
+        let server = NbdServer::new(options, listener, counted, true)?;
+        for export in exports {
+            server.add_export(export)?;
+        }
+        for passenger in passengers {
+            server.board(passenger);
+        }
+        Ok(server)
+    }
+
+    /// Goes on with one connection, or says why not.
+    fn board(&self, passenger: Passenger) {
+        let Passenger { export: name, peer, held, unsent, socket } = passenger;
+        let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
+        let Some(export) = export else {
+            tracing::warn!(peer, name, "nbd: a connection was not taken over: its export is not served");
+            return;
+        };
+        let geometry = match held.shown.on(export.device.geometry(), held.style, held.block_status) {
+            Ok(geometry) => geometry,
+            Err(reason) => {
+                tracing::warn!(
+                    peer,
+                    name,
+                    reason,
+                    "nbd: a connection was not taken over: its export has changed"
+                );
+                return;
+            }
+        };
+        let session = Session {
+            device: export.device.clone(),
+            geometry,
+            style: held.style,
+            block_status: held.block_status,
+        };
+        let link = match Link::new(socket) {
+            Ok(link) => Arc::new(link),
+            Err(error) => {
+                tracing::warn!(peer, %error, "nbd: a connection was not taken over: it could not be set up");
+                return;
+            }
+        };
+        link.queue_unsent(unsent);
+        let entry = Entry { link: link.clone(), peer: peer.clone(), export: Some(export), held: None };
+        let id = self.shared.registry.lock().enter(entry);
+        self.shared.spawn(id, peer, link, Some((session, held.unread)));
+    }
+}
+
+/// How a connection begins: with a handshake, or in the middle.
+pub(super) type Opening = Option<(Session, Unread)>;
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, format!("nbd hand-over: {text}"))
+}
+
+impl Door for NbdServer {
+    fn kind(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn address(&self) -> String {
+        self.shared.listener.address.to_string()
+    }
+
+    fn counts(&self) -> DoorCounts {
+        let metrics = self.metrics();
+        let requests = metrics.requests;
+        DoorCounts {
+            connections: metrics.connections,
+            connections_total: metrics.connections_total,
+            connections_refused: metrics.connections_refused,
+            reads: requests.read,
+            writes: requests.write,
+            flushes: requests.flush,
+            discards: requests.trim,
+            write_zeroes: requests.write_zeroes,
+            others: requests.cache + requests.block_status + requests.unknown,
+            bytes_in: metrics.written_bytes,
+            bytes_out: metrics.read_bytes,
+            errors: metrics.errors,
+            in_flight: metrics.in_flight,
+            protocol_violations: metrics.protocol_violations,
+        }
+    }
+
+    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its
+    /// handshake: it has 20 ms to be through and come along, and otherwise goes on after [`Door::resume`],
+    /// or is closed by [`Door::let_go`] and has to connect again. Clients that connect meanwhile wait in
+    /// the system's queue.
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        self.shared.quiesce(patience)
+    }
+
+    fn resume(&self) {
+        self.shared.on_trial.store(false, Relaxed);
+        self.shared.resume();
+    }
+
+    /// One `listener` and a `connection` for each client; `docs/format/hand_over.md` says where their facts
+    /// are described. Errors: `Invalid` when the door is not quiet.
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        let counted = self.metrics();
+        let registry = self.shared.registry.lock();
+        if !self.shared.is_pausing() || !registry.is_quiet() {
+            return Err(invalid("the door is not quiet; quiesce it first".into()));
+        }
+        let mut pieces = vec![self.shared.listener.piece(&counted)?];
+        for Entry { link, peer, export, held } in registry.entries.values() {
+            if let (Some(export), Some(held)) = (export, held) {
+                pieces.push(Passenger::piece(&export.name, peer, held, &link.unsent(), &link.socket)?);
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Clients that were not handed over (in their handshake, or ending) see their connections closed.
+    fn let_go(&self) {
+        {
+            let mut registry = self.shared.registry.lock();
+            // Whoever has just ended its handshake is on its way to where it pauses.
+            while self.shared.is_pausing() && !registry.is_quiet() && !self.shared.on_trial.load(Relaxed) {
+                if self.shared.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
+                    break;
+                }
+            }
+            let quiet = self.shared.is_pausing() && registry.is_quiet();
+            // On trial nothing was taken yet, whether its threads know already or not.
+            if !quiet && !self.shared.on_trial.load(Relaxed) {
+                tracing::error!("nbd: a door that is not quiet cannot be let go; it goes on");
+                return;
+            }
+            self.shared.stopping.store(true, Relaxed);
+            registry.entries.values().for_each(|entry| entry.link.let_go());
+        }
+        self.shared.wake_accepting();
+        self.shared.nudge();
+        if let Some(thread) = self.accepting.lock().take() {
+            let _ = thread.join();
+        }
+        self.shared.wait_until_all_left();
+    }
+
+    fn stop(&self) {
+        NbdServer::stop(self);
+    }
+
+    fn stop_now(&self) {
+        NbdServer::stop_now(self);
+    }
+}

@@ -1,0 +1,267 @@
+//! The pieces of an NBD server on their way to another process: as facts, and back.
+//!
+//! One `listener`: facts `address` (an absolute path, or an IP address with its port), `transport` (`unix` or
+//! `tcp`), for a Unix socket `device` and `inode` of its file, and what was counted so far, by the names in
+//! `COUNTS`; descriptor: the listening socket.
+//!
+//! A `connection` for each client that has chosen its export: facts `export`, `peer`, `style` (`simple`,
+//! `structured`, `extended`), `block_status` (`true` or `false`); `size_bytes`, `flags` and
+//! `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a refused request
+//! is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`, `refused_errno`, `refused_text`.
+//! Bytes: what was received and not consumed, a request that came in part from its beginning on, then
+//! `unsent_bytes` of replies. Descriptor: the connected socket.
+//!
+//! Invariant: what comes in is checked whole before anything goes on. Not here: threads, and the way between
+//! processes.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
+use sawmill_device::{Error, ErrorKind, Geometry, Result};
+
+use super::connection::{Drain, Refusal, Unread, payload_bytes_max};
+use super::handshake::transmission_flags;
+use super::listener::Listener;
+use super::metrics::NbdMetrics;
+use super::options::{Listen, NbdOptions};
+use super::pause::Held;
+use super::protocol::{Errno, Style, transmission};
+use crate::Handed;
+
+/// What a client was told of its export, and relies on as long as it is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    size_bytes: u64,
+    request_bytes_max: u32,
+    /// Transmission flags.
+    flags: u16,
+}
+
+impl Shown {
+    pub(super) fn of(geometry: &Geometry, style: Style) -> Self {
+        Shown {
+            size_bytes: geometry.size_bytes,
+            request_bytes_max: payload_bytes_max(geometry),
+            flags: transmission_flags(geometry, style),
+        }
+    }
+
+    /// The geometry for a connection that was shown this, on a device that is now like that; or why not.
+    pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
+        let able = Shown::of(now, style);
+        if able.size_bytes < self.size_bytes {
+            return Err(format!("it has {} bytes and had {}", able.size_bytes, self.size_bytes));
+        }
+        if able.request_bytes_max < self.request_bytes_max {
+            let (now, before) = (able.request_bytes_max, self.request_bytes_max);
+            return Err(format!("its longest request is {now} bytes and was {before}"));
+        }
+        let read_only = self.flags & transmission::READ_ONLY != 0;
+        if now.read_only && !read_only {
+            return Err("it is read-only now".into());
+        }
+        let lost = self.flags & !transmission::READ_ONLY & !able.flags;
+        if lost != 0 {
+            return Err(format!("it can no longer do what the transmission flags {lost:#x} say"));
+        }
+        if block_status && !now.operations.allocation {
+            return Err("it no longer tells its allocation".into());
+        }
+        let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
+        Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
+    }
+}
+
+/// A client's connection on its way.
+#[derive(Debug)]
+pub(super) struct Passenger {
+    pub(super) export: String,
+    pub(super) peer: String,
+    pub(super) held: Held,
+    pub(super) unsent: Vec<u8>,
+    pub(super) socket: OwnedFd,
+}
+
+const STYLES: [(&str, Style); 3] =
+    [("simple", Style::Simple), ("structured", Style::Structured), ("extended", Style::Extended)];
+
+impl Passenger {
+    /// A connection as a piece, with a duplicate of its socket.
+    pub(super) fn piece(
+        export: &str,
+        peer: &str,
+        held: &Held,
+        unsent: &[u8],
+        socket: &OwnedFd,
+    ) -> Result<Handed> {
+        let style = STYLES.iter().find(|(_, style)| *style == held.style).map_or("", |(name, _)| name);
+        let mut piece = Handed::new("connection")
+            .with("export", export)
+            .with("peer", peer)
+            .with("style", style)
+            .with("block_status", held.block_status)
+            .with("size_bytes", held.shown.size_bytes)
+            .with("flags", held.shown.flags)
+            .with("request_bytes_max", held.shown.request_bytes_max)
+            .with("unsent_bytes", unsent.len());
+        if let Some(Drain { left, cookie, offset, refusal: Refusal(errno, text) }) = &held.unread.draining {
+            piece = piece
+                .with("refused_bytes", left)
+                .with("refused_cookie", cookie)
+                .with("refused_offset", offset)
+                .with("refused_errno", *errno as u32)
+                .with("refused_text", text);
+        }
+        piece.bytes = [&held.unread.received, unsent].concat();
+        piece.descriptors.push(duplicate(socket)?);
+        Ok(piece)
+    }
+
+    /// The connection again. Errors: `Invalid`, with the fact that is missing or wrong.
+    pub(super) fn of(mut piece: Handed) -> Result<Self> {
+        let socket = the_socket(&mut piece)?;
+        if sockopt::socket_type(&socket).ok() != Some(SocketType::STREAM) {
+            return Err(invalid("the descriptor of a connection is no stream socket".into()));
+        }
+        let style = piece.fact("style")?;
+        let style = STYLES.iter().find(|(name, _)| *name == style).map(|(_, style)| *style);
+        let style = style.ok_or_else(|| wrong(&piece, "style"))?;
+        let shown = Shown {
+            size_bytes: piece.parsed("size_bytes")?,
+            request_bytes_max: piece.parsed("request_bytes_max")?,
+            flags: piece.parsed("flags")?,
+        };
+        let mut draining = None;
+        if piece.facts.contains_key("refused_bytes") {
+            let errno = Errno::from_number(piece.parsed("refused_errno")?);
+            let errno = errno.ok_or_else(|| wrong(&piece, "refused_errno"))?;
+            draining = Some(Drain {
+                left: piece.parsed("refused_bytes")?,
+                cookie: piece.parsed("refused_cookie")?,
+                offset: piece.parsed("refused_offset")?,
+                refusal: Refusal(errno, piece.fact("refused_text")?.into()),
+            });
+        }
+        let unsent_bytes: usize = piece.parsed("unsent_bytes")?;
+        let mut received = std::mem::take(&mut piece.bytes);
+        let split = received.len().checked_sub(unsent_bytes).ok_or_else(|| wrong(&piece, "unsent_bytes"))?;
+        let unsent = received.split_off(split);
+        let block_status = piece.parsed("block_status")?;
+        let held = Held { style, block_status, shown, unread: Unread { received, draining } };
+        let (export, peer) = (piece.fact("export")?.into(), piece.fact("peer")?.into());
+        Ok(Passenger { export, peer, held, unsent, socket })
+    }
+}
+
+impl Listener {
+    /// The listening socket as a piece, with a duplicate of it.
+    pub(super) fn piece(&self, counted: &NbdMetrics) -> Result<Handed> {
+        let mut piece = Handed::new("listener");
+        piece = match &self.address {
+            Listen::Tcp(address) => piece.with("transport", "tcp").with("address", address),
+            Listen::Unix(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                let text = path.to_str().ok_or_else(|| {
+                    invalid(format!("the socket's path {} is not UTF-8 and cannot be told", path.display()))
+                })?;
+                piece.with("transport", "unix").with("address", text)
+            }
+        };
+        if let Some((device, inode)) = self.identity() {
+            piece = piece.with("device", device).with("inode", inode);
+        }
+        let mut counted = *counted;
+        for (name, count) in counts(&mut counted) {
+            piece = piece.with(name, count);
+        }
+        piece.descriptors.push(duplicate(self.socket())?);
+        Ok(piece)
+    }
+
+    /// The listening socket again, and what was counted with it. Errors: `Invalid`, with the fact that is
+    /// missing or wrong.
+    pub(super) fn of(mut piece: Handed, options: &NbdOptions) -> Result<(Self, NbdMetrics)> {
+        let socket = the_socket(&mut piece)?;
+        let (address, family) = match piece.fact("transport")? {
+            "unix" => (Listen::Unix(PathBuf::from(piece.fact("address")?)), AddressFamily::UNIX),
+            "tcp" => {
+                let address: SocketAddr = piece.parsed("address")?;
+                if !address.ip().is_loopback() && !options.insecure_listen {
+                    return Err(invalid(format!(
+                        "{address} can be reached by other machines; see insecure_listen"
+                    )));
+                }
+                let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+                (Listen::Tcp(address), family)
+            }
+            _ => return Err(wrong(&piece, "transport")),
+        };
+        let listens = sockopt::socket_acceptconn(&socket).unwrap_or(false);
+        let fits = getsockname(&socket).is_ok_and(|name| name.address_family() == family);
+        if !listens || !fits || rustix::io::ioctl_fionbio(&socket, true).is_err() {
+            return Err(invalid(format!("the descriptor of the listener does not listen on {address}")));
+        }
+        let mut identity = None;
+        if piece.facts.contains_key("inode") {
+            identity = Some((piece.parsed("device")?, piece.parsed("inode")?));
+        }
+        let mut counted = NbdMetrics::default();
+        for (name, count) in counts(&mut counted) {
+            // A count that another version does not keep begins anew.
+            if piece.facts.contains_key(name) {
+                *count = piece.parsed(name)?;
+            }
+        }
+        Ok((Listener::adopt(address, socket, identity), counted))
+    }
+}
+
+/// What is counted, by the names of its facts; not what is so at present (`connections`, `in_flight`).
+fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 16] {
+    let requests = &mut metrics.requests;
+    [
+        ("connections_total", &mut metrics.connections_total),
+        ("connections_refused", &mut metrics.connections_refused),
+        ("reads", &mut requests.read),
+        ("writes", &mut requests.write),
+        ("flushes", &mut requests.flush),
+        ("trims", &mut requests.trim),
+        ("caches", &mut requests.cache),
+        ("write_zeroes", &mut requests.write_zeroes),
+        ("block_statuses", &mut requests.block_status),
+        ("unknown_requests", &mut requests.unknown),
+        ("bytes_in", &mut metrics.bytes_in),
+        ("bytes_out", &mut metrics.bytes_out),
+        ("written_bytes", &mut metrics.written_bytes),
+        ("read_bytes", &mut metrics.read_bytes),
+        ("errors", &mut metrics.errors),
+        ("protocol_violations", &mut metrics.protocol_violations),
+    ]
+}
+
+fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
+    socket.as_fd().try_clone_to_owned().map_err(|error| {
+        let text =
+            format!("nbd: a socket cannot be handed over: {error}; is the limit of open files reached?");
+        Error::new(ErrorKind::Unavailable, text)
+    })
+}
+
+/// The only descriptor of a piece.
+fn the_socket(piece: &mut Handed) -> Result<OwnedFd> {
+    match (piece.descriptors.pop(), piece.descriptors.len()) {
+        (Some(only), 0) => Ok(only),
+        _ => Err(invalid(format!("a {} needs exactly one descriptor", piece.what))),
+    }
+}
+
+fn wrong(piece: &Handed, name: &str) -> Error {
+    let value = piece.facts.get(name).map_or("", String::as_str);
+    invalid(format!("the fact {name:?} of a {} cannot be {value:?}", piece.what))
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, format!("nbd hand-over: {text}"))
+}

@@ -1,0 +1,161 @@
+//! Pieces of doors as bytes: how [`Handed`] travels between two versions of this program.
+//!
+//! The layout is described byte by byte in `docs/format/hand_over.md`. There is one encoding for each
+//! value: what the reader accepts, the writer would write the same. A newer layout gets a new version
+//! number and is refused by older readers; a new fact needs none, since readers ignore facts they do not
+//! know.
+//!
+//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants.
+//! Not here: how bytes and descriptors move ([`passing`](crate::passing)), and what the facts of a door mean.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use crate::Handed;
+
+/// Opens every parcel.
+const MAGIC: [u8; 8] = *b"SAWMHAND";
+/// The version written, and the newest that is understood.
+const VERSION: u64 = 1;
+
+/// These pieces as bytes, and their descriptors in the order [`unpack`] wants them.
+#[must_use]
+pub fn pack(pieces: &[Handed]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
+    let mut out = MAGIC.to_vec();
+    push_number(&mut out, VERSION);
+    push_number(&mut out, pieces.len() as u64);
+    for piece in pieces {
+        push_bytes(&mut out, piece.what.as_bytes());
+        push_number(&mut out, piece.facts.len() as u64);
+        for (name, value) in &piece.facts {
+            push_bytes(&mut out, name.as_bytes());
+            push_bytes(&mut out, value.as_bytes());
+        }
+        push_bytes(&mut out, &piece.bytes);
+        push_number(&mut out, piece.descriptors.len() as u64);
+    }
+    (out, pieces.iter().flat_map(|piece| &piece.descriptors).map(AsFd::as_fd).collect())
+}
+
+fn push_number(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    push_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// The pieces again. Errors: `Invalid` for bytes that are no parcel, a newer version, or descriptors that
+/// are not as many as the pieces say; all descriptors are closed then.
+pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
+    let mut reader = Reader { bytes, at: 0 };
+    if reader.take(MAGIC.len() as u64, "magic")? != MAGIC {
+        return Err(invalid("it does not begin with SAWMHAND".into()));
+    }
+    let version = reader.number("version")?;
+    if version != VERSION {
+        return Err(invalid(format!("its version is {version}; this program knows version {VERSION}")));
+    }
+    let mut descriptors = descriptors.into_iter();
+    let mut pieces = Vec::new();
+    for _ in 0..reader.number("number of pieces")? {
+        pieces.push(reader.piece(&mut descriptors)?);
+    }
+    if reader.at != bytes.len() {
+        return Err(invalid(format!("{} bytes follow its end", bytes.len() - reader.at)));
+    }
+    match descriptors.len() {
+        0 => Ok(pieces),
+        left => Err(invalid(format!("{left} descriptors belong to no piece"))),
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: u64, what: &str) -> Result<&'a [u8]> {
+        let rest = &self.bytes[self.at..];
+        let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
+        let length =
+            length.ok_or_else(|| invalid(format!("it ends inside its {what} at byte {}", self.at)))?;
+        self.at += length;
+        Ok(&rest[..length])
+    }
+
+    fn number(&mut self, what: &str) -> Result<u64> {
+        let bytes = self.take(8, what)?;
+        Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn bytes(&mut self, what: &str) -> Result<&'a [u8]> {
+        let length = self.number(what)?;
+        self.take(length, what)
+    }
+
+    fn text(&mut self, what: &str) -> Result<String> {
+        let at = self.at;
+        let text = std::str::from_utf8(self.bytes(what)?);
+        text.map(str::to_owned).map_err(|_| invalid(format!("the {what} at byte {at} is not UTF-8")))
+    }
+
+    fn piece(&mut self, descriptors: &mut std::vec::IntoIter<OwnedFd>) -> Result<Handed> {
+        let mut piece = Handed { what: self.text("name of a piece")?, ..Handed::default() };
+        for _ in 0..self.number("number of facts")? {
+            let (name, value) = (self.text("name of a fact")?, self.text("fact")?);
+            if piece.facts.last_key_value().is_some_and(|(last, _)| *last >= name) {
+                return Err(invalid(format!("the fact {name:?} of a {} is out of order", piece.what)));
+            }
+            piece.facts.insert(name, value);
+        }
+        piece.bytes = self.bytes("bytes of a piece")?.to_vec();
+        let count = self.number("number of descriptors")?;
+        let left = descriptors.len();
+        let count = usize::try_from(count).ok().filter(|count| *count <= left).ok_or_else(|| {
+            invalid(format!("a {} has {count} descriptors where {left} are left", piece.what))
+        })?;
+        piece.descriptors.extend(descriptors.take(count));
+        Ok(piece)
+    }
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, format!("hand-over: what came is no parcel of pieces: {text}"))
+}
+
+impl Handed {
+    /// A piece without facts, bytes and descriptors yet.
+    #[must_use]
+    pub fn new(what: &str) -> Self {
+        Handed { what: what.into(), ..Handed::default() }
+    }
+
+    /// The same piece with one more fact.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.facts.insert(name.into(), value.to_string());
+        self
+    }
+
+    /// The fact of this name. Errors: `Invalid` when it is missing.
+    pub fn fact(&self, name: &str) -> Result<&str> {
+        self.facts.get(name).map(String::as_str).ok_or_else(|| {
+            Error::new(ErrorKind::Invalid, format!("hand-over: a {} has no fact {name:?}", self.what))
+        })
+    }
+
+    /// The fact of this name as a number, a flag, an address. Errors: `Invalid` when it is missing or is
+    /// none.
+    pub fn parsed<T: FromStr>(&self, name: &str) -> Result<T> {
+        let value = self.fact(name)?;
+        value.parse().map_err(|_| {
+            let text = format!("hand-over: the fact {name:?} of a {} cannot be {value:?}", self.what);
+            Error::new(ErrorKind::Invalid, text)
+        })
+    }
+}

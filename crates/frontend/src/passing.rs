@@ -1,0 +1,174 @@
+//! Messages with open files, from one process to another over a Unix stream socket.
+//!
+//! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of bytes in 64
+//! bits, little-endian), a zero byte for each further group of descriptors, and the bytes. The kernel takes
+//! 253 descriptors at once: the first group travels with the head, each other one with its zero byte.
+//! `docs/format/hand_over.md` describes it for other programs.
+//!
+//! Invariants: nothing after a message is taken from the socket; what a peer declares is allocated only as it
+//! comes; a descriptor that belongs to no message is closed. Not here: what the bytes mean
+//! ([`pack`](crate::pack) is for pieces of doors).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno as OsError;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use sawmill_device::{Error, ErrorKind, Result};
+
+/// Opens each message.
+const MAGIC: [u8; 4] = *b"SWM1";
+const HEAD_BYTES: usize = 16;
+/// Descriptors the kernel takes with one call.
+const GROUP_MAX: usize = 253;
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(GROUP_MAX));
+/// How much memory grows before more of a declared length has come.
+const STEP_BYTES: usize = 1 << 20;
+
+/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the kernel anew.
+///
+/// Errors: `Closed` when the peer is gone, `Unavailable` when it takes nothing in time or the system refuses.
+/// After an error nothing more can be sent on the stream.
+pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    let count = u32::try_from(descriptors.len())
+        .map_err(|_| Error::new(ErrorKind::Invalid, "message: more than 4 billion descriptors"))?;
+    let mut head = [0; HEAD_BYTES];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..8].copy_from_slice(&count.to_le_bytes());
+    head[8..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    let mut groups = descriptors.chunks(GROUP_MAX);
+    send_all(stream, &head, groups.next().unwrap_or_default())?;
+    for group in groups {
+        send_all(stream, &[0], group)?;
+    }
+    send_all(stream, bytes, &[])
+}
+
+/// Sends all bytes; the descriptors go with the first of them.
+fn send_all(stream: &UnixStream, mut bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    while !bytes.is_empty() {
+        let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            // There is room for a whole group.
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(length) => {
+                bytes = &bytes[length..];
+                descriptors = &[];
+            }
+            Err(OsError::INTR) => (),
+            Err(error) => return Err(failed("sent", error)),
+        }
+    }
+    Ok(())
+}
+
+/// Receives one message of at most `bytes_max` bytes and `descriptors_max` descriptors, which are closed when
+/// this process executes another program. Waits as [`send`] does, by the stream's read time-out.
+///
+/// Errors: `Closed` when the peer is gone; `Unavailable` when nothing comes in time, the system refuses, or
+/// this process has no room for the descriptors; `Invalid` for what is not a message or beyond a limit.
+/// After an error nothing more can be received from the stream.
+pub fn receive(
+    stream: &UnixStream,
+    bytes_max: usize,
+    descriptors_max: usize,
+) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut receiver = Receiver { stream, descriptors: Vec::new(), descriptors_max };
+    let mut head = [0; HEAD_BYTES];
+    receiver.fill(&mut head, "before a message")?;
+    let [m0, m1, m2, m3, d0, d1, d2, d3, length @ ..] = head;
+    if [m0, m1, m2, m3] != MAGIC {
+        return Err(invalid(format!("it begins with {:02x?} instead of {MAGIC:02x?}", &head[..4])));
+    }
+    let declared = u32::from_le_bytes([d0, d1, d2, d3]) as usize;
+    let length = u64::from_le_bytes(length);
+    if declared > descriptors_max {
+        return Err(invalid(format!("it has {declared} descriptors; {descriptors_max} is the limit")));
+    }
+    let length = usize::try_from(length).ok().filter(|length| *length <= bytes_max);
+    let length =
+        length.ok_or_else(|| invalid(format!("it is longer than the limit of {bytes_max} bytes")))?;
+    for _ in 1..declared.div_ceil(GROUP_MAX) {
+        receiver.fill(&mut [0], "inside a message")?;
+    }
+    let mut bytes = Vec::new();
+    while bytes.len() < length {
+        let start = bytes.len();
+        bytes.resize(length.min(start + STEP_BYTES), 0);
+        receiver.fill(&mut bytes[start..], "inside a message")?;
+    }
+    if receiver.descriptors.len() != declared {
+        let came = receiver.descriptors.len();
+        return Err(invalid(format!("it declares {declared} descriptors and has {came}")));
+    }
+    Ok((bytes, receiver.descriptors))
+}
+
+struct Receiver<'a> {
+    stream: &'a UnixStream,
+    descriptors: Vec<OwnedFd>,
+    descriptors_max: usize,
+}
+
+impl Receiver<'_> {
+    /// Receives exactly `into`, and the descriptors that come with it.
+    fn fill(&mut self, into: &mut [u8], place: &str) -> Result<()> {
+        let mut filled = 0;
+        while filled < into.len() {
+            let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut place_of_bytes = [IoSliceMut::new(&mut into[filled..])];
+            let received = recvmsg(self.stream, &mut place_of_bytes, &mut control, RecvFlags::CMSG_CLOEXEC);
+            let received = match received {
+                Ok(received) => received,
+                Err(OsError::INTR) => continue,
+                Err(error) => return Err(failed("received", error)),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    self.descriptors.extend(descriptors);
+                }
+            }
+            if received.flags.contains(ReturnFlags::CTRUNC) {
+                let text = "message: a descriptor could not be received: too many files are open; \
+                            raise its limit (ulimit -n)";
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+            if self.descriptors.len() > self.descriptors_max {
+                let text = format!("it has more descriptors than the limit of {}", self.descriptors_max);
+                return Err(invalid(text));
+            }
+            if received.bytes == 0 {
+                let text = format!("message: the peer closed the connection {place}");
+                return Err(Error::new(ErrorKind::Closed, text));
+            }
+            filled += received.bytes;
+        }
+        Ok(())
+    }
+}
+
+fn invalid(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, format!("message: the peer sent what is no message: {text}"))
+}
+
+fn failed(what: &str, error: OsError) -> Error {
+    let (kind, text) = match error {
+        OsError::AGAIN => (ErrorKind::Unavailable, "the peer did not do its part in time".into()),
+        OsError::PIPE | OsError::CONNRESET => (ErrorKind::Closed, "the peer closed the connection".into()),
+        OsError::TOOMANYREFS => (
+            ErrorKind::Unavailable,
+            "too many descriptors are on their way; raise the limit of open files (ulimit -n)".into(),
+        ),
+        error => (ErrorKind::Unavailable, error.to_string()),
+    };
+    Error::new(kind, format!("message: it could not be {what}: {text}"))
+}

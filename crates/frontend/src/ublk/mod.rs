@@ -1,0 +1,34 @@
+//! ublk: a real block device, `/dev/ublkbN`, whose requests the kernel gives to this process over io_uring.
+//!
+//! Rooms: [`options`](UblkOptions), `protocol` (descriptors and parameters, pure), [`server`](UblkDoor)
+//! (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their rings), `queue` (one
+//! queue on its thread), `link` (one queue as others see it), `inbox` (what other threads tell that thread),
+//! `ticket` (one request in flight), [`registry`](devices) (which devices there are), `metrics`.
+//!
+//! One thread per queue, or a few threads for the queues of many devices. A thread takes all requests that
+//! have come with one system call, submits them, and answers those that completed with the next. A write's
+//! payload is copied once, by the kernel, to where the device wants it. A request that completes on another
+//! thread wakes the queue's.
+//!
+//! When this process dies, the device waits: [`UblkDoor::recover`] takes it over, and its users see no error.
+//!
+//! Not here: zoned devices; zero copy (see `docs/decisions/0018-ublk-copies-once.md`).
+
+mod inbox;
+mod link;
+mod metrics;
+mod options;
+mod protocol;
+mod queue;
+mod registry;
+mod server;
+#[cfg(test)]
+mod tests;
+mod ticket;
+mod worker;
+
+pub use options::UblkOptions;
+pub use registry::{DeviceInfo, delete, devices};
+pub use sawmill_sys::ublk::DeviceState;
+pub use server::UblkDoor;
+pub use worker::UblkWorkers;

@@ -1,0 +1,173 @@
+//! What can be set for a ublk device, and the limits that cannot.
+//!
+//! Invariant: a value outside its range is refused before anything is made.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::ublk::{QUEUE_DEPTH_MAX, REQUEST_BYTES_MAX};
+
+use super::worker::UblkWorkers;
+
+/// The settings of one ublk device.
+#[derive(Clone, Debug)]
+pub struct UblkOptions {
+    /// The number in `/dev/ublkbN`; `None` takes a free one.
+    pub id: Option<u32>,
+    /// What tells the device's bytes from all others: the identity of the volume, not only its name. A device
+    /// is taken over only for the volume it was made for. Not empty.
+    pub volume: String,
+    /// The name of a link to the device's node in `link_folder`; `None` for no link.
+    pub link: Option<String>,
+    /// Hardware queues, each with its own thread; `None` means one per core, at most 16, and 1 with
+    /// `workers`.
+    pub queues: Option<u16>,
+    /// Requests that one queue has in flight at most: 4 to 4095.
+    pub queue_depth: u16,
+    /// The longest read or write in bytes: 4 KiB to 32 MiB. The device's own limit holds too.
+    pub request_bytes_max: u32,
+    /// Ties the thread of each queue to the cores that fill the queue. Without effect with `workers`.
+    pub pin: bool,
+    /// Serves the queues on these threads, shared with other devices, instead of threads of their own.
+    pub workers: Option<UblkWorkers>,
+    /// Makes a device as a user without privileges: without recovery, and each payload is copied twice.
+    pub unprivileged: bool,
+    /// Where the file with the facts of each device lies, one folder for all servers of a machine.
+    pub run_folder: PathBuf,
+    /// Where links to devices lie.
+    pub link_folder: PathBuf,
+    /// How long [`super::UblkDoor::recover`] waits for the kernel to see that the old server is gone.
+    pub recovery_time_max: Duration,
+}
+
+/// Queues of one device, when nobody says how many.
+const QUEUES_DEFAULT_MAX: usize = 16;
+/// Queues of one device: what one shared ring has room for many times over.
+const QUEUES_MAX: u16 = 256;
+/// The kernel allows no smaller queue.
+const QUEUE_DEPTH_MIN: u16 = 4;
+/// The shortest bound on requests: a page of any common machine.
+const REQUEST_BYTES_MIN: u32 = 4096;
+/// The longest name of a link, as for any file.
+const LINK_BYTES_MAX: usize = 255;
+
+/// Idle buffers for reads that one thread keeps while there is work; without work it keeps none.
+pub(super) const SPARE_BYTES_MAX: usize = 8 << 20;
+/// After this long without a request a thread gives its idle buffers back.
+pub(super) const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Commands that one system call takes to the kernel at most.
+pub(super) const RING_ENTRIES: u32 = 256;
+/// Queues that one shared thread can serve, where the process may open as many files.
+pub(super) const SHARED_SLOTS_MAX: u64 = 4096;
+/// How long the node of a new device may take to appear, and to be ours to open.
+pub(super) const NODE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often a condition of the kernel is looked at that it does not tell of.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How long another living server may take to leave a device that is taken over.
+pub(super) const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);
+
+impl UblkOptions {
+    /// The defaults for this volume: any number, no link, one queue of 128 requests per core, requests up to
+    /// 1 MiB, threads tied to cores, facts below `/run/sawmill/ublk`, links in `/dev/sawmill`.
+    #[must_use]
+    pub fn new(volume: impl Into<String>) -> Self {
+        UblkOptions {
+            id: None,
+            volume: volume.into(),
+            link: None,
+            queues: None,
+            queue_depth: 128,
+            request_bytes_max: 1 << 20,
+            pin: true,
+            workers: None,
+            unprivileged: false,
+            run_folder: "/run/sawmill/ublk".into(),
+            link_folder: "/dev/sawmill".into(),
+            recovery_time_max: Duration::from_secs(60),
+        }
+    }
+
+    /// The number of queues to ask the kernel for.
+    pub(super) fn queue_count(&self) -> u16 {
+        let cores =
+            || std::thread::available_parallelism().map_or(1, usize::from).min(QUEUES_DEFAULT_MAX) as u16;
+        self.queues.unwrap_or_else(|| if self.workers.is_some() { 1 } else { cores() })
+    }
+
+    /// Refuses what cannot work. Errors: `Invalid`.
+    pub(super) fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::new(ErrorKind::Invalid, format!("ublk: {text}")));
+        let within = |what: &str, value: u64, least: u64, most: u64| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            refuse(format!("{what} is {value}; it must be {least} to {most}"))
+        };
+        within("queues", self.queue_count().into(), 1, QUEUES_MAX.into())?;
+        let deepest = QUEUE_DEPTH_MAX - 1;
+        within("queue_depth", self.queue_depth.into(), QUEUE_DEPTH_MIN.into(), deepest.into())?;
+        let (shortest, longest) = (REQUEST_BYTES_MIN.into(), REQUEST_BYTES_MAX.into());
+        within("request_bytes_max", self.request_bytes_max.into(), shortest, longest)?;
+        if self.volume.is_empty() {
+            return refuse(
+                "the volume has no identity; without one a device could be taken over for another".into(),
+            );
+        }
+        if let Some(link) = &self.link
+            && !is_link_name(link)
+        {
+            let text = "must be 1 to 255 letters, digits or -._+=:@, and not begin with a dot or a hyphen";
+            return refuse(format!("the name of the link, {link:?}, {text}"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether this can be a link's name: safe in a folder, in a rule of udev and in a shell.
+fn is_link_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+=:@".contains(&byte);
+    let first = name.bytes().next();
+    name.len() <= LINK_BYTES_MAX
+        && name.bytes().all(plain)
+        && first.is_some_and(|byte| !b".-".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_outside_its_range_is_refused_by_name() {
+        type Change = fn(&mut UblkOptions);
+        let wrong: [(&str, Change); 8] = [
+            ("queues is 0", |options| options.queues = Some(0)),
+            ("queues is 257", |options| options.queues = Some(257)),
+            ("queue_depth is 3", |options| options.queue_depth = 3),
+            ("queue_depth is 4096", |options| options.queue_depth = 4096),
+            ("request_bytes_max is 4095", |options| options.request_bytes_max = 4095),
+            ("request_bytes_max is 33554433", |options| options.request_bytes_max = (32 << 20) + 1),
+            ("no identity", |options| options.volume.clear()),
+            ("the name of the link, \"../sda\"", |options| options.link = Some("../sda".into())),
+        ];
+        for (text, change) in wrong {
+            let mut options = UblkOptions::new("volume 1");
+            options.check().expect("the defaults are in range");
+            change(&mut options);
+            let error = options.check().expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_link_is_a_plain_file_name() {
+        let long = "a".repeat(256);
+        for name in ["disk1", "disk1@snap", "A-b_c.d", "a:b=c+d", &long[1..]] {
+            assert!(is_link_name(name), "{name}");
+        }
+        for name in ["", ".", "..", ".hidden", "-rf", "a/b", "a b", "a\nb", "a$b", "ä", &long] {
+            assert!(!is_link_name(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! One queue of a device, on the thread that serves it.
+//!
+//! Invariants: every request that the kernel delivers is given to the device once, or refused, or held back
+//! while the queue is quiet; a held request was not seen by anybody, so another server can be given it. Not
+//! here: the loop around it.
+
+use std::sync::Arc;
+
+use sawmill_device::{BlockDevice, Operation, Request};
+use sawmill_sys::ublk::{Descriptors, QueueRing};
+
+use super::inbox::Done;
+use super::link::Link;
+use super::options::SPARE_BYTES_MAX;
+use super::protocol::{Asked, Refusal};
+use super::ticket::{Body, Ticket};
+
+/// Why commands of a stopped device come back.
+const ENODEV: i32 = 19;
+
+/// One queue.
+pub(super) struct Queue {
+    pub(super) link: Arc<Link>,
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) descriptors: Descriptors,
+    /// Tags that the kernel uses on this queue.
+    pub(super) tags: u16,
+    /// The longest read or write.
+    pub(super) bytes_max: u32,
+    pub(super) state: QueueState,
+}
+
+/// How a queue stands.
+#[derive(Default)]
+pub(super) struct QueueState {
+    /// Requests given to the device and not answered yet.
+    in_flight: u32,
+    /// Requests that came while the queue was quiet.
+    held: Vec<(u16, Vec<u8>)>,
+    /// Takes nothing.
+    quiet: bool,
+    /// The door waits, in this round, to hear that nothing is in flight.
+    to_tell: Option<u64>,
+    /// Tags whose command the kernel gave back for good.
+    gone: u16,
+    pub(super) let_go: bool,
+}
+
+impl Queue {
+    /// Asks for the first request of every tag.
+    pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
+        let buffer = || (!self.link.user_copy).then(|| vec![0; self.bytes_max as usize]);
+        (0..self.tags).try_for_each(|tag| ring.fetch(self.link.slot(), self.link.queue, tag, buffer()))
+    }
+
+    /// A request came, with the buffer that was lent for it (empty with user copy).
+    pub(super) fn take(&mut self, tag: u16, buffer: Vec<u8>, spares: &mut Spares) {
+        if self.state.quiet {
+            self.state.held.push((tag, buffer));
+            return;
+        }
+        self.state.in_flight += 1;
+        let geometry = self.device.geometry();
+        let asked = match self.descriptors.get(tag) {
+            Some(descriptor) => Asked::from_descriptor(&descriptor, geometry, self.bytes_max),
+            None => Err(Refusal::unknown_tag(tag)),
+        };
+        let asked = match asked {
+            Ok(asked) => asked,
+            Err(Refusal { errno, reason }) => {
+                let queue = self.link.queue;
+                tracing::warn!(queue, tag, reason = &*reason, "ublk: a request was refused");
+                self.link.counters.refused();
+                return self.link.answer(tag, -errno, Body::Empty, buffer);
+            }
+        };
+        self.link.counters.taken(asked.operation, asked.length);
+        let body = match asked.operation {
+            // Lengths of reads and writes were checked against `bytes_max`.
+            Operation::Read => Body::Read(asked.length as u32),
+            Operation::Write => Body::Write(asked.length as u32),
+            _ => Body::Empty,
+        };
+        let lends = self.link.user_copy && asked.operation == Operation::Read;
+        let buffer = if lends { spares.take(asked.length as usize) } else { buffer };
+        let ticket = Ticket { link: self.link.clone(), tag, body, buffer };
+        let Asked { operation, address, length, flags } = asked;
+        self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
+    }
+
+    /// A request is done: the kernel is told, and asked for the next with this tag.
+    pub(super) fn answer(
+        &mut self,
+        done: Done,
+        ring: &mut QueueRing,
+        spares: &mut Spares,
+    ) -> std::io::Result<()> {
+        self.state.in_flight = self.state.in_flight.saturating_sub(1);
+        let Done { slot, tag, result, body, buffer } = done;
+        let read_bytes = if matches!(body, Body::Read(_)) { result.max(0) as u64 } else { 0 };
+        self.link.counters.answered(result, read_bytes);
+        let lent = if self.link.user_copy {
+            spares.keep(buffer);
+            None
+        } else {
+            Some(buffer)
+        };
+        ring.commit_and_fetch(slot, self.link.queue, tag, result, lent)
+    }
+
+    /// The kernel takes no more commands with this tag.
+    pub(super) fn lose(&mut self, tag: u16, errno: i32) {
+        self.state.gone += 1;
+        if errno != ENODEV {
+            let (queue, slot) = (self.link.queue, self.link.slot());
+            tracing::error!(queue, slot, tag, errno, "ublk: the kernel refused a command; its tag is lost");
+        }
+    }
+
+    /// Nothing will come any more, and nothing is in flight.
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.gone >= self.tags && self.state.in_flight == 0
+    }
+
+    /// Holds back what comes from now on, and tells the door when nothing is in flight.
+    pub(super) fn quiesce(&mut self, round: u64) {
+        self.state.quiet = true;
+        self.state.to_tell = Some(round);
+    }
+
+    /// Takes what was held back, and what comes.
+    pub(super) fn resume(&mut self, spares: &mut Spares) {
+        self.state.quiet = false;
+        self.state.to_tell = None;
+        for (tag, buffer) in std::mem::take(&mut self.state.held) {
+            self.take(tag, buffer, spares);
+        }
+    }
+
+    /// The door waits to hear that nothing is in flight.
+    pub(super) fn is_quieting(&self) -> bool {
+        self.state.to_tell.is_some()
+    }
+
+    /// To be called when all answers so far are with the kernel.
+    pub(super) fn tell_progress(&mut self) {
+        if self.state.in_flight == 0
+            && let Some(round) = self.state.to_tell.take()
+        {
+            self.link.progress.quiet(round);
+        }
+    }
+}
+
+/// Idle buffers for reads, of one thread.
+#[derive(Default)]
+pub(super) struct Spares {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Spares {
+    /// A buffer of at least this length. What is in it is from an earlier read, and no reader gets to see it:
+    /// a read that succeeds has filled its part.
+    fn take(&mut self, length: usize) -> Vec<u8> {
+        match self.buffers.pop() {
+            Some(buffer) if buffer.len() >= length => {
+                self.bytes -= buffer.len();
+                buffer
+            }
+            Some(small) => {
+                self.bytes -= small.len();
+                vec![0; length]
+            }
+            None => vec![0; length],
+        }
+    }
+
+    pub(super) fn keep(&mut self, buffer: Vec<u8>) {
+        if !buffer.is_empty() && self.bytes + buffer.len() <= SPARE_BYTES_MAX {
+            self.bytes += buffer.len();
+            self.buffers.push(buffer);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.buffers.is_empty()
+    }
+
+    pub(super) fn give_back(&mut self) {
+        *self = Spares::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_buffers_are_bounded_and_given_back() {
+        let mut spares = Spares::default();
+        for _ in 0..20 {
+            spares.keep(vec![0; 1 << 20]);
+        }
+        assert_eq!(spares.bytes, SPARE_BYTES_MAX);
+        assert_eq!(spares.take(4096).len(), 1 << 20);
+        assert_eq!(spares.take(2 << 20).len(), 2 << 20);
+        assert_eq!(spares.bytes, SPARE_BYTES_MAX - (2 << 20));
+        spares.give_back();
+        assert!(spares.is_empty());
+        assert_eq!(spares.take(100), vec![0; 100]);
+    }
+}

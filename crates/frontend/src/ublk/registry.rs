@@ -1,0 +1,320 @@
+//! Which ublk devices there are, whose they are, and removing those that nobody serves.
+//!
+//! A device of ours carries a mark in the driver: a tag and a hash of its volume's identity. What else there
+//! is to know lies in a file per device in the run folder, in lines `NAME="value"` that udev can import. A
+//! living server holds that file's lock.
+//!
+//! Invariants: a device without our mark, or one that a living process serves, is never touched. The file is
+//! there before the device's node is. Not here: serving.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::FileLock;
+use sawmill_sys::ublk::{Control, DeviceState, node_path};
+
+use super::protocol::{is_ours, mark};
+
+/// Where the kernel lists the character devices of ublk.
+const CLASS_FOLDER: &str = "/sys/class/ublk-char";
+
+/// A ublk device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The number in `/dev/ublkbN`.
+    pub id: u32,
+    /// How it stands with the kernel.
+    pub state: DeviceState,
+    /// The process that serves it, or served it last.
+    pub server_pid: Option<u32>,
+    /// A living process serves it.
+    pub alive: bool,
+    /// It was made by this program; others are shown, and not touched.
+    pub ours: bool,
+    /// The identity of the volume it was made for, where the run folder knows.
+    pub volume: Option<String>,
+    /// The name of the link to it, where the run folder knows one.
+    pub link: Option<String>,
+    /// Its size.
+    pub size_bytes: u64,
+    mark: u64,
+}
+
+impl DeviceInfo {
+    /// Whether the device was made for the volume of this identity: certain even without the run folder.
+    #[must_use]
+    pub fn is_for(&self, volume: &str) -> bool {
+        self.mark == mark(volume)
+    }
+
+    /// Nobody serves it, and nobody is about to: it waits for a server, or is what is left of one.
+    #[must_use]
+    pub fn is_orphan(&self) -> bool {
+        self.ours && !self.alive
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn node(&self) -> PathBuf {
+        node_path(self.id)
+    }
+}
+
+/// Opens the driver's control node, or says what to do.
+pub(super) fn control() -> Result<Control> {
+    Control::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            ErrorKind::Unavailable,
+            "ublk: there is no /dev/ublk-control: load the module (modprobe ublk_drv), Linux 6.5 or later",
+        ),
+        io::ErrorKind::PermissionDenied => Error::new(
+            ErrorKind::Denied,
+            "ublk: /dev/ublk-control may not be opened: run as root, or let udev give the node to this user",
+        ),
+        _ => failed("/dev/ublk-control could not be opened", &error),
+    })
+}
+
+/// A failure of the system as an error of ours.
+pub(super) fn failed(what: &str, error: &io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::AlreadyExists => ErrorKind::Exists,
+        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => ErrorKind::InUse,
+        io::ErrorKind::InvalidInput => ErrorKind::Invalid,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("ublk: {what}: {error}"))
+}
+
+/// All ublk devices of this machine, those of other programs too, by number. A device that vanishes meanwhile
+/// is left out. Errors: `Unavailable` where the kernel has no ublk, `Denied` without the right to ask.
+pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
+    let mut control = control()?;
+    let listed = match std::fs::read_dir(CLASS_FOLDER) {
+        Ok(listed) => listed,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(&format!("{CLASS_FOLDER} cannot be read"), &error)),
+    };
+    let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
+    let mut ids: Vec<u32> = listed.flatten().filter_map(|entry| number(entry.file_name())).collect();
+    ids.sort_unstable();
+    let mut found = Vec::new();
+    for id in ids {
+        match device(&mut control, run_folder, id) {
+            Ok(device) => found.push(device),
+            Err(error) if error.kind() == ErrorKind::NotFound => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// One ublk device. Errors: `NotFound`.
+pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Result<DeviceInfo> {
+    let info = control.info(id).map_err(|error| match error.raw_os_error() {
+        // What the driver says of a number it does not know.
+        Some(19 | 22) => Error::new(ErrorKind::NotFound, format!("ublk: there is no device {id}")),
+        _ => failed(&format!("the kernel says nothing about device {id}"), &error),
+    })?;
+    let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
+    let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
+    let server_pid = u32::try_from(info.server_pid).ok().filter(|pid| *pid > 0);
+    let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
+    // A process of this number may be another one by now. The lock knows better, where there is one.
+    let alive = match is_locked(&facts_path(run_folder, id)) {
+        Some(locked) => locked,
+        None => info.state() != DeviceState::Quiesced && server_pid.is_some_and(lives),
+    };
+    Ok(DeviceInfo {
+        id,
+        state: info.state(),
+        server_pid,
+        alive,
+        ours: is_ours(info.server_mark),
+        volume: facts.as_ref().map(|facts| facts.volume.clone()),
+        link: facts.and_then(|facts| facts.link),
+        size_bytes,
+        mark: info.server_mark,
+    })
+}
+
+/// Removes a device that nobody serves. Its users get errors from now on.
+///
+/// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one that a living process
+/// serves.
+pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
+    let mut control = control()?;
+    let known = device(&mut control, run_folder, id)?;
+    if !known.ours {
+        let text = format!("ublk: device {id} belongs to another program; it is left alone");
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    let in_use = || {
+        let server = known.server_pid.map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
+        Error::new(ErrorKind::InUse, format!("ublk: device {id} is served by {server}; stop that one first"))
+    };
+    if known.alive {
+        return Err(in_use());
+    }
+    // With the lock nobody takes the device over while it goes.
+    let claim = Claim::take(run_folder, id).map_err(|error| match error.kind() {
+        ErrorKind::InUse => in_use(),
+        _ => error,
+    })?;
+    remove_link(link_folder, known.link.as_deref(), id);
+    control.stop(id).map_err(|error| failed(&format!("device {id} could not be stopped"), &error))?;
+    claim.remove();
+    control.delete(id).map_err(|error| failed(&format!("device {id} could not be deleted"), &error))
+}
+
+fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
+    run_folder.join(id.to_string())
+}
+
+/// What the run folder knows of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) volume: String,
+    pub(super) link: Option<String>,
+    /// A server began to take the device over and has not ended that.
+    pub(super) recovering: bool,
+}
+
+impl Facts {
+    pub(super) fn read(run_folder: &Path, id: u32) -> Option<Self> {
+        Self::parse(&std::fs::read_to_string(facts_path(run_folder, id)).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("=\""))?;
+            plain(line.strip_suffix('"')?)
+        };
+        let recovering = value("SAWMILL_RECOVERING").is_some();
+        Some(Facts { volume: value("SAWMILL_VOLUME")?, link: value("SAWMILL_LINK"), recovering })
+    }
+
+    fn text(&self) -> String {
+        let link = self.link.as_ref().map(|link| format!("SAWMILL_LINK=\"{}\"\n", quoted(link)));
+        let recovering = if self.recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
+        format!("SAWMILL_VOLUME=\"{}\"\n{}{recovering}", quoted(&self.volume), link.unwrap_or_default())
+    }
+}
+
+/// Everything that could end a quoted value, or the line, as `%XX`.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (b' '..=b'~').contains(&byte) && !b"\"%\\$`".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// The text that [`quoted`] made this of.
+fn plain(text: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first == b'%' {
+            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
+            out.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            out.push(*first);
+        }
+    }
+    String::from_utf8(out).ok()
+}
+
+/// Whether a living server holds this file; `None` where there is no file.
+fn is_locked(path: &Path) -> Option<bool> {
+    use rustix::fs::{FlockOperation, flock};
+    let file = std::fs::File::open(path).ok()?;
+    // Shared: two that only look must not take each other for the server.
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Some(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Some(true),
+        Err(_) => None,
+    }
+}
+
+/// The right to serve one device, or to remove it, until dropped.
+pub(super) struct Claim {
+    path: PathBuf,
+    _lock: FileLock,
+}
+
+impl Claim {
+    /// Takes the right. Errors: `InUse` when another process has it.
+    pub(super) fn take(run_folder: &Path, id: u32) -> Result<Self> {
+        let path = facts_path(run_folder, id);
+        let wrong = |error: io::Error| failed(&format!("{} cannot be used", path.display()), &error);
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(run_folder).map_err(wrong)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o644).open(&path).map_err(wrong)?;
+        let lock = FileLock::take(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                Error::new(ErrorKind::InUse, format!("ublk: another process holds device {id}"))
+            }
+            _ => wrong(error),
+        })?;
+        Ok(Claim { path, _lock: lock })
+    }
+
+    /// Writes down what the device is.
+    pub(super) fn write(&self, facts: &Facts) -> Result<()> {
+        std::fs::write(&self.path, facts.text())
+            .map_err(|error| failed(&format!("{} cannot be written", self.path.display()), &error))
+    }
+
+    /// The device is about to go: its number may soon be another's. The file goes first.
+    pub(super) fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Makes the link to a device, where udev did not.
+pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
+    let Some(name) = name else { return };
+    let (link, node) = (link_folder.join(name), node_path(id));
+    if std::fs::read_link(&link).is_ok_and(|target| points_to(&link, &target, &node)) {
+        return;
+    }
+    let make = || {
+        std::fs::create_dir_all(link_folder)?;
+        match std::fs::symlink_metadata(&link) {
+            // A link of ours to a device that is gone. A file that somebody put there stays.
+            Ok(there) if there.is_symlink() => std::fs::remove_file(&link)?,
+            Ok(_) | Err(_) => (),
+        }
+        std::os::unix::fs::symlink(&node, &link)
+    };
+    if let Err(error) = make() {
+        tracing::warn!(%error, link = %link.display(), "ublk: the link to the device could not be made");
+    }
+}
+
+/// Removes the link to a device, if it still points there.
+pub(super) fn remove_link(link_folder: &Path, name: Option<&str>, id: u32) {
+    let Some(name) = name else { return };
+    let link = link_folder.join(name);
+    if std::fs::read_link(&link).is_ok_and(|target| points_to(&link, &target, &node_path(id))) {
+        let _ = std::fs::remove_file(&link);
+    }
+}
+
+/// Whether a link's target is this node, absolute or, as udev writes it, relative.
+fn points_to(link: &Path, target: &Path, node: &Path) -> bool {
+    target == node
+        || (target.file_name() == node.file_name() && link.starts_with("/dev") && target.starts_with(".."))
+}

@@ -1,0 +1,567 @@
+//! One device: made or taken over, served, handed over, removed.
+//!
+//! Invariants: the kernel has all commands of all queues before the device is started; the character device
+//! is closed before the device is deleted. A device that was let go is not touched again. Not here: requests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path};
+
+use super::inbox::{Inbox, Order};
+use super::link::{Link, Progress};
+use super::options::{LEAVE_TIME_MAX, LOOK_AGAIN, NODE_TIME_MAX, UblkOptions};
+use super::protocol;
+use super::queue::{Queue, QueueState};
+use super::registry::{self, Claim, Facts, failed};
+use super::worker::Worker;
+use crate::{Door, DoorCounts, Handed};
+
+/// What every device of ours has.
+const FLAGS: u64 =
+    feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::USER_COPY | feature::CMD_IOCTL_ENCODE;
+/// What a device of a user without privileges has: the driver allows no more.
+const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
+
+/// What is there while the device is served.
+struct Serving {
+    links: Vec<Arc<Link>>,
+    progress: Arc<Progress>,
+    /// Threads of this door alone; none where threads are shared.
+    workers: Vec<Worker>,
+    claim: Claim,
+    /// Sets the queue's limits, beside everything else.
+    limiting: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    fn new(claim: Claim) -> Self {
+        Serving { links: Vec::new(), progress: Arc::default(), workers: Vec::new(), claim, limiting: None }
+    }
+}
+
+struct Shared {
+    id: u32,
+    options: UblkOptions,
+    device: Arc<dyn BlockDevice>,
+    /// The driver's features.
+    features: u64,
+    serving: Mutex<Option<Serving>>,
+    /// What was counted before the device went.
+    past: Mutex<DoorCounts>,
+    quiet: Mutex<bool>,
+}
+
+/// A ublk device and the threads that serve it. Dropped, it ends as by [`Door::stop_now`].
+pub struct UblkDoor {
+    shared: Arc<Shared>,
+}
+
+impl UblkDoor {
+    /// Makes a device and serves it. Returns when users can open [`UblkDoor::node`].
+    ///
+    /// Errors: `Invalid` for an option out of range; `Exists` where the number is taken; `Unavailable` where
+    /// the kernel has no ublk or an old one; `Denied` without the right (`CAP_SYS_ADMIN`).
+    pub fn start(options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
+        options.check()?;
+        let mut control = registry::control()?;
+        let features = features_of(&mut control)?;
+        let geometry = *device.geometry();
+        let request_bytes_max = protocol::request_bytes_max(&geometry, options.request_bytes_max);
+        if request_bytes_max == 0 {
+            let text = "ublk: the device takes no request as long as a block of 4 KiB";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let mut info = KernelInfo {
+            queues: options.queue_count(),
+            // One tag more than there are requests: see `keep_one_tag_back`.
+            queue_depth: options.queue_depth + 1,
+            request_bytes_max,
+            id: options.id.unwrap_or(u32::MAX),
+            server_pid: std::process::id() as i32,
+            flags: if options.unprivileged { FLAGS_UNPRIVILEGED } else { FLAGS },
+            server_mark: protocol::mark(&options.volume),
+            ..KernelInfo::default()
+        };
+        control.add(&mut info).map_err(|error| {
+            let name = options.id.map_or_else(|| "a device".into(), |id| format!("device {id}"));
+            failed(&format!("{name} could not be added"), &error)
+        })?;
+        let id = info.id;
+        let started = (|| {
+            let claim = wait_for_claim(&options.run_folder, id)?;
+            claim.write(&facts(&options, false))?;
+            // Only the owner of the node may command a device without privileges.
+            let char_device = open_char_device(id)?;
+            let parameters = protocol::parameters(&geometry, info.request_bytes_max);
+            let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
+            control
+                .set_parameters(id, &parameters)
+                .map_err(|error| step("its parameters were refused", error))?;
+            let mut serving = Serving::new(claim);
+            let served =
+                serve(&mut control, &info, &options, &device, char_device, &mut serving).and_then(|()| {
+                    let started = control.start(id, std::process::id());
+                    started.map_err(|error| step("it could not be started", error))
+                });
+            match served {
+                Ok(()) => Ok(serving),
+                Err(error) => {
+                    abandon(&mut control, id, serving);
+                    Err(error)
+                }
+            }
+        })();
+        let mut serving = match started {
+            Ok(serving) => serving,
+            Err(error) => {
+                let _ = control.delete(id);
+                return Err(error);
+            }
+        };
+        if features & feature::QUIESCE == 0 && info.flags & feature::USER_RECOVERY != 0 {
+            let requests = options.queue_depth;
+            let limit = move || keep_one_tag_back(id, requests);
+            // The kernel takes its time for this, and hundreds of devices would wait for each other.
+            serving.limiting = std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
+        }
+        registry::make_link(&options.link_folder, options.link.as_deref(), id);
+        tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: a device is served");
+        Ok(Self::new(id, options, device, features, serving))
+    }
+
+    /// Takes over a device whose server is gone, by a crash or by [`Door::let_go`]. Its users wait meanwhile,
+    /// and requests that the old server had not answered are served now. Number of queues and limits stay as
+    /// they were.
+    ///
+    /// Errors: `NotFound`; `Refused` for a device of another program or another volume, or one that nobody
+    /// can take over; `InUse` when its server lives on; `Unavailable` when the kernel does not see in time
+    /// that it is gone.
+    pub fn recover(id: u32, options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
+        options.check()?;
+        if options.unprivileged {
+            let text =
+                "ublk: a device without privileges ends with its server: there is nothing to take over";
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let mut control = registry::control()?;
+        let features = features_of(&mut control)?;
+        let known = registry::device(&mut control, &options.run_folder, id)?;
+        let refuse = |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
+        if !known.ours {
+            return refuse("belongs to another program; it is left alone".into());
+        }
+        if !known.is_for(&options.volume) {
+            let made_for = known.volume.unwrap_or_else(|| "another volume".into());
+            return refuse(format!(
+                "was made for {made_for}, not for {}; its users would see other bytes",
+                options.volume
+            ));
+        }
+        if known.state == DeviceState::Dead {
+            return refuse("is stopped; delete it and start a new one".into());
+        }
+        let size_bytes = device.geometry().size_bytes;
+        if known.size_bytes > size_bytes {
+            return refuse(format!("has {} bytes, more than the volume's {size_bytes}", known.size_bytes));
+        }
+        let claim = wait_for_claim(&options.run_folder, id)?;
+        let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
+        if half_taken && features & feature::QUIESCE == 0 {
+            // The kernel would stumble over the queues that have no server yet.
+            return Err(lost(id));
+        }
+        start_recovery(&mut control, id, options.recovery_time_max)?;
+        let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
+        claim.write(&facts(&options, true))?;
+        let mut serving = Serving::new(claim);
+        let served = open_char_device(id)
+            .and_then(|char_device| serve(&mut control, &info, &options, &device, char_device, &mut serving));
+        let served = served.and_then(|()| {
+            let ended = control.end_recovery(id, std::process::id());
+            ended.map_err(|error| failed(&format!("device {id} could not be taken over"), &error))?;
+            serving.claim.write(&facts(&options, false))
+        });
+        if let Err(error) = served {
+            // Its users go on waiting: the next try may be luckier.
+            leave(serving);
+            return Err(error);
+        }
+        registry::make_link(&options.link_folder, options.link.as_deref(), id);
+        tracing::info!(id, volume = options.volume, "ublk: a device is taken over");
+        Ok(Self::new(id, options, device, features, serving))
+    }
+
+    fn new(
+        id: u32,
+        options: UblkOptions,
+        device: Arc<dyn BlockDevice>,
+        features: u64,
+        serving: Serving,
+    ) -> Self {
+        let (serving, past) = (Mutex::new(Some(serving)), Mutex::default());
+        let quiet = Mutex::new(false);
+        UblkDoor { shared: Arc::new(Shared { id, options, device, features, serving, past, quiet }) }
+    }
+
+    /// The number in `/dev/ublkbN`.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.shared.id
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn node(&self) -> PathBuf {
+        node_path(self.shared.id)
+    }
+
+    /// Shows the size that the device has now. Errors: `Invalid` where the kernel cannot (before Linux 6.16):
+    /// the device keeps its old size until it is stopped and started again.
+    pub fn resize(&self) -> Result<()> {
+        let id = self.shared.id;
+        if self.shared.features & feature::UPDATE_SIZE == 0 {
+            let text =
+                "cannot change its size while it runs: that needs Linux 6.16. Stop it and start it again";
+            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
+        }
+        let sectors = protocol::sectors(self.shared.device.geometry());
+        registry::control()?
+            .update_size(id, sectors)
+            .map_err(|error| failed(&format!("device {id} could not be resized"), &error))
+    }
+}
+
+/// The driver's features, if it has those that are needed.
+fn features_of(control: &mut Control) -> Result<u64> {
+    let features = control.features().unwrap_or(0);
+    if features & FLAGS == FLAGS {
+        return Ok(features);
+    }
+    let text = "ublk: this kernel's driver is too old: Linux 6.5 or later is needed (recovery and user copy)";
+    Err(Error::new(ErrorKind::Unavailable, text))
+}
+
+/// Opens the character device, as soon as it is there and is ours.
+fn open_char_device(id: u32) -> Result<CharDevice> {
+    let began = Instant::now();
+    loop {
+        match CharDevice::open(id) {
+            Ok(device) => return Ok(device),
+            Err(error) if began.elapsed() > NODE_TIME_MAX => {
+                return Err(failed(
+                    &format!("the character device of device {id} could not be opened"),
+                    &error,
+                ));
+            }
+            Err(_) => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// Gives all queues to threads; returns when the kernel has all their commands. After an error some may be
+/// served.
+fn serve(
+    control: &mut Control,
+    info: &KernelInfo,
+    options: &UblkOptions,
+    device: &Arc<dyn BlockDevice>,
+    char_device: CharDevice,
+    serving: &mut Serving,
+) -> Result<()> {
+    let char_device = Arc::new(char_device);
+    let mut queues = 0..info.queues;
+    queues.try_for_each(|queue| serve_queue(control, info, queue, options, device, &char_device, serving))
+}
+
+fn serve_queue(
+    control: &mut Control,
+    info: &KernelInfo,
+    queue: u16,
+    options: &UblkOptions,
+    device: &Arc<dyn BlockDevice>,
+    char_device: &Arc<CharDevice>,
+    serving: &mut Serving,
+) -> Result<()> {
+    let id = info.id;
+    let inbox: Arc<Inbox> = match &options.workers {
+        Some(workers) => workers.choose()?,
+        None => {
+            let cores =
+                if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
+            let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
+            let inbox = worker.inbox.clone();
+            serving.workers.push(worker);
+            inbox
+        }
+    };
+    let descriptors = char_device.descriptors(queue, info.queue_depth);
+    let descriptors = descriptors.map_err(|error| {
+        failed(&format!("device {id}: the requests of queue {queue} cannot be seen"), &error)
+    })?;
+    let user_copy = info.flags & feature::USER_COPY != 0;
+    let progress = serving.progress.clone();
+    let link = Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
+    let bytes_max = info.request_bytes_max;
+    let state = QueueState::default();
+    let device = device.clone();
+    let queue = Queue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max, state };
+    let (answer, answered) = sync_channel(1);
+    if !inbox.order(Order::Attach(Box::new(queue), answer)) {
+        return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread for a queue has ended"));
+    }
+    serving.links.push(link);
+    answered.recv().unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took a queue"))
+    })
+}
+
+/// Takes back all queues of a device that was never started, or is stopped already.
+fn abandon(control: &mut Control, id: u32, serving: Serving) {
+    if let Err(error) = control.stop(id) {
+        tracing::warn!(%error, id, "ublk: a device could not be stopped: it waits for a server");
+        return leave(serving);
+    }
+    let Serving { links, progress, mut workers, claim, limiting } = serving;
+    // Before the number can be another device's.
+    if let Some(limiting) = limiting {
+        let _ = limiting.join();
+    }
+    progress.wait_gone(links.len());
+    drop(links);
+    for worker in &mut workers {
+        worker.inbox.order(Order::Stop);
+        worker.join();
+    }
+    claim.remove();
+}
+
+/// Leaves a device to the next server.
+fn leave(serving: Serving) {
+    let Serving { links, progress, mut workers, claim, limiting: _ } = serving;
+    for link in &links {
+        link.inbox.order(Order::LetGo(link.clone()));
+    }
+    for worker in &workers {
+        worker.inbox.order(Order::Stop);
+    }
+    if !workers.is_empty() {
+        progress.wait_gone(links.len());
+    }
+    drop(links);
+    workers.iter_mut().for_each(Worker::join);
+    // Only now may another take it.
+    drop(claim);
+}
+
+/// Waits for a server that is on its way out to give up its claim.
+fn wait_for_claim(run_folder: &Path, id: u32) -> Result<Claim> {
+    let began = Instant::now();
+    loop {
+        match Claim::take(run_folder, id) {
+            Err(error) if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX => {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            taken => return taken,
+        }
+    }
+}
+
+/// Begins to take the device over, as soon as the kernel has seen that its server is gone.
+fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match control.start_recovery(id) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                if began.elapsed() >= time_max {
+                    let text =
+                        format!("ublk: the old server of device {id} is still there after {time_max:?}");
+                    return Err(Error::new(ErrorKind::Unavailable, text));
+                }
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                return Err(lost(id));
+            }
+            Err(error) => return Err(failed(&format!("device {id} could not be taken over"), &error)),
+        }
+    }
+}
+
+fn lost(id: u32) -> Error {
+    let text = "this kernel cannot give it to another server, because one died while it took it over";
+    Error::new(
+        ErrorKind::Refused,
+        format!("ublk: device {id} is lost: {text}; delete it and start a new one"),
+    )
+}
+
+fn facts(options: &UblkOptions, recovering: bool) -> Facts {
+    Facts { volume: options.volume.clone(), link: options.link.clone(), recovering }
+}
+
+/// Makes the kernel use one tag less than it has, so that one command always waits with it. By those
+/// commands, and before Linux 6.16 by nothing else, it sees at once that a server died. Without, it looks
+/// every 30 s.
+fn keep_one_tag_back(id: u32, requests: u16) {
+    let queue = PathBuf::from(format!("/sys/block/ublkb{id}/queue"));
+    // An I/O scheduler would have tags of its own, and use all of ours.
+    let told = std::fs::write(queue.join("scheduler"), "none")
+        .and_then(|()| std::fs::write(queue.join("nr_requests"), requests.to_string()));
+    if let Err(error) = told {
+        tracing::warn!(%error, id, "ublk: no tag is kept back: recovery after a crash may take 30 s more");
+    }
+}
+
+impl Shared {
+    fn counts(&self) -> DoorCounts {
+        let mut counts = *self.past.lock();
+        if let Some(serving) = &*self.serving.lock() {
+            counts.connections = serving.links.len() as u64;
+            counts.connections_total = serving.links.len() as u64;
+            serving.links.iter().for_each(|link| link.counters.add_to(&mut counts));
+        }
+        counts
+    }
+
+    /// Takes away what is there, once.
+    fn end(&self) -> Option<Serving> {
+        let counts = self.counts();
+        let serving = self.serving.lock().take()?;
+        *self.past.lock() = DoorCounts { connections: 0, in_flight: 0, ..counts };
+        Some(serving)
+    }
+
+    fn order_all(&self, order: impl Fn(Arc<Link>) -> Order) {
+        if let Some(serving) = &*self.serving.lock() {
+            for link in &serving.links {
+                link.inbox.order(order(link.clone()));
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.order_all(Order::Resume);
+        let Some(serving) = self.end() else { return };
+        let id = self.id;
+        // The kernel fails what is in its caches once the device is being stopped: write it before.
+        if let Ok(node) = std::fs::File::open(node_path(id)) {
+            let _ = node.sync_all();
+        }
+        registry::remove_link(&self.options.link_folder, self.options.link.as_deref(), id);
+        match registry::control() {
+            Ok(mut control) => {
+                abandon(&mut control, id, serving);
+                if let Err(error) = control.delete(id) {
+                    tracing::warn!(%error, id, "ublk: a device could not be deleted");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, id, "ublk: a device could not be stopped: it waits for a server");
+                leave(serving);
+            }
+        }
+    }
+}
+
+impl Door for UblkDoor {
+    fn kind(&self) -> &'static str {
+        "ublk"
+    }
+
+    fn address(&self) -> String {
+        self.node().display().to_string()
+    }
+
+    fn counts(&self) -> DoorCounts {
+        self.shared.counts()
+    }
+
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        let waiting = self.shared.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
+        let Some((queues, progress)) = waiting else {
+            return Err(Error::new(ErrorKind::Closed, format!("ublk: device {} is not served", self.id())));
+        };
+        let round = progress.begin_round();
+        self.shared.order_all(|link| Order::Quiesce(link, round));
+        if progress.wait_quiet(queues, patience) {
+            *self.shared.quiet.lock() = true;
+            return Ok(());
+        }
+        self.resume();
+        let text = format!("ublk: requests of device {} were not answered within {patience:?}", self.id());
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    fn resume(&self) {
+        *self.shared.quiet.lock() = false;
+        self.shared.order_all(Order::Resume);
+    }
+
+    fn resized(&self) -> Result<()> {
+        self.resize()
+    }
+
+    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No descriptors: the
+    /// kernel keeps the device.
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        if !*self.shared.quiet.lock() {
+            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} is not quiet", self.id())));
+        }
+        if self.shared.options.unprivileged {
+            let text = "has no privileges and ends with its server: it cannot be handed over";
+            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} {text}", self.id())));
+        }
+        let facts = BTreeMap::from([
+            ("id".to_owned(), self.id().to_string()),
+            ("volume".to_owned(), self.shared.options.volume.clone()),
+        ]);
+        Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
+    }
+
+    /// On shared threads the kernel sees it when all devices of a thread were let go, or this process has
+    /// ended.
+    fn let_go(&self) {
+        if !*self.shared.quiet.lock() {
+            tracing::warn!(
+                id = self.id(),
+                "ublk: a device is to be let go that is not quiet; waiting for it"
+            );
+            let _ = self.quiesce(Duration::MAX);
+        }
+        if let Some(serving) = self.shared.end() {
+            leave(serving);
+        }
+    }
+
+    /// Waits for requests in flight. Writes what the kernel has cached of the node; a file system that is
+    /// still mounted on it fails from now on.
+    fn stop(&self) {
+        self.shared.stop();
+    }
+
+    /// The device vanishes when its requests in flight are answered; nobody waits for that here.
+    fn stop_now(&self) {
+        if self.shared.serving.lock().is_none() {
+            return;
+        }
+        let shared = self.shared.clone();
+        let stop = move || shared.stop();
+        if let Err(error) = std::thread::Builder::new().name("ublk-stop".into()).spawn(stop) {
+            tracing::warn!(%error, id = self.id(), "ublk: no thread to stop a device: it waits for a server");
+        }
+    }
+}
+
+impl Drop for UblkDoor {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}

@@ -1,0 +1,251 @@
+//! The tables of the protocol, descriptors that no kernel should send, and threads that wait for each other.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use sawmill_device::{BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations};
+use sawmill_sys::ublk::{IoDescriptor, attribute, operation, operation_flag};
+
+use super::inbox::{Done, Inbox, Order};
+use super::link::Progress;
+use super::protocol::{self, Asked};
+use super::ticket::Body;
+
+const BYTES_MAX: u32 = 1 << 20;
+const DEVICE_BYTES: u64 = 1 << 30;
+
+fn geometry() -> Geometry {
+    *MemoryDevice::new(DEVICE_BYTES).geometry()
+}
+
+fn descriptor(op_flags: u32, start_sector: u64, sectors: u32) -> IoDescriptor {
+    IoDescriptor { op_flags, sectors, start_sector, addr: 0 }
+}
+
+fn understood(op_flags: u32, start_sector: u64, sectors: u32) -> Result<Asked, i32> {
+    let descriptor = descriptor(op_flags, start_sector, sectors);
+    Asked::from_descriptor(&descriptor, &geometry(), BYTES_MAX).map_err(|refusal| refusal.errno)
+}
+
+#[test]
+fn every_operation_of_the_kernel_is_understood() {
+    let asked = |operation, address, length, fua, no_unmap| {
+        Ok(Asked { operation, address, length, flags: Flags { fua, no_unmap } })
+    };
+    let (fua, keep) = (operation_flag::FUA, operation_flag::NO_UNMAP);
+    let table = [
+        (operation::READ.into(), asked(Operation::Read, 4096, 1024, false, false)),
+        (operation::WRITE.into(), asked(Operation::Write, 4096, 1024, false, false)),
+        (u32::from(operation::WRITE) | fua, asked(Operation::Write, 4096, 1024, true, false)),
+        (operation::FLUSH.into(), asked(Operation::Flush, 0, 0, false, false)),
+        (operation::DISCARD.into(), asked(Operation::Discard, 4096, 1024, false, false)),
+        (operation::WRITE_ZEROES.into(), asked(Operation::WriteZeroes, 4096, 1024, false, false)),
+        (u32::from(operation::WRITE_ZEROES) | keep, asked(Operation::WriteZeroes, 4096, 1024, false, true)),
+        // Hints of the block layer change nothing: fail-fast, metadata, swap.
+        (
+            u32::from(operation::READ) | 0b111 << 8 | 1 << 11 | 1 << 16,
+            asked(Operation::Read, 4096, 1024, false, false),
+        ),
+    ];
+    for (op_flags, expected) in table {
+        assert_eq!(understood(op_flags, 8, 2), expected, "{op_flags:#x}");
+    }
+}
+
+#[test]
+fn a_descriptor_beyond_the_limits_is_refused_with_an_errno() {
+    let (read, write, discard) = (operation::READ.into(), operation::WRITE.into(), operation::DISCARD.into());
+    let device_sectors = DEVICE_BYTES / 512;
+    let table = [
+        ("an operation of zoned devices", 15, 0, 8, 95),
+        ("write-same", 4, 0, 8, 95),
+        ("a read of nothing", read, 0, 0, 22),
+        ("a read that is too long", read, 0, BYTES_MAX / 512 + 1, 22),
+        ("a write that is too long", write, 0, u32::MAX, 22),
+        ("a write past the end", write, device_sectors - 1, 2, 22),
+        ("a read behind the end", read, device_sectors, 1, 22),
+        ("a discard past the end", discard, 1, u32::MAX, 22),
+        ("an address that overflows", write, u64::MAX / 512 + 1, 1, 22),
+        ("a range that overflows", write, u64::MAX / 512, 1, 22),
+        ("the last address there is", discard, u64::MAX, u32::MAX, 22),
+    ];
+    for (what, op_flags, start_sector, sectors, errno) in table {
+        assert_eq!(understood(op_flags, start_sector, sectors), Err(errno), "{what}");
+    }
+    assert!(understood(read, device_sectors - 1, 1).is_ok(), "the last sector");
+    assert!(understood(discard, 0, device_sectors as u32).is_ok(), "a discard of the whole device");
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_descriptor_says_nothing_beyond_the_device_is_asked_for(
+        op_flags: u32, small in 0u32..8, start_sector: u64, near in 0..2 * DEVICE_BYTES / 512, sectors: u32,
+        length in 0..4096u32, wild: bool,
+    ) {
+        let descriptor = match wild {
+            true => descriptor(op_flags, start_sector, sectors),
+            false => descriptor(op_flags & !0xFF | small, near, length),
+        };
+        if let Ok(asked) = Asked::from_descriptor(&descriptor, &geometry(), BYTES_MAX) {
+            prop_assert!(asked.address.checked_add(asked.length).is_some_and(|end| end <= DEVICE_BYTES));
+            prop_assert_eq!(asked.length == 0, asked.operation == Operation::Flush);
+            if matches!(asked.operation, Operation::Read | Operation::Write) {
+                prop_assert!(asked.length <= BYTES_MAX.into());
+            }
+        }
+    }
+
+    #[test]
+    fn facts_come_back_as_they_were_written(
+        volume in "\\PC*|[\\x00-\\x7f]*", link in proptest::option::of("[a-z]+"), recovering: bool,
+    ) {
+        let facts = super::registry::Facts { volume, link, recovering };
+        let folder = tempfile::tempdir().unwrap();
+        super::registry::Claim::take(folder.path(), 7).unwrap().write(&facts).unwrap();
+        let text = std::fs::read_to_string(folder.path().join("7")).unwrap();
+        prop_assert!(text.is_ascii() && text.lines().count() <= 3, "{}", text);
+        prop_assert_eq!(super::registry::Facts::read(folder.path(), 7), Some(facts));
+    }
+}
+
+#[test]
+fn no_error_asks_the_kernel_to_try_again() {
+    let all = [
+        ErrorKind::Invalid,
+        ErrorKind::ReadOnly,
+        ErrorKind::NotFound,
+        ErrorKind::Exists,
+        ErrorKind::Refused,
+        ErrorKind::Fenced,
+        ErrorKind::Unavailable,
+        ErrorKind::Denied,
+        ErrorKind::InUse,
+        ErrorKind::Full,
+        ErrorKind::Corrupt,
+        ErrorKind::Closed,
+        ErrorKind::Internal,
+    ];
+    for kind in all {
+        // EAGAIN, EBUSY, ENOMEM; and 0 would be success, ENODEV the end of the device.
+        assert!(![0, 11, 12, 16, 19].contains(&protocol::errno(kind)), "{kind:?}");
+    }
+    assert_eq!(protocol::errno(ErrorKind::Full), 28);
+}
+
+#[test]
+fn parameters_say_what_the_device_can() {
+    let shown = protocol::parameters(&geometry(), BYTES_MAX);
+    assert_eq!(shown.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
+    assert_eq!((shown.logical_block_shift, shown.physical_block_shift), (9, 12));
+    assert_eq!((shown.io_min_shift, shown.io_opt_shift), (12, 16));
+    assert_eq!(shown.request_sectors_max, 2048);
+    assert_eq!(shown.device_sectors, DEVICE_BYTES / 512);
+    // The kernel counts a discard's bytes in 32 bits.
+    assert!(u64::from(shown.discard_sectors_max) * 512 <= u64::from(u32::MAX));
+    assert_eq!((shown.discard_segments_max, shown.discard_granularity), (1, 4096));
+    assert_eq!(shown.write_zeroes_sectors_max, shown.discard_sectors_max);
+
+    let operations = Operations { discard: false, write_zeroes: false, allocation: false };
+    let plain = Geometry { operations, block_bytes: 4096, read_only: true, ..geometry() };
+    let shown = protocol::parameters(&Geometry { size_bytes: 10_000, ..plain }, BYTES_MAX);
+    assert_eq!(shown.attributes & attribute::READ_ONLY, attribute::READ_ONLY);
+    assert_eq!((shown.logical_block_shift, shown.device_sectors), (12, 16), "a rest of a block is not shown");
+    assert_eq!((shown.discard_sectors_max, shown.discard_segments_max), (0, 0));
+    assert_eq!(shown.write_zeroes_sectors_max, 0);
+    assert!(shown.discard_granularity > 0, "the kernel insists");
+}
+
+#[test]
+fn the_limit_on_requests_is_whole_blocks_and_never_more_than_asked_for() {
+    let with = |request_bytes_max| Geometry { request_bytes_max, ..geometry() };
+    assert_eq!(protocol::request_bytes_max(&with(32 << 20), 1 << 20), 1 << 20);
+    assert_eq!(protocol::request_bytes_max(&with(100_000), 1 << 20), 98_304);
+    assert_eq!(protocol::request_bytes_max(&with(1 << 20), 5000), 4096);
+}
+
+#[test]
+fn a_device_is_known_for_its_volume_by_its_mark_alone() {
+    let mark = protocol::mark("volume 1");
+    assert_eq!(mark, 0x534D_B97E_FE44_4B2C, "the mark outlives a program: it must not change");
+    assert!(protocol::is_ours(mark) && !protocol::is_ours(0) && !protocol::is_ours(u64::MAX));
+    assert_ne!(mark, protocol::mark("volume 2"));
+}
+
+#[test]
+fn one_server_at_a_time_has_the_claim_to_a_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_folder = folder.path().join("deep/er");
+    let claim = super::registry::Claim::take(&run_folder, 3).expect("nobody has it");
+    let second = super::registry::Claim::take(&run_folder, 3).map(drop).expect_err("it is taken");
+    assert_eq!(second.kind(), ErrorKind::InUse);
+    super::registry::Claim::take(&run_folder, 4).expect("another device");
+    drop(claim);
+    super::registry::Claim::take(&run_folder, 3).expect("it is free again").remove();
+    assert!(!run_folder.join("3").exists());
+}
+
+#[test]
+fn a_link_is_made_and_removed_unless_somebody_else_put_something_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let links = folder.path().join("links");
+    let there = links.join("disk1");
+    super::registry::make_link(&links, Some("disk1"), 5);
+    assert_eq!(std::fs::read_link(&there).unwrap().to_str(), Some("/dev/ublkb5"));
+    super::registry::remove_link(&links, Some("disk1"), 6);
+    assert!(there.is_symlink(), "it leads to another device");
+    super::registry::make_link(&links, Some("disk1"), 6);
+    assert_eq!(std::fs::read_link(&there).unwrap().to_str(), Some("/dev/ublkb6"));
+    super::registry::remove_link(&links, Some("disk1"), 6);
+    assert!(!there.is_symlink());
+    std::fs::write(&there, "a file of somebody").unwrap();
+    super::registry::make_link(&links, Some("disk1"), 6);
+    super::registry::remove_link(&links, Some("disk1"), 6);
+    assert_eq!(std::fs::read_to_string(&there).unwrap(), "a file of somebody");
+}
+
+#[test]
+fn many_entries_cost_a_sleeping_thread_one_wake_up() {
+    let inbox = Inbox::new().unwrap();
+    let wakes = || {
+        let mut count = [0; 8];
+        match rustix::io::read(inbox.descriptor(), &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
+    };
+    let done = |tag| Done { slot: 0, tag, result: 0, body: Body::Empty, buffer: Vec::new() };
+    inbox.done(done(1));
+    assert_eq!(wakes(), 0, "the thread is awake");
+    assert!(!inbox.nothing_waits(), "something waits");
+    let (mut dones, mut orders) = (Vec::new(), Vec::new());
+    inbox.take(&mut dones, &mut orders);
+    assert!(inbox.nothing_waits());
+    (2..50).for_each(|tag| inbox.done(done(tag)));
+    assert!(inbox.order(Order::Stop));
+    assert_eq!(wakes(), 1);
+    inbox.take(&mut dones, &mut orders);
+    assert_eq!((dones.len(), orders.len()), (49, 1));
+    inbox.close();
+    assert!(inbox.is_closed() && !inbox.order(Order::Stop), "nobody follows an order any more");
+}
+
+#[test]
+fn a_door_waits_until_all_its_queues_are_quiet_by_this_very_wish() {
+    let progress = Progress::default();
+    let first = progress.begin_round();
+    progress.quiet(first);
+    assert!(!progress.wait_quiet(2, Duration::ZERO));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| progress.wait_quiet(2, Duration::MAX));
+        progress.quiet(first);
+        assert!(waiting.join().unwrap());
+    });
+    let second = progress.begin_round();
+    progress.quiet(first);
+    progress.quiet(second);
+    assert!(!progress.wait_quiet(2, Duration::ZERO), "one of the two spoke of the first wish");
+    progress.gone();
+    assert!(progress.wait_quiet(2, Duration::ZERO), "a queue that is gone is quiet");
+    progress.gone();
+    progress.wait_gone(2);
+}

@@ -1,0 +1,85 @@
+//! One request in flight: where its bytes are, and who hears the outcome.
+//!
+//! Invariants: a tag is answered only when its ticket is gone, so no byte moves for a tag after that. A write
+//! whose bytes cannot be had is never logged. Not here: the queue's thread, which tells the kernel.
+
+use std::sync::Arc;
+
+use sawmill_device::{Exchange, Outcome, Reply};
+
+use super::link::Link;
+use super::protocol::errno;
+
+/// What moves with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// Nothing.
+    Empty,
+    /// A payload of this many bytes, which lies in the kernel until the device asks for it.
+    Write(u32),
+    /// Data of this many bytes, at the front of the buffer.
+    Read(u32),
+}
+
+/// One request in flight.
+pub(super) struct Ticket {
+    pub(super) link: Arc<Link>,
+    pub(super) tag: u16,
+    pub(super) body: Body,
+    /// The place of a read's data. Where the kernel copies, every tag has one, and a write's payload is in
+    /// it.
+    pub(super) buffer: Vec<u8>,
+}
+
+const EIO: i32 = 5;
+
+impl Exchange for Ticket {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        if !self.link.user_copy {
+            let start = offset as usize;
+            into.copy_from_slice(&self.buffer[start..start + into.len()]);
+            return;
+        }
+        let device = &self.link.char_device;
+        if let Err(error) = device.read_payload(self.link.queue, self.tag, offset, into) {
+            // The kernel keeps a write's bytes until it is answered, and it is not answered while this ticket
+            // lives. Should they be gone all the same, the device is about to log bytes that nobody wrote. A
+            // dead server loses nothing: the next one is given the write again.
+            let (queue, tag) = (self.link.queue, self.tag);
+            tracing::error!(%error, queue, tag, offset, "ublk: a write's bytes are gone: ending the process");
+            std::process::abort();
+        }
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        match self.body {
+            Body::Read(length) => &mut self.buffer[..length as usize],
+            Body::Empty | Body::Write(_) => &mut [],
+        }
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Ticket { link, tag, body, buffer } = *self;
+        let result = match (outcome, body) {
+            (Ok(Reply::Done), Body::Empty) => 0,
+            (Ok(Reply::Done), Body::Write(length)) => length as i32,
+            (Ok(Reply::Done), Body::Read(length)) if !link.user_copy => length as i32,
+            (Ok(Reply::Done), Body::Read(length)) => {
+                match link.char_device.write_data(link.queue, tag, &buffer[..length as usize]) {
+                    Ok(()) => length as i32,
+                    Err(error) => {
+                        let queue = link.queue;
+                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not take a read's data");
+                        -EIO
+                    }
+                }
+            }
+            (Ok(Reply::Allocation(_)), _) => -EIO,
+            (Err(error), _) => {
+                tracing::debug!(%error, queue = link.queue, tag, "ublk: a request failed");
+                -errno(error.kind())
+            }
+        };
+        link.answer(tag, result, body, buffer);
+    }
+}

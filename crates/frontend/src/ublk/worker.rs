@@ -1,0 +1,365 @@
+//! A thread that serves queues over one ring: of one device, or of many.
+//!
+//! Invariants: the kernel ties a queue to the thread that fetched first, so a queue stays on its thread for
+//! life. A thread that was told to let go ends, because the kernel takes a device for left only when the
+//! threads that served it are gone. Not here: what a request means.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::ublk::{QueueRing, RingEvent};
+
+use super::inbox::{Done, Inbox, Order};
+use super::link::Link;
+use super::options::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
+use super::queue::{Queue, Spares};
+
+fn system(what: &str, error: &std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("ublk: {what}: {error}"))
+}
+
+/// A running thread.
+pub(super) struct Worker {
+    pub(super) inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a thread with room for this many queues, on these cores (all, if empty).
+    pub(super) fn start(name: String, slots: u32, cores: Vec<usize>) -> Result<Self> {
+        let inbox =
+            Arc::new(Inbox::new().map_err(|error| system("no descriptor to wake a thread with", &error))?);
+        let (ready, is_ready) = sync_channel(1);
+        let served = inbox.clone();
+        let run = move || {
+            tie_to(&cores);
+            // Without the privilege there is no device whose memory could wait for itself: see the guide.
+            if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+                tracing::debug!(%error, "ublk: a thread could not be marked as one that serves a disk");
+            }
+            match Loop::new(served.clone(), slots) {
+                Ok(serving) => {
+                    let _ = ready.send(Ok(()));
+                    close_after_end(serving.run());
+                }
+                Err(error) => {
+                    served.close();
+                    let _ = ready.send(Err(system("io_uring could not be set up", &error)));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run);
+        let thread = thread.map_err(|error| system("no thread for a queue", &error))?;
+        let worker = Worker { inbox, thread: Some(thread) };
+        match is_ready.recv() {
+            Ok(Ok(())) => Ok(worker),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::new(ErrorKind::Internal, "ublk: a thread ended before it began")),
+        }
+    }
+
+    /// Waits for the end of a thread that was told to end.
+    pub(super) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Closes the ring of the calling thread once the thread has ended. The kernel takes back what is on a ring
+/// on a thread of its own; Linux 6.12 loses count of references to the ring's thread if that one ends
+/// meanwhile.
+fn close_after_end(ring: QueueRing) {
+    let thread = PathBuf::from(format!("/proc/self/task/{}", gettid().as_raw_nonzero()));
+    let close = move || {
+        while thread.exists() {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        drop(ring);
+    };
+    if let Err(error) = std::thread::Builder::new().name("ublk-close".into()).spawn(close) {
+        tracing::warn!(%error, "ublk: no thread to close a ring with");
+    }
+}
+
+fn tie_to(cores: &[usize]) {
+    let mut set = CpuSet::new();
+    cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
+    if set.count() > 0
+        && let Err(error) = sched_setaffinity(None, &set)
+    {
+        tracing::debug!(%error, ?cores, "ublk: a thread could not be tied to its cores");
+    }
+}
+
+/// A few threads that serve the queues of many devices. Dropped, they end as soon as their devices are gone.
+#[derive(Clone)]
+pub struct UblkWorkers {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    workers: Mutex<Vec<Worker>>,
+    next: AtomicUsize,
+}
+
+impl UblkWorkers {
+    /// Starts this many threads. Errors: `Invalid` for none; `Unavailable` where the system refuses.
+    pub fn start(threads: usize) -> Result<Self> {
+        if threads == 0 {
+            return Err(Error::new(ErrorKind::Invalid, "ublk: 0 threads cannot serve a device"));
+        }
+        let workers = (0..threads).map(Self::worker).collect::<Result<_>>()?;
+        Ok(UblkWorkers { pool: Arc::new(Pool { workers: Mutex::new(workers), next: AtomicUsize::new(0) }) })
+    }
+
+    fn worker(number: usize) -> Result<Worker> {
+        // The kernel counts the places for files on a ring against the limit on open files.
+        let files_max = getrlimit(Resource::Nofile).current.unwrap_or(SHARED_SLOTS_MAX);
+        Worker::start(format!("ublk-shared-{number}"), files_max.min(SHARED_SLOTS_MAX) as u32, Vec::new())
+    }
+
+    /// The thread for one more queue: each in turn.
+    pub(super) fn choose(&self) -> Result<Arc<Inbox>> {
+        let mut workers = self.pool.workers.lock();
+        let number = self.pool.next.fetch_add(1, Relaxed) % workers.len();
+        if workers[number].inbox.is_closed() {
+            workers[number] = Self::worker(number)?;
+        }
+        Ok(workers[number].inbox.clone())
+    }
+}
+
+impl std::fmt::Debug for UblkWorkers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "UblkWorkers({})", self.pool.workers.lock().len())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for worker in self.workers.get_mut() {
+            worker.inbox.order(Order::Stop);
+        }
+    }
+}
+
+/// The queues of a thread, by slot of its ring, and how it is spoken to.
+struct Served {
+    inbox: Arc<Inbox>,
+    queues: Vec<Option<Queue>>,
+}
+
+impl Served {
+    /// The queue behind a link, unless it is gone: its slot may be another's by now.
+    fn queue_of(&mut self, link: &Arc<Link>) -> Option<&mut Queue> {
+        let queue = self.queues.get_mut(link.slot() as usize)?.as_mut()?;
+        Arc::ptr_eq(&queue.link, link).then_some(queue)
+    }
+}
+
+/// What a thread has in hand.
+struct Loop {
+    ring: QueueRing,
+    served: Served,
+    spares: Spares,
+    /// A queue was told to be quiet, and its door may not know yet that it is.
+    quieting: bool,
+    stop: bool,
+}
+
+impl Loop {
+    fn new(inbox: Arc<Inbox>, slots: u32) -> std::io::Result<Self> {
+        let mut ring = QueueRing::new(RING_ENTRIES, slots)?;
+        ring.watch(inbox.descriptor())?;
+        let served = Served { inbox, queues: Vec::new() };
+        Ok(Loop { ring, served, spares: Spares::default(), quieting: false, stop: false })
+    }
+
+    /// Serves until the end; what is left then is the ring.
+    fn run(mut self) -> QueueRing {
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "ublk: a thread cannot go on; its devices wait for another server");
+        }
+        self.ring
+    }
+
+    fn serve(&mut self) -> std::io::Result<()> {
+        let (mut events, mut done, mut orders) = (Vec::new(), Vec::new(), Vec::new());
+        loop {
+            self.ring.events(&mut events)?;
+            let idle = events.is_empty();
+            for event in events.drain(..) {
+                self.hear(event);
+            }
+            self.served.inbox.take(&mut done, &mut orders);
+            let idle = idle && done.is_empty() && orders.is_empty();
+            for done in done.drain(..) {
+                self.answer(done)?;
+            }
+            for order in orders.drain(..) {
+                self.follow(order)?;
+            }
+            if idle {
+                self.spares.give_back();
+            }
+            if self.is_over() {
+                // What was answered goes to the kernel before the end.
+                return self.ring.submit(false, None);
+            }
+            let sleep = self.served.inbox.nothing_waits();
+            let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
+            // Without sleeping there is more to answer first: one call takes it all.
+            if sleep {
+                if self.quieting {
+                    self.tell_progress()?;
+                }
+                self.ring.submit(true, time_max)?;
+            } else {
+                self.ring.submit(false, None)?;
+            }
+        }
+    }
+
+    fn hear(&mut self, event: RingEvent) {
+        match event {
+            RingEvent::Woken => (),
+            RingEvent::Request { slot, tag } => {
+                let buffer = self.ring.take_buffer(slot, tag).unwrap_or_default();
+                if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+                    queue.take(tag, buffer, &mut self.spares);
+                }
+            }
+            RingEvent::Gone { slot, tag, errno } => {
+                drop(self.ring.take_buffer(slot, tag));
+                if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+                    queue.lose(tag, errno);
+                }
+                self.release_if_gone(slot);
+            }
+        }
+    }
+
+    fn answer(&mut self, done: Done) -> std::io::Result<()> {
+        let slot = done.slot;
+        if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+            queue.answer(done, &mut self.ring, &mut self.spares)?;
+        }
+        self.release_if_gone(slot);
+        Ok(())
+    }
+
+    fn follow(&mut self, order: Order) -> std::io::Result<()> {
+        match order {
+            Order::Attach(queue, answer) => self.attach(*queue, &answer)?,
+            Order::Quiesce(link, round) => {
+                if let Some(queue) = self.served.queue_of(&link) {
+                    queue.quiesce(round);
+                    self.quieting = true;
+                }
+            }
+            Order::Resume(link) => {
+                if let Some(queue) = self.served.queue_of(&link) {
+                    queue.resume(&mut self.spares);
+                }
+            }
+            Order::LetGo(link) => {
+                if let Some(queue) = self.served.queue_of(&link) {
+                    queue.state.let_go = true;
+                }
+            }
+            Order::Stop => self.stop = true,
+        }
+        Ok(())
+    }
+
+    /// Takes a queue up, and answers once the kernel has all its commands.
+    fn attach(&mut self, queue: Queue, answer: &SyncSender<Result<()>>) -> std::io::Result<()> {
+        let slot = match self.ring.attach(&queue.link.char_device) {
+            Ok(slot) => slot,
+            Err(error) => {
+                let _ = answer.send(Err(system("a thread cannot serve one more queue", &error)));
+                queue.link.progress.gone();
+                return Ok(());
+            }
+        };
+        queue.link.set_slot(slot);
+        let place = slot as usize;
+        if self.served.queues.len() <= place {
+            self.served.queues.resize_with(place + 1, || None);
+        }
+        let queue = self.served.queues[place].insert(queue);
+        queue.fetch_all(&mut self.ring)?;
+        self.ring.submit(false, None)?;
+        // A command that the kernel refuses comes back at once.
+        let mut events = Vec::new();
+        self.ring.events(&mut events)?;
+        let refused = events.iter().find_map(|event| match event {
+            RingEvent::Gone { slot: of, errno, .. } if *of == slot => Some(*errno),
+            _ => None,
+        });
+        for event in events {
+            self.hear(event);
+        }
+        let _ = answer.send(match refused {
+            None => Ok(()),
+            Some(errno) => {
+                Err(system("the kernel refused a queue", &std::io::Error::from_raw_os_error(errno)))
+            }
+        });
+        Ok(())
+    }
+
+    fn release_if_gone(&mut self, slot: u32) {
+        let Some(place) = self.served.queues.get_mut(slot as usize) else { return };
+        if place.as_ref().is_some_and(Queue::is_gone)
+            && let Some(queue) = place.take()
+        {
+            if let Err(error) = self.ring.detach(slot) {
+                tracing::warn!(%error, slot, "ublk: a queue's file could not be given back");
+            }
+            let progress = queue.link.progress.clone();
+            drop(queue);
+            progress.gone();
+        }
+    }
+
+    /// Tells the doors which queues are quiet, once what they answered is with the kernel.
+    fn tell_progress(&mut self) -> std::io::Result<()> {
+        self.ring.submit(false, None)?;
+        self.served.queues.iter_mut().flatten().for_each(Queue::tell_progress);
+        self.quieting = self.served.queues.iter().flatten().any(Queue::is_quieting);
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        let mut queues = self.served.queues.iter().flatten().peekable();
+        let left = queues.peek().is_some() && queues.all(|queue| queue.state.let_go);
+        left || (self.stop && self.served.queues.iter().all(Option::is_none))
+    }
+}
+
+/// However the thread ends, by a panic of a device too: nobody waits for it in vain.
+impl Drop for Served {
+    fn drop(&mut self) {
+        for order in self.inbox.close() {
+            if let Order::Attach(queue, answer) = order {
+                let text = "ublk: the thread for a queue has ended";
+                let _ = answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
+                queue.link.progress.gone();
+            }
+        }
+        for queue in self.queues.drain(..).flatten() {
+            let progress = queue.link.progress.clone();
+            drop(queue);
+            progress.gone();
+        }
+    }
+}

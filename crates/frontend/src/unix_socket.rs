@@ -1,0 +1,122 @@
+//! A listening Unix socket: made with care, removed without touching anybody else's.
+//!
+//! Invariants: it is never connectable for others than its owner, not even for a moment; a socket somebody
+//! listens on is never replaced; at the end only the socket made here is removed.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno as OsError;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use sawmill_device::{Error, ErrorKind, Result};
+
+/// Connections the kernel holds until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// A Unix socket that accepts connections. It does not block.
+pub(crate) struct UnixSocket {
+    pub(crate) socket: OwnedFd,
+    pub(crate) path: PathBuf,
+    /// Device and inode, to know it again.
+    pub(crate) identity: Option<(u64, u64)>,
+    /// Whose it is, for messages: `nbd`, `vhost-user`.
+    door: &'static str,
+}
+
+impl UnixSocket {
+    /// Listens at `path` with mode 0600; a socket there that nobody listens on is replaced.
+    pub(crate) fn listen(door: &'static str, path: &Path) -> Result<Self> {
+        let shown = path.display();
+        let address = SocketAddrUnix::new(path).map_err(|error| {
+            let length = path.as_os_str().len();
+            let text = format!("{door}: socket path {shown} of {length} bytes cannot be used ({error})");
+            Error::new(ErrorKind::Invalid, format!("{text}; 107 bytes is the limit"))
+        })?;
+        let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
+        let socket = new_socket().map_err(|error| failed("make a socket for", &error))?;
+        let bound = match bind(&socket, &address) {
+            Err(OsError::ADDRINUSE) => {
+                clear_stale(door, path, &address)?;
+                bind(&socket, &address)
+            }
+            other => other,
+        };
+        bound.map_err(|error| failed("bind", &error))?;
+        let listening = Self::adopt(door, path, socket);
+        // Until `listen` nobody can connect, whatever the mode was.
+        let ready = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+            .and_then(|()| Ok(listen(&listening.socket, BACKLOG)?));
+        if let Err(error) = ready {
+            listening.remove();
+            return Err(failed("listen on", &error));
+        }
+        Ok(listening)
+    }
+
+    /// Takes over a socket that another process listens on at `path`.
+    pub(crate) fn adopt(door: &'static str, path: &Path, socket: OwnedFd) -> Self {
+        Self::known(door, path, socket, identity(path))
+    }
+
+    /// The same, of a process that says which socket it made there.
+    pub(crate) fn known(
+        door: &'static str,
+        path: &Path,
+        socket: OwnedFd,
+        identity: Option<(u64, u64)>,
+    ) -> Self {
+        UnixSocket { socket, path: PathBuf::from(path), identity, door }
+    }
+
+    /// Removes it, unless something else has taken its place.
+    pub(crate) fn remove(&self) {
+        if identity(&self.path).is_some_and(|found| Some(found) == self.identity)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "{}: the socket could not be removed", self.door);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+fn unavailable(door: &str, what: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{door}: cannot {what} {}: {error}", path.display()))
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// Removes a socket nobody listens on; anything else at the path is an error.
+fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> {
+    let shown = path.display();
+    let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("look at", &error)),
+    };
+    if !found.file_type().is_socket() {
+        let text = format!("{door}: {shown} exists and is not a socket; choose another path");
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let probe = new_socket().map_err(|error| failed("probe", &error))?;
+    match connect(&probe, address) {
+        Err(OsError::CONNREFUSED) => {
+            tracing::info!(path = %shown, "{door}: replaced a socket that nobody listened on");
+            std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", &error))
+        }
+        Err(OsError::NOENT) => Ok(()),
+        _ => {
+            let text = format!("{door}: another server listens on {shown}; stop it or choose another path");
+            Err(Error::new(ErrorKind::Unavailable, text))
+        }
+    }
+}

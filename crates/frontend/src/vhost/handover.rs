@@ -1,0 +1,213 @@
+//! A door on its way to another process: what of it is facts, what is descriptors, and back again.
+//!
+//! Two pieces. `listener`: the socket; no facts. `frontend`, if one is connected: all that its messages
+//! have set up, so that it need not say a word of it again. Its descriptors, in this order: the connection,
+//! the memory regions, the dirty log, the in-flight region, the backend's channel, then of each queue kick,
+//! call and error; those that there are.
+//!
+//! Invariant: unpacking what was packed gives a session that goes on where the other stopped. Not here: how
+//! pieces travel.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::Violation;
+use super::inflight::Inflight;
+use super::memory::{DirtyLog, Given, Memory};
+use super::message::{Area, InflightShape, REGIONS_MAX, Region, RingAddresses};
+use super::session::{Common, Session, Slot};
+use super::wire;
+use crate::door::Handed;
+use crate::unix_socket::UnixSocket;
+
+/// What came from another process.
+pub(super) struct Pieces {
+    pub(super) listener: OwnedFd,
+    pub(super) session: Option<Session>,
+}
+
+/// All pieces of a quiet door.
+pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<Handed>> {
+    let failed = |error: std::io::Error| {
+        Error::new(ErrorKind::Unavailable, format!("vhost-user: a descriptor cannot be handed over: {error}"))
+    };
+    let listener = Handed {
+        what: "listener".into(),
+        descriptors: vec![listener.socket.try_clone().map_err(failed)?],
+        ..Handed::default()
+    };
+    let mut pieces = vec![listener];
+    if let Some(session) = session {
+        pieces.push(pack_session(session).map_err(failed)?);
+    }
+    Ok(pieces)
+}
+
+fn pack_session(session: &Session) -> std::io::Result<Handed> {
+    let mut facts = BTreeMap::new();
+    let mut descriptors = vec![session.socket.try_clone()?];
+    let mut say = |name: String, numbers: &[u64]| {
+        let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
+        facts.insert(name, words.join(" "));
+    };
+    say("features".into(), &[session.features]);
+    say("protocol_features".into(), &[session.protocol_features]);
+    say("status".into(), &[session.status]);
+    say("writeback".into(), &[session.writeback.into()]);
+    say("regions".into(), &[session.memory.given().len() as u64]);
+    for (n, Given { region, file }) in session.memory.given().iter().enumerate() {
+        say(format!("region.{n}"), &[region.guest, region.size_bytes, region.user, region.file_offset]);
+        descriptors.push(file.as_fd().try_clone_to_owned()?);
+    }
+    if let Some((area, log)) = &session.log {
+        say("log".into(), &[area.size_bytes, area.offset]);
+        descriptors.push(log.file().as_fd().try_clone_to_owned()?);
+    }
+    if let Some(inflight) = &session.inflight {
+        let InflightShape { area, queues, queue_size } = inflight.shape();
+        say("inflight".into(), &[area.size_bytes, area.offset, queues.into(), queue_size.into()]);
+        descriptors.push(inflight.file()?);
+    }
+    if let Some(channel) = &session.backend_channel {
+        say("backend_channel".into(), &[1]);
+        descriptors.push(channel.try_clone()?);
+    }
+    say("queues".into(), &[session.slots.len() as u64]);
+    for (n, slot) in session.slots.iter().enumerate() {
+        let base = slot.running.as_ref().map_or(slot.base, |queue| queue.base());
+        // 0 and 1 are what the frontend said, 2 is that it said nothing.
+        let enabled = slot.enabled.map_or(2, u64::from);
+        say(format!("queue.{n}"), &[slot.size.into(), base.into(), enabled]);
+        if let Some(at) = slot.addresses {
+            let numbers = [at.flags.into(), at.descriptors, at.used, at.available, at.log];
+            say(format!("queue.{n}.addresses"), &numbers);
+        }
+        for (name, event) in [("kick", &slot.kick), ("call", &slot.call), ("error", &slot.error)] {
+            if let Some(event) = event {
+                say(format!("queue.{n}.{name}"), &[1]);
+                descriptors.push(event.try_clone()?);
+            }
+        }
+    }
+    Ok(Handed { what: "frontend".into(), facts, bytes: Vec::new(), descriptors })
+}
+
+/// A door again, from its pieces.
+pub(super) fn unpack(common: &Arc<Common>, handed: Vec<Handed>) -> Result<Pieces> {
+    let (mut listener, mut session) = (None, None);
+    for piece in handed {
+        match &*piece.what {
+            "listener" => listener = piece.descriptors.into_iter().next(),
+            "frontend" => session = Some(unpack_session(common, piece).map_err(not_whole)?),
+            _ => (),
+        }
+    }
+    let missing = || not_whole(Violation("the listening socket is missing".into()));
+    Ok(Pieces { listener: listener.ok_or_else(missing)?, session })
+}
+
+fn not_whole(violation: Violation) -> Error {
+    let text = format!("vhost-user: what was handed over cannot be taken up: {violation}");
+    Error::new(ErrorKind::Invalid, text)
+}
+
+/// The facts and the descriptors, taken off in order.
+struct Unpacking {
+    facts: BTreeMap<String, String>,
+    descriptors: std::vec::IntoIter<OwnedFd>,
+}
+
+impl Unpacking {
+    fn optional<const N: usize>(&self, name: &str) -> Result<Option<[u64; N]>, Violation> {
+        let Some(text) = self.facts.get(name) else { return Ok(None) };
+        let numbers: Vec<u64> = text.split(' ').filter_map(|word| u64::from_str(word).ok()).collect();
+        let numbers = <[u64; N]>::try_from(numbers);
+        numbers.map(Some).map_err(|_| Violation(format!("the fact {name} is {text:?}")))
+    }
+
+    fn numbers<const N: usize>(&self, name: &str) -> Result<[u64; N], Violation> {
+        self.optional(name)?.ok_or_else(|| Violation(format!("the fact {name} is missing")))
+    }
+
+    fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Violation> {
+        self.descriptors.next().ok_or_else(|| Violation(format!("the descriptor of {what} is missing")))
+    }
+
+    fn event(&mut self, name: &str) -> Result<Option<Arc<OwnedFd>>, Violation> {
+        match self.optional::<1>(name)? {
+            Some(_) => Ok(Some(Arc::new(self.descriptor(name)?))),
+            None => Ok(None),
+        }
+    }
+
+    fn slot(&mut self, n: u64) -> Result<Slot, Violation> {
+        let [size, base, enabled] = self.numbers(&format!("queue.{n}"))?;
+        let addresses = self.optional(&format!("queue.{n}.addresses"))?;
+        let addresses = addresses.map(|[flags, descriptors, used, available, log]| RingAddresses {
+            flags: flags as u32,
+            descriptors,
+            used,
+            available,
+            log,
+        });
+        Ok(Slot {
+            size: narrow(size)?,
+            addresses,
+            base: narrow(base)?,
+            kick: self.event(&format!("queue.{n}.kick"))?,
+            call: self.event(&format!("queue.{n}.call"))?,
+            error: self.event(&format!("queue.{n}.error"))?,
+            enabled: (enabled < 2).then_some(enabled == 1),
+            running: None,
+        })
+    }
+}
+
+fn narrow(number: u64) -> Result<u16, Violation> {
+    u16::try_from(number).map_err(|_| Violation(format!("{number} is no 16 bits")))
+}
+
+fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violation> {
+    let mut from = Unpacking { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
+    let socket = from.descriptor("the connection")?;
+    wire::set_times(&socket).map_err(|error| Violation(format!("the connection: {error}")))?;
+    let mut session = Session::new(common.clone(), Arc::new(socket));
+    [session.features] = from.numbers("features")?;
+    [session.protocol_features] = from.numbers("protocol_features")?;
+    [session.status] = from.numbers("status")?;
+    session.writeback = from.numbers("writeback")? == [1];
+    let [regions] = from.numbers("regions")?;
+    let mut given = Vec::new();
+    for n in 0..regions.min(REGIONS_MAX as u64) {
+        let [guest, size_bytes, user, file_offset] = from.numbers(&format!("region.{n}"))?;
+        let file = Arc::new(File::from(from.descriptor("a memory region")?));
+        given.push(Given { region: Region { guest, size_bytes, user, file_offset }, file });
+    }
+    session.memory = Arc::new(Memory::map(given)?);
+    if let Some([size_bytes, offset]) = from.optional("log")? {
+        let file = from.descriptor("the dirty log")?;
+        let log = DirtyLog::open(file, offset, size_bytes)?;
+        session.log = Some((Area { size_bytes, offset }, Arc::new(log)));
+    }
+    if let Some([size_bytes, offset, queues, queue_size]) = from.optional("inflight")? {
+        let file = from.descriptor("the in-flight region")?;
+        let area = Area { size_bytes, offset };
+        let shape = InflightShape { area, queues: narrow(queues)?, queue_size: narrow(queue_size)? };
+        session.inflight = Some(Arc::new(Inflight::open(file, shape)?));
+    }
+    session.backend_channel = from.event("backend_channel")?;
+    let [queues] = from.numbers("queues")?;
+    let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
+    let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
+    if used > session.slots.len() {
+        return Err(Violation(format!("{used} queues are in use, {} can be", session.slots.len())));
+    }
+    slots.resize_with(session.slots.len(), Slot::default);
+    session.slots = slots;
+    Ok(session)
+}

@@ -1,0 +1,181 @@
+//! The memory of the guest: the regions a frontend gave, and the log of what was written there.
+//!
+//! Invariants: every address is checked on each access; no reference to the bytes is ever made, they are
+//! copied (the guest may change them at any moment). A region stays mapped as long as a request uses it.
+//! Not here: what the bytes mean. Whoever gave the files can shrink them, and end this process so: the
+//! frontend is trusted that far, its guest is not.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+
+use sawmill_sys::SharedMemory;
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, Permissions,
+};
+
+use super::Violation;
+use super::message::Region;
+
+/// One page of the dirty log, whatever the host's pages are.
+const LOG_PAGE_BYTES: u64 = 4096;
+
+/// A region as it was given: where it lies for the guest and for the frontend, and the file behind it.
+#[derive(Clone)]
+pub(super) struct Given {
+    pub(super) region: Region,
+    pub(super) file: Arc<File>,
+}
+
+/// Bytes of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) address: u64,
+    pub(super) length: u32,
+}
+
+/// The regions, mapped. Cloned cheaply by its owner's `Arc`.
+#[derive(Default)]
+pub(super) struct Memory {
+    mapped: GuestMemoryMmap<()>,
+    given: Vec<Given>,
+}
+
+impl Memory {
+    /// Maps the regions. Fails when they overlap, or a file is shorter than what is to be mapped of it.
+    pub(super) fn map(mut given: Vec<Given>) -> Result<Self, Violation> {
+        given.sort_by_key(|given| given.region.guest);
+        let map = |given: &Given| {
+            let Region { guest, size_bytes, file_offset, .. } = given.region;
+            let failed =
+                |text: String| Violation(format!("memory of {size_bytes} bytes at {guest:#x}: {text}"));
+            let size = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
+            let file = FileOffset::from_arc(given.file.clone(), file_offset);
+            GuestRegionMmap::from_range(GuestAddress(guest), size, Some(file))
+                .map_err(|error| failed(error.to_string()))
+        };
+        let regions = given.iter().map(map).collect::<Result<Vec<_>, _>>()?;
+        let mapped = GuestMemoryMmap::from_regions(regions)
+            .map_err(|error| Violation(format!("the memory table is refused: {error}")))?;
+        Ok(Memory { mapped, given })
+    }
+
+    pub(super) fn given(&self) -> &[Given] {
+        &self.given
+    }
+
+    /// The guest's address of what the frontend has at `user`.
+    pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
+        let inside = |given: &&Given| {
+            user.checked_sub(given.region.user).is_some_and(|offset| offset < given.region.size_bytes)
+        };
+        let region = self.given.iter().find(inside).map(|given| given.region);
+        let region = region.ok_or_else(|| Violation(format!("address {user:#x} is in no memory region")))?;
+        Ok(region.guest + (user - region.user))
+    }
+
+    /// Whether the whole range is memory.
+    pub(super) fn holds(&self, address: u64, length: u64) -> bool {
+        usize::try_from(length).is_ok_and(|length| {
+            GuestMemory::check_range(&self.mapped, GuestAddress(address), length, Permissions::ReadWrite)
+        })
+    }
+
+    pub(super) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Violation> {
+        self.mapped.read_slice(into, GuestAddress(address)).map_err(|_| outside(address, into.len()))
+    }
+
+    pub(super) fn write(&self, address: u64, from: &[u8]) -> Result<(), Violation> {
+        self.mapped.write_slice(from, GuestAddress(address)).map_err(|_| outside(address, from.len()))
+    }
+
+    /// 16 bits of a ring, little-endian.
+    pub(super) fn load(&self, address: u64, order: Ordering) -> Result<u16, Violation> {
+        let found: Result<u16, _> = self.mapped.load(GuestAddress(address), order);
+        found.map(u16::from_le).map_err(|_| outside(address, 2))
+    }
+
+    pub(super) fn store(&self, address: u64, value: u16, order: Ordering) -> Result<(), Violation> {
+        let (value, address_there) = (value.to_le(), GuestAddress(address));
+        self.mapped.store(value, address_there, order).map_err(|_| outside(address, 2))
+    }
+
+    /// Copies `into.len()` bytes out of the segments, from `offset` on as if they were one.
+    pub(super) fn gather(&self, segments: &[Segment], offset: u64, into: &mut [u8]) -> Result<(), Violation> {
+        let mut done = 0;
+        for piece in pieces(segments, offset, into.len()) {
+            let end = done + piece.length as usize;
+            self.read(piece.address, &mut into[done..end])?;
+            done = end;
+        }
+        if done == into.len() { Ok(()) } else { Err(outside(offset, into.len())) }
+    }
+
+    /// Copies `from` into the segments, from `offset` on as if they were one.
+    pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
+        let mut done = 0;
+        for piece in pieces(segments, offset, from.len()) {
+            let end = done + piece.length as usize;
+            self.write(piece.address, &from[done..end])?;
+            done = end;
+        }
+        if done == from.len() { Ok(()) } else { Err(outside(offset, from.len())) }
+    }
+
+    /// Bytes in all regions.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.mapped.iter().map(|region| region.len()).sum()
+    }
+}
+
+fn outside(address: u64, length: usize) -> Violation {
+    Violation(format!("{length} bytes at {address:#x} are not in the guest's memory"))
+}
+
+/// The parts of the segments that hold `[offset, offset + length)` of their bytes.
+pub(super) fn pieces(segments: &[Segment], offset: u64, length: usize) -> impl Iterator<Item = Segment> + '_ {
+    let (mut skip, mut left) = (offset, length as u64);
+    segments.iter().filter_map(move |segment| {
+        let whole = u64::from(segment.length);
+        let here = skip.min(whole);
+        skip -= here;
+        let length = (whole - here).min(left);
+        left -= length;
+        // A part of a segment is not longer than the segment.
+        (length > 0).then(|| Segment { address: segment.address.wrapping_add(here), length: length as u32 })
+    })
+}
+
+/// The pages written since the frontend last looked, for a migration: one bit each.
+pub(super) struct DirtyLog {
+    shared: SharedMemory,
+}
+
+impl DirtyLog {
+    pub(super) fn open(file: OwnedFd, offset: u64, size_bytes: u64) -> Result<Self, Violation> {
+        let failed = |text: String| Violation(format!("the dirty log cannot be mapped: {text}"));
+        let length = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
+        let shared = SharedMemory::open(file, offset, length).map_err(|error| failed(error.to_string()))?;
+        Ok(DirtyLog { shared })
+    }
+
+    /// Says that these bytes were written. Must come after the write itself.
+    pub(super) fn mark(&self, address: u64, length: u64) {
+        let last = address.saturating_add(length.saturating_sub(1)) / LOG_PAGE_BYTES;
+        for page in address / LOG_PAGE_BYTES..=last {
+            let Some(byte) = usize::try_from(page / 8).ok().and_then(|at| self.shared.byte(at)) else {
+                return;
+            };
+            byte.fetch_or(1 << (page % 8), Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.shared.file()
+    }
+}
+
+// The crate's atomics of guest memory are these.
+const _: () = assert!(size_of::<AtomicU16>() == 2 && size_of::<AtomicU8>() == 1);

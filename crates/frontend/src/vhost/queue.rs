@@ -1,0 +1,537 @@
+//! One queue at work: a thread that takes requests and gives them to the device, and the answers, which
+//! come on any thread.
+//!
+//! Invariants: a head is in flight at most once; what the in-flight region says never lags behind what the
+//! guest can see; a queue that was detached touches the guest's memory no more; the thread takes nothing
+//! while a queue before it, of a connection that is gone, still has requests in the device (an old write
+//! must not land after a newer one). A guest that breaks the rules breaks this queue, with a logged reason.
+//! Not here: the frontend's messages.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use sawmill_device::{BlockDevice, Operation, Request};
+
+use super::Violation;
+use super::inflight::InflightQueue;
+use super::memory::Segment;
+use super::metrics::Counters;
+use super::options::{BATCH, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
+use super::protocol::{HEADER_BYTES, ID_BYTES, Order, Parts, Refusal, Status, understand};
+use super::ring::{Chain, Ring, total};
+use super::ticket::Ticket;
+
+/// What a queue needs to begin.
+pub(super) struct Setup {
+    pub(super) index: u16,
+    pub(super) ring: Ring,
+    pub(super) inflight: Option<InflightQueue>,
+    /// The first request to take, where no in-flight region knows better.
+    pub(super) base: u16,
+    pub(super) kick: Arc<OwnedFd>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) error: Option<Arc<OwnedFd>>,
+    /// The virtio features agreed on.
+    pub(super) negotiated: u64,
+    /// The guest knows of no write cache.
+    pub(super) writethrough: bool,
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) counters: Arc<Counters>,
+    /// Queues of connections that are gone, with requests in the device.
+    pub(super) before: Vec<Arc<Queue>>,
+}
+
+/// Where the thread is in the available ring. Held by the thread while it runs.
+struct Cursor {
+    next: u16,
+    counter: u64,
+    /// Requests that an earlier process took and did not answer, the oldest last.
+    again: Vec<u16>,
+}
+
+/// What the answering side knows.
+struct Answers {
+    next_used: u16,
+    /// The used index at the last decision whether to call.
+    called_used: u16,
+    taken: Vec<bool>,
+    in_flight: u32,
+    in_flight_bytes: u64,
+    /// The thread is between two looks: it will call, if need be.
+    batching: bool,
+    detached: bool,
+    call: Option<Arc<OwnedFd>>,
+    spare: Vec<Vec<u8>>,
+}
+
+/// A queue.
+pub(super) struct Queue {
+    setup: Setup,
+    wake: OwnedFd,
+    stopping: AtomicBool,
+    /// Whether the guest's memory may still be written.
+    attached: RwLock<bool>,
+    cursor: Mutex<Cursor>,
+    answers: Mutex<Answers>,
+    /// A request was answered, or the thread shall look at `stopping`.
+    changed: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The requests in flight were not all answered in time.
+pub(super) struct StillBusy;
+
+impl Queue {
+    /// Begins to serve. Fails when the ring lies outside the guest's memory, or the system has no room.
+    pub(super) fn start(setup: Setup) -> Result<Arc<Self>, Violation> {
+        setup.ring.check()?;
+        let used = setup.ring.used_index()?;
+        let (mut again, counter) = match &setup.inflight {
+            Some(inflight) => inflight.recover(used),
+            None => (Vec::new(), 0),
+        };
+        let next = match &setup.inflight {
+            Some(_) => used.wrapping_add(again.len() as u16),
+            None => setup.base,
+        };
+        if !again.is_empty() {
+            let (queue, requests) = (setup.index, again.len());
+            tracing::info!(queue, requests, "vhost-user: requests in flight are carried out again");
+        }
+        again.reverse();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Violation(format!("no event for a queue: {error}")))?;
+        let answers = Answers {
+            next_used: used,
+            called_used: used,
+            taken: vec![false; setup.ring.size.into()],
+            in_flight: 0,
+            in_flight_bytes: 0,
+            batching: false,
+            detached: false,
+            call: setup.call.clone(),
+            spare: Vec::new(),
+        };
+        let queue = Arc::new(Queue {
+            wake,
+            stopping: AtomicBool::new(false),
+            attached: RwLock::new(true),
+            cursor: Mutex::new(Cursor { next, counter, again }),
+            answers: Mutex::new(answers),
+            changed: Condvar::new(),
+            thread: Mutex::new(None),
+            setup,
+        });
+        // Whoever waits for an answer that an earlier process gave would wait for a call that is lost.
+        queue.call();
+        queue.go()?;
+        Ok(queue)
+    }
+
+    pub(super) fn ring(&self) -> &Ring {
+        &self.setup.ring
+    }
+
+    /// Takes requests, at first or again after [`Queue::pause`]. One that takes requests goes on doing so.
+    pub(super) fn go(self: &Arc<Self>) -> Result<(), Violation> {
+        let mut running = self.thread.lock();
+        if running.is_some() {
+            return Ok(());
+        }
+        self.stopping.store(false, Ordering::SeqCst);
+        let queue = self.clone();
+        let thread = std::thread::Builder::new().name(format!("vhost-q{}", self.setup.index));
+        let thread = thread.spawn(move || queue.work());
+        *running = Some(thread.map_err(|error| Violation(format!("no thread: {error}")))?);
+        Ok(())
+    }
+
+    /// Takes no more requests, and waits until those it took are answered, or until `deadline`.
+    pub(super) fn pause(&self, deadline: Option<Instant>) -> Result<(), StillBusy> {
+        self.end_thread();
+        let mut answers = self.answers.lock();
+        while answers.in_flight > 0 && !answers.detached {
+            match deadline {
+                None => self.changed.wait(&mut answers),
+                Some(deadline) if Instant::now() >= deadline => return Err(StillBusy),
+                Some(deadline) => {
+                    self.changed.wait_until(&mut answers, deadline);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first request not taken; only of a paused queue.
+    pub(super) fn base(&self) -> u16 {
+        self.cursor.lock().next
+    }
+
+    /// Leaves the guest's memory alone from now on. Requests in flight go on in the device, and stay in the
+    /// in-flight region.
+    pub(super) fn detach(&self) {
+        *self.attached.write() = false;
+        self.answers.lock().detached = true;
+        self.end_thread();
+        self.changed.notify_all();
+    }
+
+    /// Whether it was detached and has requests in the device.
+    pub(super) fn lingers(&self) -> bool {
+        let answers = self.answers.lock();
+        answers.detached && answers.in_flight > 0
+    }
+
+    /// Whether it does so still at `deadline`.
+    pub(super) fn lingers_until(&self, deadline: Instant) -> bool {
+        let mut answers = self.answers.lock();
+        while answers.detached && answers.in_flight > 0 {
+            if self.changed.wait_until(&mut answers, deadline).timed_out() {
+                break;
+            }
+        }
+        answers.detached && answers.in_flight > 0
+    }
+
+    /// Whether nobody needs to know it any more.
+    pub(super) fn is_over(&self) -> bool {
+        let idle = self.answers.lock().in_flight == 0;
+        idle && self.thread.lock().is_none()
+    }
+
+    /// Another event by which the guest hears of answers. It is called once, as one call may have been lost.
+    pub(super) fn set_call(&self, call: Option<Arc<OwnedFd>>) {
+        self.answers.lock().call = call;
+        self.call();
+    }
+
+    fn end_thread(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        for queue in self.setup.before.iter().map(Arc::as_ref).chain([self]) {
+            // Under the lock, so that it comes not between a thread's look and its sleep.
+            drop(queue.answers.lock());
+            queue.changed.notify_all();
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    fn call(&self) {
+        let call = self.answers.lock().call.clone();
+        signal(call.as_deref());
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// The thread.
+    fn work(self: &Arc<Self>) {
+        for queue in &self.setup.before {
+            let mut answers = queue.answers.lock();
+            while answers.in_flight > 0 && !self.is_stopping() {
+                queue.changed.wait(&mut answers);
+            }
+        }
+        let mut cursor = self.cursor.lock();
+        while !self.is_stopping() {
+            match self.serve(&mut cursor) {
+                Ok(()) => (),
+                Err(violation) => return self.break_down(&violation),
+            }
+        }
+    }
+
+    /// Takes what is there, or sleeps until something is.
+    fn serve(self: &Arc<Self>, cursor: &mut Cursor) -> Result<(), Violation> {
+        self.setup.ring.ask_for_quiet()?;
+        self.answers.lock().batching = true;
+        let taken = self.take_batch(cursor);
+        self.settle();
+        if taken? == BATCH {
+            return Ok(());
+        }
+        let mut answers = self.answers.lock();
+        if answers.in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
+            while answers.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && !self.is_stopping() {
+                self.changed.wait(&mut answers);
+            }
+            return Ok(());
+        }
+        drop(answers);
+        if !self.setup.ring.ask_for_kick(cursor.next)? {
+            self.sleep()?;
+        }
+        Ok(())
+    }
+
+    fn sleep(&self) -> Result<(), Violation> {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&*self.setup.kick, PollFlags::IN)];
+        if poll(&mut fds, None).is_err() {
+            return Ok(());
+        }
+        let (woken, kicked) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if woken {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        if kicked {
+            let failed = match rustix::io::read(&*self.setup.kick, &mut [0; 8]) {
+                Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+                Ok(length) => Some(format!("{length} bytes")),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(failed) = failed {
+                return Err(Violation(format!(
+                    "what should be the kick event is none: reading gave {failed}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up to [`BATCH`] requests; returns how many it took.
+    fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
+        let mut taken = 0;
+        while taken < BATCH && !self.is_stopping() {
+            if self.answers.lock().in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
+                break;
+            }
+            if let Some(head) = cursor.again.pop() {
+                self.take(head, cursor)?;
+                taken += 1;
+                continue;
+            }
+            let waiting = self.setup.ring.available_index()?.wrapping_sub(cursor.next);
+            if waiting == 0 {
+                break;
+            }
+            if waiting > self.setup.ring.size {
+                let size = self.setup.ring.size;
+                return Err(Violation(format!("{waiting} requests in a queue of {size} entries")));
+            }
+            self.take(self.setup.ring.head(cursor.next)?, cursor)?;
+            cursor.next = cursor.next.wrapping_add(1);
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// Takes one request: it is answered, or the device has it.
+    fn take(self: &Arc<Self>, head: u16, cursor: &mut Cursor) -> Result<(), Violation> {
+        let chain = self.setup.ring.chain(head)?;
+        if total(&chain.writable) == 0 {
+            return Err(Violation(format!("request {head} has no place for its status")));
+        }
+        let order = self.read_order(&chain);
+        let moved_bytes = match &order {
+            Ok(Order::Device { operation: Operation::Read | Operation::Write, length, .. }) => *length,
+            _ => 0,
+        };
+        {
+            let mut answers = self.answers.lock();
+            let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken) else {
+                return Err(Violation(format!("request {head} was made available while it is in flight")));
+            };
+            *taken = true;
+            answers.in_flight += 1;
+            answers.in_flight_bytes += moved_bytes;
+        }
+        self.setup.counters.in_flight.fetch_add(1, Ordering::Relaxed);
+        if let Some(inflight) = &self.setup.inflight {
+            inflight.take(head, cursor.counter);
+            cursor.counter += 1;
+        }
+        self.carry_out(head, chain, order, moved_bytes);
+        Ok(())
+    }
+
+    fn read_order(&self, chain: &Chain) -> Result<Order, Refusal> {
+        let failed = |violation: Violation| Refusal(Status::Failed, violation.0);
+        let memory = &self.setup.ring.memory;
+        let payload_bytes = total(&chain.readable).checked_sub(HEADER_BYTES);
+        let Some(payload_bytes) = payload_bytes else {
+            return Err(Refusal(Status::Failed, "its header is cut short".into()));
+        };
+        let mut header = [0; HEADER_BYTES as usize];
+        memory.gather(&chain.readable, 0, &mut header).map_err(failed)?;
+        let mut range = [0; 16];
+        let has_range = payload_bytes == range.len() as u64;
+        if has_range {
+            memory.gather(&chain.readable, HEADER_BYTES, &mut range).map_err(failed)?;
+        }
+        let data_bytes = total(&chain.writable) - 1;
+        let parts = Parts { payload_bytes, range: has_range.then_some(range), data_bytes };
+        let order = understand(&header, &parts, self.setup.negotiated, self.setup.writethrough)?;
+        let geometry = self.setup.device.geometry();
+        match order {
+            Order::Device { operation: Operation::Read | Operation::Write, length, .. }
+                if length > u64::from(geometry.request_bytes_max) =>
+            {
+                Err(Refusal(Status::Failed, format!("{length} bytes are more than one request may move")))
+            }
+            order => Ok(order),
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, head: u16, chain: Chain, order: Result<Order, Refusal>, moved_bytes: u64) {
+        let counters = &self.setup.counters;
+        let mut ticket = Ticket {
+            queue: self.clone(),
+            head,
+            chain,
+            read_bytes: 0,
+            charged_bytes: moved_bytes,
+            buffer: Vec::new(),
+            damaged: false,
+        };
+        match order {
+            Ok(Order::Device { operation, address, length, flags }) => {
+                counters.request(Some(operation));
+                match operation {
+                    Operation::Read => {
+                        counters.bytes_out.fetch_add(length, Ordering::Relaxed);
+                        ticket.read_bytes = length as usize;
+                    }
+                    Operation::Write => {
+                        counters.bytes_in.fetch_add(length, Ordering::Relaxed);
+                    }
+                    _ => (),
+                }
+                let request = Request::new(operation, address, length, flags, Box::new(ticket));
+                self.setup.device.submit(request);
+            }
+            Ok(Order::Id) => {
+                counters.request(None);
+                ticket.answer(Status::Ok, &self.setup.id);
+            }
+            Err(Refusal(status, reason)) => {
+                counters.request(None);
+                tracing::debug!(queue = self.setup.index, head, reason, "vhost-user: a request is refused");
+                ticket.answer(status, &[]);
+            }
+        }
+    }
+
+    /// Answers a request, on any thread.
+    pub(super) fn answer(
+        &self,
+        head: u16,
+        writable: &[Segment],
+        data: &[u8],
+        status: Status,
+        written_bytes: u32,
+        charged_bytes: u64,
+    ) {
+        let counters = &self.setup.counters;
+        counters.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if status != Status::Ok {
+            counters.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let ring = &self.setup.ring;
+        let attached = self.attached.read();
+        let mut told = Ok(());
+        if *attached {
+            let status_at = total(writable).saturating_sub(1);
+            told = ring.scatter(writable, 0, data);
+            told = told.and_then(|()| ring.scatter(writable, status_at, &[status.byte()]));
+        }
+        let mut answers = self.answers.lock();
+        if *attached && !answers.detached {
+            told = told.and_then(|()| self.use_up(&mut answers, head, written_bytes));
+        }
+        drop(attached);
+        answers.in_flight -= 1;
+        answers.in_flight_bytes -= charged_bytes;
+        if answers.batching {
+            drop(answers);
+        } else {
+            self.settle_locked(answers);
+        }
+        self.changed.notify_all();
+        if let Err(violation) = told {
+            // Ranges were checked before, and a mapping does not shrink.
+            tracing::error!(queue = self.setup.index, %violation, "vhost-user: an answer was lost");
+        }
+    }
+
+    fn use_up(&self, answers: &mut Answers, head: u16, written_bytes: u32) -> Result<(), Violation> {
+        let ring = &self.setup.ring;
+        if let Some(inflight) = &self.setup.inflight {
+            inflight.begin_answer(head);
+        }
+        ring.put_used(answers.next_used, head, written_bytes)?;
+        answers.next_used = answers.next_used.wrapping_add(1);
+        // From the next line on the guest may make the head available again.
+        if let Some(taken) = answers.taken.get_mut(usize::from(head)) {
+            *taken = false;
+        }
+        ring.publish(answers.next_used)?;
+        if let Some(inflight) = &self.setup.inflight {
+            inflight.end_answer(head, answers.next_used);
+        }
+        Ok(())
+    }
+
+    /// The end of a batch: calls the guest if it wants to hear of what was answered meanwhile.
+    fn settle(&self) {
+        let mut answers = self.answers.lock();
+        answers.batching = false;
+        self.settle_locked(answers);
+    }
+
+    fn settle_locked(&self, mut answers: MutexGuard<'_, Answers>) {
+        let (from, to) = (answers.called_used, answers.next_used);
+        if from == to || answers.detached {
+            return;
+        }
+        answers.called_used = to;
+        // Where the wish cannot be read, a call too many does no harm.
+        let wanted = self.setup.ring.wants_call(from, to).unwrap_or(true);
+        let call = answers.call.clone().filter(|_| wanted);
+        drop(answers);
+        signal(call.as_deref());
+    }
+
+    /// The guest broke the rules: nothing more is taken from this queue until it is set up anew.
+    fn break_down(&self, violation: &Violation) {
+        let queue = self.setup.index;
+        let reason = violation;
+        tracing::warn!(queue, %reason, "vhost-user: a queue is stopped: the guest broke its rules");
+        self.setup.counters.violations.fetch_add(1, Ordering::Relaxed);
+        signal(self.setup.error.as_deref());
+    }
+
+    /// A buffer of this length; what it holds is to be overwritten.
+    pub(super) fn spare_buffer(&self, length: usize) -> Vec<u8> {
+        let mut buffer = self.answers.lock().spare.pop().unwrap_or_default();
+        buffer.resize(length, 0);
+        buffer
+    }
+
+    pub(super) fn keep_buffer(&self, buffer: Vec<u8>) {
+        if buffer.capacity() == 0 {
+            return;
+        }
+        let mut answers = self.answers.lock();
+        let kept: usize = answers.spare.iter().map(Vec::capacity).sum();
+        if kept + buffer.capacity() <= SPARE_BYTES_MAX {
+            answers.spare.push(buffer);
+        }
+    }
+}
+
+/// Adds one to an event; an event that is full has been added to.
+fn signal(event: Option<&OwnedFd>) {
+    if let Some(event) = event {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
+}

@@ -1,0 +1,227 @@
+//! A split virtqueue in the guest's memory: what is available, what it consists of, what was used. Source:
+//! the virtio specification 1.2, section 2.7.
+//!
+//! Invariants: a descriptor is read once and then believed only as far as it was checked; a walk ends after
+//! as many steps as the table has entries; nothing outside the guest's memory is touched. Not here: which
+//! requests are in flight, and who waits for what.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::Violation;
+use super::memory::{DirtyLog, Memory, Segment};
+use super::options::INDIRECT_MAX;
+
+const DESCRIPTOR_BYTES: u64 = 16;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+/// In the available ring's flags: no call is wanted. In the used ring's: no kick is.
+const NO_NOTIFY: u16 = 1;
+
+/// Where a ring lies, and by which rules. Addresses are the guest's.
+#[derive(Clone)]
+pub(super) struct Ring {
+    pub(super) memory: Arc<Memory>,
+    /// Where writes to the guest's memory are logged, while it migrates.
+    pub(super) log: Option<Arc<DirtyLog>>,
+    pub(super) size: u16,
+    pub(super) descriptors: u64,
+    pub(super) available: u64,
+    pub(super) used: u64,
+    pub(super) event_idx: bool,
+    pub(super) indirect: bool,
+}
+
+/// One request as the guest laid it out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Chain {
+    /// What the device may read, in order.
+    pub(super) readable: Vec<Segment>,
+    /// What the device may write, in order.
+    pub(super) writable: Vec<Segment>,
+}
+
+/// Bytes in all of them.
+pub(super) fn total(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.length)).sum()
+}
+
+struct Descriptor {
+    address: u64,
+    length: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Ring {
+    /// Fails when any part of it is outside the guest's memory or not aligned as it must be.
+    pub(super) fn check(&self) -> Result<(), Violation> {
+        let size = u64::from(self.size);
+        let parts = [
+            ("descriptor table", self.descriptors, DESCRIPTOR_BYTES * size, 16),
+            ("available ring", self.available, 6 + 2 * size, 2),
+            ("used ring", self.used, 6 + 8 * size, 4),
+        ];
+        for (what, address, length, alignment) in parts {
+            if !address.is_multiple_of(alignment) || !self.memory.holds(address, length) {
+                return Err(Violation(format!("the {what} at {address:#x} is not in the guest's memory")));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many requests the guest has ever made available, modulo 2^16.
+    pub(super) fn available_index(&self) -> Result<u16, Violation> {
+        self.memory.load(self.available + 2, Ordering::Acquire)
+    }
+
+    /// How many requests were ever used, modulo 2^16, as the guest sees it.
+    pub(super) fn used_index(&self) -> Result<u16, Violation> {
+        self.memory.load(self.used + 2, Ordering::Acquire)
+    }
+
+    /// The head of the available request number `index`.
+    pub(super) fn head(&self, index: u16) -> Result<u16, Violation> {
+        let entry = self.available + 4 + 2 * u64::from(index % self.size);
+        let head = self.memory.load(entry, Ordering::Acquire)?;
+        if head < self.size {
+            Ok(head)
+        } else {
+            Err(Violation(format!("head {head} in a queue of {} entries", self.size)))
+        }
+    }
+
+    fn descriptor(&self, table: u64, index: u16) -> Result<Descriptor, Violation> {
+        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+        let address = table.checked_add(DESCRIPTOR_BYTES * u64::from(index));
+        self.memory.read(address.unwrap_or(u64::MAX), &mut bytes)?;
+        let [a, b, c, d, e, f, g, h, length @ .., i, j, k, l] = bytes;
+        Ok(Descriptor {
+            address: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            length: u32::from_le_bytes(length),
+            flags: u16::from_le_bytes([i, j]),
+            next: u16::from_le_bytes([k, l]),
+        })
+    }
+
+    /// Follows a request from its head.
+    pub(super) fn chain(&self, head: u16) -> Result<Chain, Violation> {
+        let broken = |text: String| Err(Violation(format!("request {head}: {text}")));
+        let mut chain = Chain::default();
+        let (mut table, mut entries, mut inside) = (self.descriptors, u32::from(self.size), false);
+        let (mut index, mut steps) = (head, 0);
+        loop {
+            if u32::from(index) >= entries {
+                return broken(format!("descriptor {index} of a table of {entries}"));
+            }
+            steps += 1;
+            if steps > entries {
+                return broken("its descriptors form a loop".into());
+            }
+            let descriptor = self.descriptor(table, index)?;
+            let Descriptor { address, length, flags, next } = descriptor;
+            if flags & INDIRECT != 0 {
+                if inside || !self.indirect || flags & NEXT != 0 {
+                    return broken("an indirect table where none may be".into());
+                }
+                entries = length / DESCRIPTOR_BYTES as u32;
+                let whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
+                if !whole || entries == 0 || entries > INDIRECT_MAX {
+                    return broken(format!("an indirect table of {length} bytes"));
+                }
+                (table, inside, index, steps) = (address, true, 0, 0);
+                continue;
+            }
+            if length == 0 || !self.memory.holds(address, length.into()) {
+                return broken(format!("{length} bytes at {address:#x} are not in the guest's memory"));
+            }
+            let segment = Segment { address, length };
+            if flags & WRITE != 0 {
+                chain.writable.push(segment);
+            } else if chain.writable.is_empty() {
+                chain.readable.push(segment);
+            } else {
+                return broken("what may be read comes after what may be written".into());
+            }
+            if flags & NEXT == 0 {
+                return Ok(chain);
+            }
+            index = next;
+        }
+    }
+
+    /// Writes entry number `index` of the used ring. The guest sees it after [`Ring::publish`].
+    pub(super) fn put_used(&self, index: u16, head: u16, written_bytes: u32) -> Result<(), Violation> {
+        let entry = self.used + 4 + 8 * u64::from(index % self.size);
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&u32::from(head).to_le_bytes());
+        bytes[4..].copy_from_slice(&written_bytes.to_le_bytes());
+        self.memory.write(entry, &bytes)?;
+        self.mark(entry, 8);
+        Ok(())
+    }
+
+    /// Shows the guest all entries before number `index`.
+    pub(super) fn publish(&self, index: u16) -> Result<(), Violation> {
+        self.memory.store(self.used + 2, index, Ordering::Release)?;
+        self.mark(self.used, 4);
+        Ok(())
+    }
+
+    /// Whether the guest wants to hear that entries `[from, to)` of the used ring are there.
+    pub(super) fn wants_call(&self, from: u16, to: u16) -> Result<bool, Violation> {
+        // The guest writes its wish and then looks at the index; we wrote the index and now look at the wish.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let wish = self.memory.load(self.available + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?;
+            return Ok(to.wrapping_sub(wish).wrapping_sub(1) < to.wrapping_sub(from));
+        }
+        Ok(self.memory.load(self.available, Ordering::Relaxed)? & NO_NOTIFY == 0)
+    }
+
+    /// Asks for a kick when request number `next` comes. Returns whether it is there already.
+    pub(super) fn ask_for_kick(&self, next: u16) -> Result<bool, Violation> {
+        if self.event_idx {
+            self.store_used_event(next)?;
+        } else {
+            self.memory.store(self.used, 0, Ordering::Relaxed)?;
+            self.mark(self.used, 2);
+        }
+        fence(Ordering::SeqCst);
+        Ok(self.available_index()? != next)
+    }
+
+    /// Asks for no kicks while requests are being taken. With event indices that is so by itself.
+    pub(super) fn ask_for_quiet(&self) -> Result<(), Violation> {
+        if !self.event_idx {
+            self.memory.store(self.used, NO_NOTIFY, Ordering::Relaxed)?;
+            self.mark(self.used, 2);
+        }
+        Ok(())
+    }
+
+    fn store_used_event(&self, next: u16) -> Result<(), Violation> {
+        let place = self.used + 4 + 8 * u64::from(self.size);
+        self.memory.store(place, next, Ordering::Relaxed)?;
+        self.mark(place, 2);
+        Ok(())
+    }
+
+    /// Copies into the guest's memory, and logs it.
+    pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
+        self.memory.scatter(segments, offset, from)?;
+        if self.log.is_some() {
+            for piece in super::memory::pieces(segments, offset, from.len()) {
+                self.mark(piece.address, piece.length.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&self, address: u64, length: u64) {
+        if let Some(log) = &self.log {
+            log.mark(address, length);
+        }
+    }
+}

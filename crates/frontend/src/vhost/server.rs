@@ -1,0 +1,338 @@
+//! One socket, and one frontend after the other behind it. One thread listens and obeys the frontend's
+//! messages; each queue that runs has a thread of its own.
+//!
+//! Invariants: one frontend at a time, a second waits in the socket's backlog; while the door is held
+//! (quiet), no message is received and no queue runs. Not here: what messages do, and how requests are
+//! served.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno as OsError;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+
+use super::handover;
+use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
+use super::protocol::ID_BYTES;
+use super::session::{Common, Session};
+use super::wire::{self, End};
+use crate::door::{Door, DoorCounts, Handed};
+use crate::unix_socket::UnixSocket;
+
+/// After a connection could not be accepted.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What the thread and the door's owner share.
+struct Inside {
+    session: Option<Session>,
+    /// The door is quiet.
+    held: bool,
+}
+
+struct Shared {
+    common: Arc<Common>,
+    listener: UnixSocket,
+    inside: Mutex<Inside>,
+    /// The connection, to end it while a message is being received.
+    socket: Mutex<Option<Arc<OwnedFd>>>,
+    stopping: AtomicBool,
+    /// Wakes the thread.
+    wake: OwnedFd,
+}
+
+/// A running vhost-user-blk door. Dropped, it stops at once, as by [`Door::stop_now`].
+pub struct VhostDoor {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The socket belongs to another process now.
+    gone: AtomicBool,
+}
+
+impl VhostDoor {
+    /// Listens and serves `device` to one frontend after the other.
+    ///
+    /// Errors: `Invalid` for numbers out of range or a path that cannot be a socket; `Unavailable` where
+    /// the path is taken or the system refuses.
+    pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
+        let common = common(&options, device)?;
+        let listener = UnixSocket::listen("vhost-user", &options.socket)?;
+        Self::run(common, listener, Inside { session: None, held: false })
+    }
+
+    /// Goes on where another process's door was handed over. The door is quiet: it serves from
+    /// [`Door::resume`] on, which must come only after the other one has let go.
+    ///
+    /// Errors: as for [`VhostDoor::start`]; `Invalid` when what was handed over is not whole.
+    pub fn take_over(
+        options: VhostOptions,
+        device: Arc<dyn BlockDevice>,
+        handed: Vec<Handed>,
+    ) -> Result<Self> {
+        let common = common(&options, device)?;
+        let pieces = handover::unpack(&common, handed)?;
+        let listener = UnixSocket::adopt("vhost-user", &options.socket, pieces.listener);
+        Self::run(common, listener, Inside { session: pieces.session, held: true })
+    }
+
+    fn run(common: Arc<Common>, listener: UnixSocket, inside: Inside) -> Result<Self> {
+        let system = |error: std::io::Error| {
+            Error::new(ErrorKind::Unavailable, format!("vhost-user: the door could not be started: {error}"))
+        };
+        let wake =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| system(e.into()))?;
+        let socket = inside.session.as_ref().map(|session| session.socket.clone());
+        let shared = Arc::new(Shared {
+            common,
+            listener,
+            inside: Mutex::new(inside),
+            socket: Mutex::new(socket),
+            stopping: AtomicBool::new(false),
+            wake,
+        });
+        let serving = shared.clone();
+        let thread = std::thread::Builder::new().name("vhost-serve".into()).spawn(move || serving.serve());
+        match thread {
+            Ok(thread) => {
+                Ok(VhostDoor { shared, thread: Mutex::new(Some(thread)), gone: AtomicBool::new(false) })
+            }
+            Err(error) => {
+                shared.listener.remove();
+                Err(system(error))
+            }
+        }
+    }
+
+    /// Tells the frontend that the device has another size.
+    pub fn resized(&self) {
+        if let Some(session) = &self.shared.inside.lock().session {
+            session.announce_config();
+        }
+    }
+
+    fn end_thread(&self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.wake();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+        if !self.gone.load(Ordering::SeqCst) {
+            self.shared.listener.remove();
+        }
+    }
+}
+
+fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Common>> {
+    let (queues_max, queue_size_max) = (options.queues_max, options.queue_size_max);
+    let sized = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
+    if !(1..=QUEUES_MAX).contains(&queues_max) || !sized {
+        let text = format!(
+            "vhost-user: {queues_max} queues of {queue_size_max} entries cannot be; 1 to {QUEUES_MAX} queues \
+             of a power of two up to {QUEUE_SIZE_MAX} can"
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    let mut id = [0; ID_BYTES];
+    id.iter_mut().zip(options.serial.bytes()).for_each(|(place, byte)| *place = byte);
+    let (counters, roster) = (Arc::default(), Mutex::default());
+    Ok(Arc::new(Common { device, queues_max, queue_size_max, id, counters, roster }))
+}
+
+impl Shared {
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The thread.
+    fn serve(&self) {
+        let mut told_of_second = false;
+        let mut pause = None;
+        while !self.stopping.load(Ordering::SeqCst) {
+            let (socket, held) = {
+                let inside = self.inside.lock();
+                (inside.session.as_ref().map(|session| session.socket.clone()), inside.held)
+            };
+            let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            let (mut frontend, mut newcomer) = (usize::MAX, usize::MAX);
+            if let (Some(socket), false) = (&socket, held) {
+                frontend = fds.len();
+                fds.push(PollFd::new(&**socket, PollFlags::IN));
+            }
+            if !held && pause.is_none() && (socket.is_none() || !told_of_second) {
+                newcomer = fds.len();
+                fds.push(PollFd::new(&self.listener.socket, PollFlags::IN));
+            }
+            let _ = poll(&mut fds, pause.as_ref());
+            pause = None;
+            let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+            if ready(0) {
+                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                continue;
+            }
+            if ready(frontend) {
+                self.hear();
+            } else if ready(newcomer) && socket.is_none() {
+                told_of_second = false;
+                pause = self.accept();
+            } else if ready(newcomer) {
+                tracing::warn!("vhost-user: another frontend waits until the one that is connected has gone");
+                told_of_second = true;
+            }
+        }
+    }
+
+    /// Obeys one message.
+    fn hear(&self) {
+        let mut inside = self.inside.lock();
+        if inside.held {
+            return;
+        }
+        let Some(session) = &mut inside.session else { return };
+        let Err(end) = session.serve_one() else { return };
+        *self.socket.lock() = None;
+        inside.session = None;
+        match end {
+            End::Closed => tracing::info!("vhost-user: the frontend has closed the connection"),
+            End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
+            End::Violation(reason) => {
+                self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%reason, "vhost-user: connection closed: the frontend broke the protocol");
+            }
+        }
+    }
+
+    /// Accepts a frontend; returns how long not to try again.
+    fn accept(&self) -> Option<Timespec> {
+        let accepted = accept_with(&self.listener.socket, SocketFlags::CLOEXEC);
+        let socket = match accepted.and_then(|socket| wire::set_times(&socket).map(|()| socket)) {
+            Ok(socket) => Arc::new(socket),
+            Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => return None,
+            Err(error) => {
+                tracing::warn!(%error, "vhost-user: a connection could not be accepted");
+                return Some(PAUSE);
+            }
+        };
+        self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
+        tracing::info!("vhost-user: a frontend is connected");
+        let mut inside = self.inside.lock();
+        *self.socket.lock() = Some(socket.clone());
+        inside.session = Some(Session::new(self.common.clone(), socket));
+        None
+    }
+}
+
+impl Door for VhostDoor {
+    fn kind(&self) -> &'static str {
+        "vhost-user"
+    }
+
+    fn address(&self) -> String {
+        self.shared.listener.path.display().to_string()
+    }
+
+    fn counts(&self) -> DoorCounts {
+        self.shared.common.counters.snapshot()
+    }
+
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        let busy = || {
+            let left = self.counts().in_flight;
+            let text = format!("vhost-user: {left} requests were not answered within {patience:?}");
+            Error::new(ErrorKind::Unavailable, text)
+        };
+        let deadline = Instant::now() + patience;
+        let mut inside = self.shared.inside.try_lock_until(deadline).ok_or_else(busy)?;
+        if inside.held {
+            return Ok(());
+        }
+        if let Some(session) = &mut inside.session {
+            session.pause(Some(deadline)).map_err(|_| busy())?;
+        }
+        // What a frontend before this one left in the device counts as well.
+        let lingering: Vec<_> = self.shared.common.roster.lock().clone();
+        if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
+            if let Some(session) = &mut inside.session {
+                session.go();
+            }
+            return Err(busy());
+        }
+        inside.held = true;
+        drop(inside);
+        self.shared.wake();
+        Ok(())
+    }
+
+    fn resume(&self) {
+        let mut inside = self.shared.inside.lock();
+        if !std::mem::take(&mut inside.held) {
+            return;
+        }
+        if let Some(session) = &mut inside.session {
+            session.go();
+            // One that was taken over has none running yet.
+            if let Err(violation) = session.run_what_can_run() {
+                tracing::error!(%violation, "vhost-user: a queue could not go on");
+            }
+        }
+        drop(inside);
+        self.shared.wake();
+    }
+
+    fn resized(&self) -> Result<()> {
+        VhostDoor::resized(self);
+        Ok(())
+    }
+
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        let inside = self.shared.inside.lock();
+        if !inside.held {
+            let text = "vhost-user: only a quiet door can be handed over";
+            return Err(Error::new(ErrorKind::Internal, text));
+        }
+        handover::pack(&self.shared.listener, inside.session.as_ref())
+    }
+
+    fn let_go(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.end_thread();
+        *self.shared.socket.lock() = None;
+        // Nothing is in flight, and closing our descriptors ends nothing: others have duplicates.
+        self.shared.inside.lock().session = None;
+    }
+
+    fn stop(&self) {
+        {
+            let mut inside = self.shared.inside.lock();
+            if let Some(session) = &mut inside.session {
+                let _ = session.pause(None);
+            }
+            inside.held = true;
+        }
+        self.stop_now();
+    }
+
+    fn stop_now(&self) {
+        for queue in self.shared.common.roster.lock().clone() {
+            // Whoever waits for its answers waits no more.
+            queue.detach();
+        }
+        if let Some(socket) = &*self.shared.socket.lock()
+            && !self.gone.load(Ordering::SeqCst)
+        {
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+        self.end_thread();
+        self.shared.inside.lock().session = None;
+    }
+}
+
+impl Drop for VhostDoor {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}

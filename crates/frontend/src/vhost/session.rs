@@ -1,0 +1,487 @@
+//! What one frontend has set up: features, memory, queues; and what each of its messages does to that.
+//!
+//! Invariants: a queue runs exactly while it has everything it needs, is enabled, and the door is not held;
+//! what a running queue was built from changes only while it is paused with nothing in flight. Not here:
+//! the bytes of messages, and the life of a connection.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use sawmill_device::BlockDevice;
+
+use super::Violation;
+use super::inflight::Inflight;
+use super::memory::{DirtyLog, Given, Memory};
+use super::message::{
+    Area, Event, Message, REGIONS_MAX, Region, Reply, RingAddresses, config_changed, feature as spoken,
+};
+use super::metrics::Counters;
+use super::protocol::{ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
+use super::queue::{Queue, Setup, StillBusy};
+use super::ring::Ring;
+use super::wire::{self, End, Received};
+
+/// What a door has for all its frontends.
+pub(super) struct Common {
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) queues_max: u16,
+    pub(super) queue_size_max: u16,
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) counters: Arc<Counters>,
+    /// Queues that run, or that were detached with requests in the device.
+    pub(super) roster: Mutex<Vec<Arc<Queue>>>,
+}
+
+/// One queue as the frontend has set it up so far.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) size: u16,
+    pub(super) addresses: Option<RingAddresses>,
+    pub(super) base: u16,
+    pub(super) kick: Option<Arc<OwnedFd>>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) error: Option<Arc<OwnedFd>>,
+    /// Whether the frontend said so; if it said nothing, the protocol says what holds.
+    pub(super) enabled: Option<bool>,
+    pub(super) running: Option<Arc<Queue>>,
+}
+
+/// One frontend.
+pub(super) struct Session {
+    pub(super) common: Arc<Common>,
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) features: u64,
+    pub(super) protocol_features: u64,
+    pub(super) status: u64,
+    /// The guest wants a write cache, so it flushes.
+    pub(super) writeback: bool,
+    pub(super) memory: Arc<Memory>,
+    pub(super) log: Option<(Area, Arc<DirtyLog>)>,
+    pub(super) inflight: Option<Arc<Inflight>>,
+    pub(super) backend_channel: Option<Arc<OwnedFd>>,
+    pub(super) slots: Vec<Slot>,
+}
+
+const PROTOCOL_FEATURES: u64 = spoken::MQ
+    | spoken::LOG_SHMFD
+    | spoken::REPLY_ACK
+    | spoken::BACKEND_REQ
+    | spoken::CONFIG
+    | spoken::INFLIGHT_SHMFD
+    | spoken::RESET_DEVICE
+    | spoken::CONFIGURE_MEM_SLOTS
+    | spoken::STATUS;
+
+fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
+    Err(Violation(text.into()))
+}
+
+impl Session {
+    pub(super) fn new(common: Arc<Common>, socket: Arc<OwnedFd>) -> Self {
+        common.counters.connections.fetch_add(1, Relaxed);
+        Session {
+            slots: (0..common.queues_max).map(|_| Slot::default()).collect(),
+            common,
+            socket,
+            features: 0,
+            protocol_features: 0,
+            status: 0,
+            writeback: true,
+            memory: Arc::default(),
+            log: None,
+            inflight: None,
+            backend_channel: None,
+        }
+    }
+
+    /// Receives one message, does what it says, and answers.
+    pub(super) fn serve_one(&mut self) -> Result<(), End> {
+        let Received { header, payload, descriptors } = wire::receive(&self.socket)?;
+        let done = Message::parse(header.request, &payload)
+            .and_then(|message| self.obey(message, descriptors.into_iter()));
+        // Only after it was obeyed: this very message may have agreed on it.
+        let acknowledged = header.needs_reply() && self.protocol_features & spoken::REPLY_ACK != 0;
+        let (reply, descriptor) = match done {
+            Ok((Some(reply), descriptor)) => (reply, descriptor),
+            Ok((None, _)) if acknowledged => (Reply::Number(0), None),
+            Ok((None, _)) => return Ok(()),
+            Err(Violation(reason)) if acknowledged => {
+                let request = header.request;
+                tracing::warn!(request, reason, "vhost-user: a message of the frontend is refused");
+                self.common.counters.violations.fetch_add(1, Relaxed);
+                (Reply::Number(1), None)
+            }
+            Err(violation) => return Err(violation.into()),
+        };
+        let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+        wire::send(&self.socket, &reply.to_bytes(header.request), descriptor)
+    }
+
+    fn obey(
+        &mut self,
+        message: Message,
+        mut descriptors: impl Iterator<Item = OwnedFd>,
+    ) -> Result<(Option<Reply>, Option<OwnedFd>), Violation> {
+        let mut one = || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+        let reply = match message {
+            Message::GetFeatures => Reply::Number(self.offered()),
+            Message::GetProtocolFeatures => Reply::Number(PROTOCOL_FEATURES),
+            Message::GetQueueCount => Reply::Number(self.common.queues_max.into()),
+            Message::GetMemSlots => Reply::Number(REGIONS_MAX as u64),
+            Message::GetStatus => Reply::Number(self.status),
+            Message::GetRingBase { queue } => self.stop_ring(queue)?,
+            Message::GetConfig { offset, size, flags } => self.config(offset, size, flags),
+            Message::GetInflight(asked) => {
+                let fits = (1..=self.common.queues_max).contains(&asked.queues);
+                let size_fits = asked.queue_size <= self.common.queue_size_max;
+                if !fits || !size_fits || !asked.queue_size.is_power_of_two() {
+                    return violation(format!("an in-flight region for {asked:?} is too much"));
+                }
+                let region = Inflight::create(asked.queues, asked.queue_size)?;
+                let file = region.file().map_err(|error| Violation(error.to_string()))?;
+                return Ok((Some(Reply::Inflight(region.shape())), Some(file)));
+            }
+            Message::SetLogBase(area) => {
+                let log = Arc::new(DirtyLog::open(one()?, area.offset, area.size_bytes)?);
+                self.alter(|session| {
+                    session.log = Some((area, log));
+                    Ok(())
+                })?;
+                // The one setting that is always answered.
+                Reply::Log(area)
+            }
+            Message::SetMemTable(regions) => {
+                let files = descriptors.map(|file| Arc::new(File::from(file)));
+                let given: Vec<Given> =
+                    regions.iter().zip(files).map(|(region, file)| Given { region: *region, file }).collect();
+                if given.len() != regions.len() {
+                    return violation(format!("{} files for {} regions", given.len(), regions.len()));
+                }
+                return self.set_memory(given).map(|()| (None, None));
+            }
+            setting => return self.set(setting, descriptors).map(|()| (None, None)),
+        };
+        Ok((Some(reply), None))
+    }
+
+    /// The messages that change something and bring nothing back.
+    fn set(
+        &mut self,
+        message: Message,
+        mut descriptors: impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), Violation> {
+        let mut one = || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+        match message {
+            Message::SetOwner | Message::SetLogFd => Ok(()),
+            Message::ResetOwner | Message::ResetDevice | Message::SetStatus(0) => self.reset(),
+            Message::SetStatus(status) => {
+                self.status = status;
+                Ok(())
+            }
+            Message::SetFeatures(features) => self.set_features(features),
+            Message::SetProtocolFeatures(features) => {
+                if features & !PROTOCOL_FEATURES != 0 {
+                    return violation(format!("protocol features {features:#x} were not offered"));
+                }
+                self.protocol_features = features;
+                Ok(())
+            }
+            Message::SetRingSize { queue, size } => self.set_ring_size(queue, size),
+            Message::SetRingAddresses { queue, addresses } => {
+                self.alter_slot(queue, |slot| slot.addresses = Some(addresses))
+            }
+            Message::SetRingBase { queue, base } => match u16::try_from(base) {
+                Ok(base) => self.alter_slot(queue, |slot| slot.base = base),
+                Err(_) => violation(format!("a ring base of {base}")),
+            },
+            Message::EnableRing { queue, enable } => {
+                self.alter_slot(queue, |slot| slot.enabled = Some(enable != 0))
+            }
+            Message::SetRingEvent { event, queue, given } => {
+                let file = if given { Some(Arc::new(one()?)) } else { None };
+                self.set_event(event, queue, file)
+            }
+            Message::SetBackendChannel => {
+                let channel = one()?;
+                wire::set_times(&channel).map_err(|error| Violation(format!("no channel: {error}")))?;
+                self.backend_channel = Some(Arc::new(channel));
+                Ok(())
+            }
+            Message::SetConfig { offset, bytes } => self.set_config(offset, &bytes),
+            Message::SetInflight(shape) => {
+                let region = Arc::new(Inflight::open(one()?, shape)?);
+                self.alter(|session| {
+                    session.inflight = Some(region);
+                    Ok(())
+                })
+            }
+            Message::AddRegion(region) => self.add_region(Given { region, file: Arc::new(one()?.into()) }),
+            Message::RemoveRegion(region) => self.remove_region(region),
+            other => violation(format!("{other:?} is out of place")),
+        }
+    }
+
+    fn offered(&self) -> u64 {
+        features_of(self.common.device.geometry()) | feature::PROTOCOL_FEATURES | feature::LOG_ALL
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Violation> {
+        if features & !self.offered() != 0 {
+            return violation(format!("features {features:#x} were not offered"));
+        }
+        self.alter(|session| {
+            session.features = features;
+            Ok(())
+        })
+    }
+
+    fn set_memory(&mut self, given: Vec<Given>) -> Result<(), Violation> {
+        let memory = Memory::map(given)?;
+        tracing::debug!(bytes = memory.size_bytes(), "vhost-user: the guest's memory is mapped");
+        self.alter(|session| {
+            session.memory = Arc::new(memory);
+            Ok(())
+        })
+    }
+
+    fn add_region(&mut self, added: Given) -> Result<(), Violation> {
+        let mut given = self.memory.given().to_vec();
+        if given.len() >= REGIONS_MAX {
+            return violation(format!("more than {REGIONS_MAX} regions of memory"));
+        }
+        given.push(added);
+        self.set_memory(given)
+    }
+
+    fn remove_region(&mut self, removed: Region) -> Result<(), Violation> {
+        // Frontends need not say again where in its file a region began.
+        let of = |region: Region| (region.guest, region.size_bytes, region.user);
+        let mut given = self.memory.given().to_vec();
+        let Some(position) = given.iter().position(|given| of(given.region) == of(removed)) else {
+            return violation(format!("{removed:?} is not in the memory table"));
+        };
+        given.remove(position);
+        self.set_memory(given)
+    }
+
+    fn set_ring_size(&mut self, queue: u32, size: u32) -> Result<(), Violation> {
+        match u16::try_from(size) {
+            Ok(size) if size.is_power_of_two() && size <= self.common.queue_size_max => {
+                self.alter_slot(queue, |slot| slot.size = size)
+            }
+            _ => violation(format!(
+                "a queue of {size} entries; powers of two up to {} can be",
+                self.common.queue_size_max
+            )),
+        }
+    }
+
+    fn set_event(&mut self, event: Event, queue: u32, file: Option<Arc<OwnedFd>>) -> Result<(), Violation> {
+        match event {
+            Event::Kick => {
+                let Some(kick) = file else { return violation("a queue without a kick event is not served") };
+                // The thread must never wait in a read that another process has emptied.
+                let flags = rustix::fs::fcntl_getfl(&*kick)
+                    .and_then(|flags| rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK));
+                flags.map_err(|error| Violation(format!("the kick event: {error}")))?;
+                self.alter_slot(queue, |slot| slot.kick = Some(kick))
+            }
+            Event::Call => {
+                let slot = self.slot(queue)?;
+                slot.call.clone_from(&file);
+                if let Some(running) = &slot.running {
+                    running.set_call(file);
+                }
+                Ok(())
+            }
+            Event::Error => self.alter_slot(queue, |slot| slot.error = file),
+        }
+    }
+
+    fn config(&self, offset: u32, size: u32, flags: u32) -> Reply {
+        let geometry = self.common.device.geometry();
+        let mut config = config_of(geometry, self.common.queues_max, self.writeback).to_vec();
+        // Parsing has bounded both.
+        config.resize(config.len().max((offset + size) as usize), 0);
+        let bytes = config[offset as usize..(offset + size) as usize].to_vec();
+        Reply::Config { offset, flags, bytes }
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let &[writeback @ (0 | 1)] = bytes else {
+            return violation(format!("{} bytes of configuration at {offset}", bytes.len()));
+        };
+        if offset != WRITEBACK_OFFSET {
+            return violation(format!("the configuration at {offset} cannot be written"));
+        }
+        self.alter(|session| {
+            session.writeback = writeback != 0;
+            Ok(())
+        })
+    }
+
+    /// Tells the frontend that the device has another size. Whether it listens is its own affair.
+    pub(super) fn announce_config(&self) {
+        let Some(channel) = &self.backend_channel else { return };
+        if let Err(error) = wire::send(channel, &config_changed(), None) {
+            tracing::warn!(?error, "vhost-user: the frontend did not hear of the new size");
+        }
+    }
+
+    fn slot(&mut self, queue: u32) -> Result<&mut Slot, Violation> {
+        let count = self.slots.len();
+        let slot = self.slots.get_mut(queue as usize);
+        slot.ok_or_else(|| Violation(format!("queue {queue} of {count}")))
+    }
+
+    fn alter_slot(&mut self, queue: u32, change: impl FnOnce(&mut Slot)) -> Result<(), Violation> {
+        self.halt(queue)?;
+        change(self.slot(queue)?);
+        self.run_what_can_run()
+    }
+
+    /// Changes something that running queues are built from.
+    fn alter(&mut self, change: impl FnOnce(&mut Self) -> Result<(), Violation>) -> Result<(), Violation> {
+        for queue in 0..self.slots.len() as u32 {
+            self.halt(queue)?;
+        }
+        // Whatever came of it, the queues go on.
+        let changed = change(self);
+        let ran = self.run_what_can_run();
+        changed.and(ran)
+    }
+
+    /// Ends a queue; what it took is answered. It may be built anew.
+    fn halt(&mut self, queue: u32) -> Result<(), Violation> {
+        let slot = self.slot(queue)?;
+        if let Some(running) = slot.running.take() {
+            // Without a deadline it waits, unless the door is stopped at once.
+            let _ = running.pause(None);
+            slot.base = running.base();
+        }
+        Ok(())
+    }
+
+    fn stop_ring(&mut self, queue: u32) -> Result<Reply, Violation> {
+        self.halt(queue)?;
+        let slot = self.slot(queue)?;
+        slot.kick = None;
+        Ok(Reply::RingBase { queue, base: slot.base.into() })
+    }
+
+    fn reset(&mut self) -> Result<(), Violation> {
+        for queue in 0..self.slots.len() as u32 {
+            self.halt(queue)?;
+            let slot = self.slot(queue)?;
+            let (call, error) = (slot.call.take(), slot.error.take());
+            *slot = Slot { call, error, ..Slot::default() };
+        }
+        (self.status, self.writeback) = (0, true);
+        Ok(())
+    }
+
+    /// Builds and starts every queue that has all it needs.
+    pub(super) fn run_what_can_run(&mut self) -> Result<(), Violation> {
+        let mut first = Ok(());
+        for index in 0..self.slots.len() {
+            if self.slots[index].running.is_some() {
+                continue;
+            }
+            // One that cannot run takes none of the others with it.
+            let started = self.setup(index).and_then(|setup| setup.map(Queue::start).transpose());
+            match started {
+                Err(violation) => first = first.and(Err(violation)),
+                Ok(None) => (),
+                Ok(Some(queue)) => {
+                    let mut roster = self.common.roster.lock();
+                    roster.retain(|queue| !queue.is_over());
+                    roster.push(queue.clone());
+                    drop(roster);
+                    self.slots[index].running = Some(queue);
+                }
+            }
+        }
+        first
+    }
+
+    fn setup(&self, index: usize) -> Result<Option<Setup>, Violation> {
+        let slot = &self.slots[index];
+        // Without the feature there is no message to enable a queue.
+        let enabled = slot.enabled.unwrap_or(self.features & feature::PROTOCOL_FEATURES == 0);
+        let (Some(addresses), Some(kick)) = (slot.addresses, &slot.kick) else { return Ok(None) };
+        if !enabled || slot.size == 0 || self.memory.given().is_empty() {
+            return Ok(None);
+        }
+        let address = |user: u64| self.memory.guest_address(user);
+        let logged = self.features & feature::LOG_ALL != 0;
+        let ring = Ring {
+            memory: self.memory.clone(),
+            log: self.log.as_ref().filter(|_| logged).map(|(_, log)| log.clone()),
+            size: slot.size,
+            descriptors: address(addresses.descriptors)?,
+            available: address(addresses.available)?,
+            used: address(addresses.used)?,
+            event_idx: self.features & feature::EVENT_IDX != 0,
+            indirect: self.features & feature::INDIRECT != 0,
+        };
+        let index = index as u16;
+        let inflight = match &self.inflight {
+            Some(region) => match region.queue(index, slot.size) {
+                Some(queue) => Some(queue),
+                None => return violation(format!("queue {index} has no place in the in-flight region")),
+            },
+            None => None,
+        };
+        let before = self.common.roster.lock().iter().filter(|queue| queue.lingers()).cloned().collect();
+        Ok(Some(Setup {
+            index,
+            ring,
+            inflight,
+            base: slot.base,
+            kick: kick.clone(),
+            call: slot.call.clone(),
+            error: slot.error.clone(),
+            negotiated: self.features,
+            writethrough: !self.writeback || self.features & feature::FLUSH == 0,
+            id: self.common.id,
+            device: self.common.device.clone(),
+            counters: self.common.counters.clone(),
+            before,
+        }))
+    }
+
+    /// Pauses every queue with nothing in flight. After `deadline` all run again.
+    pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), StillBusy> {
+        let running: Vec<&Arc<Queue>> = self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
+        let quiet = running.iter().try_for_each(|queue| queue.pause(deadline));
+        if quiet.is_err() {
+            self.go();
+        }
+        quiet
+    }
+
+    /// Lets paused queues go on.
+    pub(super) fn go(&mut self) {
+        for queue in self.slots.iter().filter_map(|slot| slot.running.as_ref()) {
+            if let Err(violation) = queue.go() {
+                tracing::error!(%violation, "vhost-user: a queue could not go on");
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    /// The connection is gone: so are our hands in the guest's memory.
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            if let Some(queue) = &slot.running {
+                queue.detach();
+            }
+        }
+        self.common.counters.connections.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,140 @@
+//! Quiet doors, and doors in other hands.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
+use sawmill_frontend::{Door, Handed};
+
+use crate::devices::{Elsewhere, Held};
+use crate::setting::{SIZE, memory, needs_mounts, pattern, show, show_with, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
+    needs_mounts!();
+    let device = memory();
+    let shown = show(device.clone());
+    let file = shown.open();
+    std::thread::scope(|scope| {
+        shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+        let writing = scope.spawn(|| file.write_all_at(b"later", 0));
+        assert_eq!(device.read_at(0, 5).expect("in range"), [0; 5]);
+        assert!(!writing.is_finished());
+        shown.door.resume();
+        writing.join().expect("no panic").expect("answered");
+    });
+    assert_eq!(device.read_at(0, 5).expect("in range"), b"later");
+}
+
+#[test]
+fn a_door_that_cannot_be_quiet_in_time_resumes() {
+    needs_mounts!();
+    let device = Arc::new(Held::new(SIZE));
+    let shown = show(device.clone());
+    std::thread::scope(|scope| {
+        let file = shown.open();
+        let writing = scope.spawn(move || file.write_all_at(b"slow", 0));
+        wait_until("the write at the device", || device.count() == 1);
+        let error = shown.door.quiesce(Duration::from_millis(1)).expect_err("the write is in flight");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("1 requests"), "{error}");
+        assert_eq!(shown.door.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
+        // Others are served again.
+        assert_eq!(std::fs::metadata(shown.path()).expect("answered").len(), SIZE);
+        device.let_go();
+        writing.join().expect("no panic").expect("answered");
+    });
+}
+
+/// Takes a door over in this process, as another process would.
+fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>) -> FuseDoor {
+    old.quiesce(PATIENCE).expect("it becomes quiet");
+    let handed = old.hand_over().expect("it is quiet");
+    let new = FuseDoor::take_over(options, device, handed).expect("all is there");
+    old.let_go();
+    new
+}
+
+#[test]
+fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
+    needs_mounts!();
+    let device = Arc::new(Elsewhere::new(SIZE));
+    let shown = show_with(device.clone(), |options| options.attach_loop = true);
+    let number = shown.door.loop_device().expect("attached");
+    let options = FuseOptions { attach_loop: true, ..FuseOptions::new(shown.folder.path(), "disk") };
+    let (done, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut doors = Vec::new();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (file, done, written) = (shown.open(), &done, &written);
+            scope.spawn(move || {
+                let mut round = 0;
+                while !done.load(Relaxed) {
+                    round += 1;
+                    let (offset, bytes) = (thread << 20, pattern(round, 9000));
+                    file.write_all_at(&bytes, offset).expect("no error for users");
+                    let mut back = vec![0; bytes.len()];
+                    file.read_exact_at(&mut back, offset).expect("no error for users");
+                    assert!(back == bytes, "a write was lost");
+                    written.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        for _ in 0..20 {
+            let before = written.load(Relaxed);
+            wait_until("some load", || written.load(Relaxed) > before + 20);
+            let old = doors.last().unwrap_or(&shown.door);
+            let new = take_over(old, options.clone(), device.clone());
+            assert_eq!(new.loop_device(), Some(number), "the same loop device");
+            doors.push(new);
+        }
+        done.store(true, Relaxed);
+    });
+    let last = doors.pop().expect("twenty");
+    drop(doors);
+    last.stop();
+    assert!(!number.is_of(&last.file()));
+}
+
+#[test]
+fn a_hand_over_that_is_taken_back_goes_on() {
+    needs_mounts!();
+    let shown = show(memory());
+    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    drop(shown.door.hand_over().expect("it is quiet"));
+    shown.door.resume();
+    shown.open().write_all_at(b"as before", 0).expect("served");
+}
+
+#[test]
+fn what_is_not_this_mount_is_not_taken_over() {
+    needs_mounts!();
+    let shown = show(memory());
+    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let refused = |options: FuseOptions, handed: Vec<Handed>| {
+        let error = FuseDoor::take_over(options, memory(), handed).err().expect("it must not");
+        (error.kind(), error.to_string())
+    };
+    let here = FuseOptions::new(shown.folder.path(), "disk");
+    let (kind, text) =
+        refused(FuseOptions::new(elsewhere.path(), "disk"), shown.door.hand_over().expect("quiet"));
+    assert!(kind == ErrorKind::Refused && text.contains("users of"), "{text}");
+    let other = FuseOptions { file_name: "other".into(), ..here.clone() };
+    assert_eq!(refused(other, shown.door.hand_over().expect("quiet")).0, ErrorKind::Refused);
+    assert_eq!(refused(here.clone(), Vec::new()).0, ErrorKind::Invalid);
+    let mut handed = shown.door.hand_over().expect("quiet");
+    handed[0].facts.remove("flags");
+    let (kind, text) = refused(here.clone(), handed);
+    assert!(kind == ErrorKind::Invalid && text.contains("lacks flags"), "{text}");
+    let mut handed = shown.door.hand_over().expect("quiet");
+    handed[0].descriptors.clear();
+    assert!(refused(here, handed).1.contains("lacks the descriptor"));
+    shown.door.resume();
+    shown.open().write_all_at(b"unharmed", 0).expect("served");
+}

@@ -1,0 +1,149 @@
+//! A door on a folder of its own, and what tests look at.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+use sawmill_device::{BlockDevice, Flags, Geometry, MemoryDevice, Operation, Request};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
+use tempfile::TempDir;
+
+pub(crate) const SIZE: u64 = 16 << 20;
+const HANG: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Leaves the test, saying why, where the machine cannot mount.
+macro_rules! needs_mounts {
+    () => {
+        if let Err(why) = crate::setting::can_mount() {
+            println!("skipped: {why}");
+            return;
+        }
+    };
+}
+pub(crate) use needs_mounts;
+
+pub(crate) fn can_mount() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("mounting needs root".to_owned());
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        let opened = OpenOptions::new().read(true).write(true).open(device);
+        opened.map_err(|error| format!("mounting needs {device}: {error}"))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + HANG;
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Runs a program to its end; its output.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).env("PATH", PATHS).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run tests/setup/prepare.sh test"));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
+    said
+}
+
+/// Where the programs of file systems are.
+const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A door and the folder it shows its device in. Dropped in this order.
+pub(crate) struct Shown {
+    pub(crate) door: FuseDoor,
+    pub(crate) folder: TempDir,
+}
+
+pub(crate) fn show(device: Arc<dyn BlockDevice>) -> Shown {
+    show_with(device, |_| ())
+}
+
+pub(crate) fn show_with(device: Arc<dyn BlockDevice>, change: impl FnOnce(&mut FuseOptions)) -> Shown {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut options = FuseOptions::new(folder.path(), "disk");
+    change(&mut options);
+    let door = FuseDoor::mount(options, device).expect("it mounts");
+    Shown { door, folder }
+}
+
+pub(crate) fn memory() -> Arc<MemoryDevice> {
+    Arc::new(MemoryDevice::new(SIZE))
+}
+
+impl Shown {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.door.file()
+    }
+
+    pub(crate) fn open(&self) -> File {
+        self.open_with(OFlags::empty())
+    }
+
+    pub(crate) fn open_with(&self, flags: OFlags) -> File {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(flags.bits().cast_signed());
+        options.open(self.path()).expect("it opens")
+    }
+}
+
+/// The errno of what must fail.
+pub(crate) fn errno<T>(result: std::io::Result<T>) -> Errno {
+    let error = result.err().expect("this must fail");
+    Errno::from_io_error(&error).expect("an error of the system")
+}
+
+pub(crate) fn allocate(file: &File, flags: FallocateFlags, offset: u64, length: u64) -> std::io::Result<()> {
+    Ok(fallocate(file, flags, offset, length)?)
+}
+
+pub(crate) fn data_from(file: impl AsFd, offset: u64) -> std::io::Result<u64> {
+    Ok(seek(file, SeekFrom::Data(offset))?)
+}
+
+pub(crate) fn hole_from(file: impl AsFd, offset: u64) -> std::io::Result<u64> {
+    Ok(seek(file, SeekFrom::Hole(offset))?)
+}
+
+/// Bytes that depend on their place.
+pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8).collect()
+}
+
+/// Remembers what was asked.
+pub(crate) struct Witness {
+    inner: MemoryDevice,
+    asked: Mutex<Vec<(Operation, Flags)>>,
+}
+
+impl Witness {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Witness { inner: MemoryDevice::with_geometry(geometry), asked: Mutex::default() }
+    }
+
+    pub(crate) fn asked(&self) -> Vec<(Operation, Flags)> {
+        self.asked.lock().expect("not poisoned").clone()
+    }
+}
+
+impl BlockDevice for Witness {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        self.asked.lock().expect("not poisoned").push((request.operation, request.flags));
+        self.inner.submit(request);
+    }
+}

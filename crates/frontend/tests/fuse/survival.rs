@@ -1,0 +1,271 @@
+//! Deaths of servers and keepers, and hand-offs between processes, under programs that see no error.
+
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use sawmill_device::ErrorKind;
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+
+use crate::process::{SOCKET, Server, program};
+use crate::setting::{memory, needs_mounts, pattern, run, wait_until};
+
+/// fio, verifying what it writes all the time, on a file or device.
+struct Load(Child);
+
+impl Load {
+    fn start(target: &str, folder: &Path) -> Self {
+        let fio = Command::new("fio")
+            .args([
+                "--name=verify",
+                "--size=8M",
+                "--bs=4k",
+                "--iodepth=32",
+                "--ioengine=libaio",
+                "--direct=1",
+            ])
+            .args(["--rw=randwrite", "--verify=crc32c", "--do_verify=1", "--verify_backlog=256"])
+            .args(["--verify_fatal=1", "--time_based", "--runtime=600", "--fdatasync=64"])
+            .args(["--output-format=terse", "--output=fio.log"])
+            .arg(format!("--filename={target}"))
+            .current_dir(folder)
+            .stderr(Stdio::piped())
+            .spawn();
+        Load(fio.expect("no fio: run tests/setup/prepare.sh test"))
+    }
+
+    fn runs(&mut self) -> bool {
+        self.0.try_wait().expect("a child").is_none()
+    }
+
+    /// Ends it in order, with a last verification; it must have met no error.
+    fn stop(mut self) {
+        assert!(self.runs(), "fio ended by itself: it met an error");
+        run("kill", &["-INT", &self.0.id().to_string()]);
+        let ended = self.0.wait().expect("it ends");
+        // fio ends with 128 when it was interrupted and all was well.
+        assert!(ended.success() || ended.code() == Some(128), "fio: {ended}");
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// How many requests a server has seen.
+fn seen(server: &mut Server) -> u64 {
+    number(&server.ask("counts"), "writes")
+}
+
+fn number(counts: &str, name: &str) -> u64 {
+    let (_, rest) = counts.split_once(&format!("{name}: ")).expect("it is counted");
+    rest.split([',', ' ']).next().and_then(|digits| digits.parse().ok()).expect("a number")
+}
+
+#[test]
+fn a_server_killed_under_load_on_a_loop_device_is_only_a_pause() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &["--loop"]);
+    let device = server.address.clone();
+    let mut load = Load::start(&device, place.path());
+    let mut resent = 0;
+    for _ in 0..10 {
+        wait_until("some load", || seen(&mut server) > 500);
+        server.kill();
+        server = Server::start_kept(place.path(), &["--loop"]);
+        assert_eq!(server.address, device, "the same loop device");
+        wait_until("the load goes on", || seen(&mut server) > 100);
+        let counts = server.ask("counts");
+        resent += number(&counts, "resent");
+        assert_eq!(number(&counts, "errors"), 0);
+        assert!(load.runs());
+    }
+    assert!(resent > 0, "no death met a request in flight");
+    load.stop();
+    server.stop();
+    assert!(!place.path().join(SOCKET).exists(), "the keeper has ended");
+}
+
+#[test]
+fn a_server_killed_under_load_on_the_file_is_only_a_pause() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    let file = server.address.clone();
+    let mut load = Load::start(&file, place.path());
+    for _ in 0..5 {
+        wait_until("some load", || seen(&mut server) > 500);
+        server.kill();
+        server = Server::start_kept(place.path(), &[]);
+        assert!(load.runs());
+    }
+    wait_until("the load goes on", || seen(&mut server) > 500);
+    load.stop();
+    server.stop();
+}
+
+#[test]
+fn a_mount_handed_from_process_to_process_under_load_is_only_a_pause() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &["--loop"]);
+    let device = server.address.clone();
+    let mut load = Load::start(&device, place.path());
+    for _ in 0..10 {
+        let mut next = Server::stand_by(place.path(), &["--loop"]);
+        wait_until("some load", || seen(&mut server) > 500);
+        server.let_go();
+        next.go();
+        server = next;
+        assert_eq!(server.address, device, "the same loop device");
+        let counts = server.ask("counts");
+        assert_eq!((number(&counts, "resent"), number(&counts, "errors")), (0, 0), "nothing was left open");
+        assert!(load.runs());
+    }
+    load.stop();
+    server.stop();
+}
+
+#[test]
+fn a_file_system_and_its_files_survive_the_servers_death() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &["--loop"]);
+    let device = server.address.clone();
+    run("mkfs.ext4", &["-q", &device]);
+    let mounted = place.path().join("ext4");
+    std::fs::create_dir(&mounted).expect("a folder");
+    run("mount", &[&device, mounted.to_str().expect("UTF-8")]);
+    for n in 0..5 {
+        let (file, bytes) = (mounted.join(n.to_string()), pattern(n, 700_000));
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| {
+                std::fs::write(&file, &bytes)?;
+                std::fs::File::open(&file)?.sync_all()
+            });
+            server.kill();
+            server = Server::start_kept(place.path(), &["--loop"]);
+            writing.join().expect("no panic").expect("the file system waited");
+        });
+        assert!(std::fs::read(&file).expect("there") == bytes);
+    }
+    run("umount", &[mounted.to_str().expect("UTF-8")]);
+    run("e2fsck", &["-f", "-n", &device]);
+    server.stop();
+}
+
+#[test]
+fn a_keeper_is_small_and_ends_with_its_mount() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    let keepers = run("pgrep", &["-f", &format!("{} keep$", program().display())]);
+    for pid in keepers.split_whitespace() {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0 kB");
+        let resident: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+        assert!(resident < 1024, "{resident} KiB of memory of its own");
+    }
+    let socket = place.path().join(SOCKET);
+    let mode = std::fs::metadata(&socket).expect("it listens").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    server.kill();
+    run("umount", &["-f", "-l", server.mountpoint().to_str().expect("UTF-8")]);
+    wait_until("the keeper has seen it", || !socket.exists());
+}
+
+#[test]
+fn a_keeper_gives_nothing_to_other_users() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    let open = std::fs::Permissions::from_mode(0o777);
+    for path in [place.path().to_owned(), place.path().join(SOCKET)] {
+        std::fs::set_permissions(path, open.clone()).expect("ours");
+    }
+    let script = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(sys.argv[1])
+try:
+    s.send(b'SWK1\\x02')
+    sys.exit(len(s.recv(100)))
+except ConnectionError:
+    sys.exit(0)";
+    let mut asking = Command::new("/usr/bin/python3");
+    asking.args(["-c", script]).arg(place.path().join(SOCKET)).uid(65_534).gid(65_534);
+    assert!(asking.status().expect("Python runs").success(), "something was given");
+    asking.uid(0).gid(0);
+    assert!(!asking.status().expect("Python runs").success(), "root gets it");
+    server.stop();
+}
+
+#[test]
+fn a_dead_keeper_and_a_dead_server_leave_a_place_that_can_be_used_again() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    let listening = run("ss", &["-xlpH"]);
+    let socket = place.path().join(SOCKET);
+    let line = listening.lines().find(|line| line.contains(socket.to_str().expect("UTF-8")));
+    let (_, rest) = line.expect("the keeper listens").split_once("pid=").expect("with a number");
+    run("kill", &["-9", rest.split([',', ')']).next().expect("a number")]);
+    server.kill();
+    let mut again = Server::start_kept(place.path(), &[]);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&again.address)
+        .and_then(|file| file.write_all_at(b"alive", 0))
+        .expect("served");
+    again.stop();
+}
+
+#[test]
+fn who_looks_at_the_mountpoint_need_not_wait_for_a_dead_server() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    server.kill();
+    assert!(std::fs::metadata(server.mountpoint()).expect("known").is_dir());
+    std::fs::create_dir_all(server.mountpoint()).expect("it is there");
+    Server::start_kept(place.path(), &[]).stop();
+}
+
+#[test]
+fn a_mount_whose_users_wait_is_not_taken_for_another() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    server.kill();
+    let keeper = KeeperOptions { socket: place.path().join(SOCKET), command: vec!["false".into()] };
+    let elsewhere = place.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).expect("a folder");
+    let options = FuseOptions { keeper: Some(keeper), ..FuseOptions::new(&elsewhere, "disk") };
+    let error = FuseDoor::mount(options, memory()).err().expect("it must not mount");
+    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert!(error.to_string().contains("start it with that mountpoint"), "{error}");
+    // And without its keeper it is not touched, for its users wait.
+    let error = FuseDoor::mount(FuseOptions::new(server.mountpoint(), "disk"), memory()).err();
+    let error = error.expect("it must not mount");
+    assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("keeper holds it"), "{error}");
+    Server::start_kept(place.path(), &[]).stop();
+}
+
+#[test]
+fn a_keeper_that_does_not_come_up_is_an_error_and_leaves_no_mount() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let socket = place.path().join(SOCKET);
+    let mountpoint = place.path().join("mount");
+    std::fs::create_dir(&mountpoint).expect("a folder");
+    for command in [vec!["false".into()], vec!["/no/such/program".into()], Vec::new()] {
+        let keeper = Some(KeeperOptions { socket: socket.clone(), command });
+        let options = FuseOptions { keeper, ..FuseOptions::new(&mountpoint, "disk") };
+        assert!(FuseDoor::mount(options, memory()).is_err());
+        assert_eq!(std::fs::read_dir(&mountpoint).expect("not mounted").count(), 0);
+    }
+}

@@ -1,0 +1,38 @@
+//! The vhost-user door from outside: a guest by hand (`guest`) over a device that shows what is done with
+//! it (`devices`). `requests` says what it serves, `trouble` what no guest can do to it, `restart` what it
+//! survives.
+
+mod devices;
+mod guest;
+mod requests;
+mod restart;
+mod trouble;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sawmill_device::BlockDevice;
+use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
+
+/// A folder for one socket.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Place { folder: tempfile::tempdir().expect("a temporary folder") }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("door.sock")
+    }
+
+    fn options(&self) -> VhostOptions {
+        VhostOptions { queues_max: 4, serial: "serial 1".into(), ..VhostOptions::new(self.path()) }
+    }
+
+    fn serve(&self, device: Arc<dyn BlockDevice>) -> VhostDoor {
+        VhostDoor::start(self.options(), device).expect("the door opens")
+    }
+}

@@ -1,0 +1,291 @@
+//! What a guest does not notice: that its door's process died, was stopped, or gave way to another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sawmill_device::{BlockDeviceExt, ErrorKind, MemoryDevice};
+use sawmill_frontend::Door;
+use sawmill_frontend::vhost::VhostDoor;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+use crate::Place;
+use crate::devices::{Gate, SIZE_BYTES};
+use crate::guest::*;
+
+/// Long enough for whatever ends at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Writes of one sector each, offered on one queue and taken by the door.
+fn offer_writes(guest: &mut Guest, gate: &Gate, sectors: std::ops::Range<u64>) -> Vec<u16> {
+    let before = gate.count();
+    let mut heads = Vec::new();
+    for sector in sectors {
+        let head = guest.prepare(0, STORE, sector, &[sector as u8 + 1; 512], 0);
+        guest.offer(0, head);
+        guest.kick(0);
+        heads.push(head);
+        gate.seen(before + heads.len());
+    }
+    heads
+}
+
+#[test]
+fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came() {
+    let place = Place::new();
+    let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+    let mut guest = Guest::new(1);
+    let first = Gate::before(memory.clone());
+    let door = place.serve(first.clone());
+    let front = guest.connect(&place.path());
+    // Some traffic before, so that heads do not grow with time: these end at 62, and go on at 1.
+    for n in 0..103 {
+        assert_eq!(guest.ask(0, STORE, n, &[9; 512], 0).0, 0);
+    }
+    first.close();
+    let mut heads = offer_writes(&mut guest, &first, 0..7);
+    assert!(!heads.is_sorted());
+    // Some are answered, so that what is in flight is no row in the ring any more.
+    first.let_some_through(&[2, 5]);
+    let mut reap = |guest: &mut Guest| {
+        let head = guest.wait(0);
+        heads.retain(|waiting| *waiting != head);
+        assert_eq!(guest.status(head), 0);
+        heads.len()
+    };
+    reap(&mut guest);
+    reap(&mut guest);
+    // As good as dead: what it was asked is never done, nor answered.
+    door.stop_now();
+    drop((door, front));
+    assert_eq!(guest.used(0), 105);
+    let second = Gate::before(memory.clone());
+    let _door = place.serve(second.clone());
+    let _front = guest.connect(&place.path());
+    let sectors: Vec<u64> = second.seen(5).iter().map(|(_, address, _)| address / 512).collect();
+    assert_eq!(sectors, [0, 1, 3, 4, 6]);
+    while reap(&mut guest) > 0 {}
+    assert_eq!(guest.used(0), 110);
+    assert_eq!(memory.read_at(6 * 512, 512).expect("in range"), [7; 512]);
+    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0, "and the queue goes on");
+}
+
+#[test]
+fn an_old_write_never_lands_after_a_newer_one() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let _door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let front = guest.connect(&place.path());
+    gate.close();
+    offer_writes(&mut guest, &gate, 3..4);
+    // The frontend goes and comes back; the old write is still in the device, which would do a new one at
+    // once.
+    drop(front);
+    gate.let_newer_through();
+    let front = guest.connect(&place.path());
+    let head = guest.prepare(0, STORE, 3, &[0x77; 512], 0);
+    guest.offer(0, head);
+    guest.kick(0);
+    front.get_features().expect("an answer");
+    // A door that did not wait would have the time to show it.
+    (0..20_000).for_each(|_| std::thread::yield_now());
+    gate.let_through();
+    guest.wait(0);
+    guest.wait(0);
+    assert_eq!(gate.count(), 3, "the old one, the old one carried out again, and the new one");
+    assert_eq!(gate.memory.read_at(3 * 512, 512).expect("in range"), [0x77; 512]);
+}
+
+#[test]
+fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let front = guest.connect(&place.path());
+    gate.close();
+    let head = guest.prepare(0, READ, 0, &[], 512);
+    guest.offer(0, head);
+    guest.kick(0);
+    gate.seen(1);
+    let before = guest.get(0, MEMORY_BYTES as usize);
+    drop(front);
+    while door.counts().connections > 0 {
+        std::thread::yield_now();
+    }
+    gate.let_through();
+    while door.counts().in_flight > 0 {
+        std::thread::yield_now();
+    }
+    assert!(guest.get(0, MEMORY_BYTES as usize) == before, "not a byte has changed");
+}
+
+#[test]
+fn a_queue_is_stopped_only_when_all_is_answered() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let _door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let mut front = guest.connect(&place.path());
+    gate.close();
+    offer_writes(&mut guest, &gate, 0..3);
+    let stopping = front.clone();
+    let asked = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
+    gate.let_through();
+    assert_eq!(asked.join().expect("no panic"), 3);
+    assert_eq!(guest.used(0), 3, "whoever asks finds all of it answered");
+    // And it can be started again where it was.
+    guest.start(&mut front, 0);
+    (0..3).for_each(|_| {
+        guest.wait(0);
+    });
+    assert_eq!(guest.ask(0, STORE, 9, &[1; 512], 0).0, 0);
+}
+
+#[test]
+fn a_door_is_handed_over_with_its_connection() {
+    let place = Place::new();
+    let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+    let mut guest = Guest::new(2);
+    let mut door = place.serve(memory.clone());
+    let front = guest.connect(&place.path());
+    for round in 0..5u8 {
+        assert_eq!(guest.ask(0, STORE, 0, &[round; 512], 0).0, 0);
+        door.quiesce(PATIENCE).expect("nothing is slow");
+        // Offered while nobody looks: the next one finds it.
+        let head = guest.prepare(1, READ, 0, &[], 512);
+        guest.offer(1, head);
+        guest.kick(1);
+        let pieces = door.hand_over().expect("it is quiet");
+        door.let_go();
+        let next = VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
+        drop(door);
+        assert_eq!(guest.used(1), u16::from(round), "nothing is served before the word");
+        next.resume();
+        assert_eq!(guest.wait(1), head);
+        assert_eq!((guest.status(head), guest.get(data_at(head), 512)), (0, vec![round; 512]));
+        door = next;
+    }
+    // The connection is the same one, and still obeyed.
+    front.get_features().expect("an answer");
+    assert_eq!(front.get_vring_base(1).expect("an answer"), 5);
+    assert_eq!(door.counts().connections_total, 0);
+    drop(front);
+    door.stop();
+    assert!(!place.path().exists(), "the last one removes the socket");
+}
+
+#[test]
+fn a_hand_over_can_be_taken_back() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let _front = guest.connect(&place.path());
+    assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
+    door.quiesce(PATIENCE).expect("nothing is slow");
+    drop(door.hand_over().expect("it is quiet"));
+    door.resume();
+    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+}
+
+#[test]
+fn a_door_that_cannot_be_quiet_goes_on() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let _front = guest.connect(&place.path());
+    assert_eq!(door.hand_over().expect_err("it is not quiet").kind(), ErrorKind::Internal);
+    gate.close();
+    offer_writes(&mut guest, &gate, 0..2);
+    let error = door.quiesce(Duration::ZERO).expect_err("two requests are in flight");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    gate.let_through();
+    guest.wait(0);
+    guest.wait(0);
+    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    door.quiesce(PATIENCE).expect("nothing is in flight");
+}
+
+#[test]
+fn pieces_that_are_not_whole_are_refused() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let _front = guest.connect(&place.path());
+    door.quiesce(PATIENCE).expect("nothing is slow");
+    let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::Handed>)| {
+        let mut pieces = door.hand_over().expect("it is quiet");
+        spoil(&mut pieces);
+        let taken = VhostDoor::take_over(place.options(), gate.clone(), pieces);
+        assert_eq!(taken.err().expect("refused").kind(), ErrorKind::Invalid);
+    };
+    refused(&|pieces| pieces.clear());
+    for fact in ["features", "regions", "region.0", "queue.0", "queues"] {
+        refused(&|pieces| {
+            pieces[1].facts.remove(fact).expect("a fact");
+        });
+        refused(&|pieces| {
+            pieces[1].facts.insert(fact.into(), "many".into());
+        });
+    }
+    refused(&|pieces| {
+        pieces[1].descriptors.pop();
+    });
+    // An unknown fact is of a newer version's making, and no harm.
+    let mut pieces = door.hand_over().expect("it is quiet");
+    pieces[1].facts.insert("colour".into(), "green".into());
+    door.let_go();
+    let next = VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+    next.resume();
+    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+}
+
+#[test]
+fn a_second_frontend_waits_for_the_first_to_go() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let front = guest.connect(&place.path());
+    let path = place.path();
+    let second = std::thread::spawn(move || {
+        let mut guest = Guest::new(1);
+        let _front = guest.connect(&path);
+        guest.ask(0, STORE, 0, &[1; 512], 0).0
+    });
+    assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
+    assert_eq!(door.counts().connections, 1);
+    drop(front);
+    assert_eq!(second.join().expect("no panic"), 0);
+}
+
+#[test]
+fn stopping_a_door_answers_what_it_took() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = Arc::new(place.serve(gate.clone()));
+    let mut guest = Guest::new(1);
+    let _front = guest.connect(&place.path());
+    gate.close();
+    let heads = offer_writes(&mut guest, &gate, 0..3);
+    let stopping = door.clone();
+    let stopped = std::thread::spawn(move || stopping.stop());
+    gate.let_through();
+    stopped.join().expect("no panic");
+    assert_eq!(guest.used(0), 3);
+    assert!(heads.iter().all(|head| guest.status(*head) == 0));
+    assert_eq!(door.counts().connections, 0);
+}
+
+#[test]
+fn a_queue_starts_anew_after_a_reset() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let _door = place.serve(gate.clone());
+    let mut guest = Guest::new(1);
+    let mut front = guest.connect(&place.path());
+    assert_eq!(guest.ask(0, STORE, 9, &[1; 512], 0).0, 0);
+    front.reset_device().expect("an answer");
+    let head = guest.prepare(0, STORE, 9, &[2; 512], 0);
+    guest.offer(0, head);
+    guest.kick(0);
+    front.get_features().expect("an answer");
+    assert_eq!(gate.count(), 1, "a queue that was reset serves nothing");
+    guest.start(&mut front, 0);
+    assert_eq!(guest.wait(0), head);
+}
