@@ -2,17 +2,20 @@
 //! must not take memory beyond its input's worth, and must find every promise kept about what was accepted.
 //!
 //! The targets are used twice: by `tests/` (the corpora and seeded mutations of them, in every `make test`)
-//! and by `libfuzzer/` (led by the code reached, for as long as one likes: `make fuzz`). Each runs its input
-//! as it is, and again with lengths, counts and checksums put right ([`mend`]), since behind a checksum no
-//! blind mutation ever gets.
+//! and by `libfuzzer/` (led by the code reached, for as long as one likes: `make fuzz`). Each runs its
+//! input as it is, and again with lengths, counts and checksums put right ([`mend`]), since behind a
+//! checksum no blind mutation ever gets.
 //!
 //! Rooms: [`objects`] (every decoder of `crates/format`), [`journal_image`] (a journal's bytes to a scan),
 //! [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's bytes to a
-//! server), [`text`] (sizes, durations and URLs), [`mutate`] (changes by seed).
+//! server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's memory and a
+//! frontend's bytes to a vhost-user door), [`text`] (sizes, durations and URLs), [`mutate`] (changes by
+//! seed).
 //!
 //! Not here: what the engine does with good input.
 #![forbid(unsafe_code)]
 
+mod hand_over;
 mod journal_image;
 mod mend;
 pub mod mutate;
@@ -20,6 +23,7 @@ mod nbd;
 mod objects;
 pub mod store_image;
 mod text;
+mod vhost;
 
 /// One place where bytes come in.
 pub struct Target {
@@ -30,7 +34,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "segment", run: objects::segment },
     Target { name: "checkpoint", run: objects::checkpoint },
     Target { name: "map_part", run: objects::map_part },
@@ -39,5 +43,8 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "store_image", run: store_image::run },
     Target { name: "nbd_handshake", run: nbd::handshake },
     Target { name: "nbd_transmission", run: nbd::transmission },
+    Target { name: "vhost_messages", run: vhost::messages },
+    Target { name: "vhost_ring", run: vhost::ring },
+    Target { name: "hand_over", run: hand_over::run },
     Target { name: "text", run: text::run },
 ];

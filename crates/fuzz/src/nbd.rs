@@ -48,14 +48,21 @@ thread_local! {
 }
 
 /// Whether any thread has panicked, this one excepted (which ends by it).
-static PANICKED: AtomicBool = AtomicBool::new(false);
+pub(crate) static PANICKED: AtomicBool = AtomicBool::new(false);
 
-fn watch_for_panics() {
+/// Fails when a thread of a server panicked since this was first called.
+pub(super) fn no_thread_panicked() {
+    watch_for_panics();
+    assert!(!PANICKED.load(Ordering::SeqCst), "a thread of the server panicked");
+}
+
+pub(crate) fn watch_for_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            if std::thread::current().name().is_some_and(|name| name.starts_with("nbd-")) {
+            let ours = |name: &str| name.starts_with("nbd-") || name.starts_with("vhost-");
+            if std::thread::current().name().is_some_and(ours) {
                 PANICKED.store(true, Ordering::SeqCst);
             }
             before(panic);
@@ -74,13 +81,13 @@ fn converse(bytes: &[u8]) -> Vec<u8> {
         let said = exchange(&stream, bytes);
         drop(stream);
         served.server.remove_export("disk").expect("it was added");
-        assert!(!PANICKED.load(Ordering::SeqCst), "a thread of the server panicked");
+        no_thread_panicked();
         said
     })
 }
 
 /// Sends and receives, whichever is possible, until the server has closed.
-fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
     stream.set_nonblocking(true).expect("a socket");
     let (mut said, mut sending) = (Vec::new(), true);
     let mut space = vec![0; 64 << 10];

@@ -9,6 +9,7 @@ use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_frontend::{Handed, pack};
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
 use sawmill_volume::{CreateOptions, FlushMode, OpenOptions, Volume};
@@ -24,7 +25,28 @@ fn write_corpus() {
     stores();
     handshakes();
     requests();
+    guests();
+    frontends();
+    hand_overs();
     texts();
+}
+
+fn hand_overs() {
+    let listener = Handed::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
+    let connection = |unsent: usize, bytes: &[u8]| {
+        let mut piece = Handed::new("connection").with("export", "disk").with("peer", "somebody");
+        piece = piece.with("style", "structured").with("block_status", true).with("size_bytes", 4096);
+        piece = piece.with("flags", 1).with("request_bytes_max", 65536).with("unsent_bytes", unsent);
+        piece.bytes = bytes.to_vec();
+        piece
+    };
+    // Part of a write: 4096 bytes at 0.
+    let cut = [&b"\x25\x60\x95\x13\0\0\0\x01COOKIE__\0\0\0\0\0\0\0\0\0\0\x10\0"[..], &[7; 99]].concat();
+    let refused = connection(3, b"abc").with("refused_bytes", 100).with("refused_errno", 22);
+    let refused = refused.with("refused_cookie", 1).with("refused_offset", 0).with("refused_text", "why");
+    let pieces = [listener.with("reads", 7), connection(0, &cut), refused];
+    write("hand_over", "three-pieces", &[&[0], &pack(&pieces).0[..]].concat());
+    write("hand_over", "none", &[&[0], &pack(&[]).0[..]].concat());
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
@@ -220,6 +242,84 @@ fn requests() {
         }
         write("nbd_transmission", ["simple", "structured", "extended"][usize::from(style)], &bytes);
     }
+}
+
+/// A table, the head of chain number n at entry 4n, and what the chains point at.
+fn guest(chains: &[&[(u16, u32, u16, u16)]], header: &[u8]) -> Vec<u8> {
+    let mut memory = vec![0; 0x800];
+    for (n, chain) in chains.iter().enumerate() {
+        for (m, (address, length, flags, next)) in chain.iter().enumerate() {
+            let entry = [
+                &u64::from(*address).to_le_bytes()[..],
+                &length.to_le_bytes(),
+                &flags.to_le_bytes(),
+                &next.to_le_bytes(),
+            ];
+            let at = 16 * (4 * n + m);
+            memory[at..at + 16].copy_from_slice(&entry.concat());
+        }
+        memory[0x104 + 2 * n] = 4 * n as u8;
+    }
+    memory[0x102] = chains.len() as u8;
+    memory[0x400..0x400 + header.len()].copy_from_slice(header);
+    memory
+}
+
+fn guests() {
+    let header = |kind: u8, sector: u8| {
+        let mut header = [0; 16];
+        (header[0], header[8]) = (kind, sector);
+        header
+    };
+    let (next, write, indirect) = (1u16, 2u16, 4u16);
+    let read: &[_] = &[(0x400, 16, next, 1), (0x1000, 4096, next | write, 2), (0x500, 1, write, 0)];
+    let second: &[_] = &[(0x400, 16, next, 5), (0x3000, 512, next | write, 6), (0x501, 1, write, 0)];
+    write_ring("two-reads", &guest(&[read, second], &header(0, 1)));
+    let store: &[_] = &[(0x400, 16, next, 1), (0x1000, 1024, next, 2), (0x500, 1, write, 0)];
+    write_ring("a-write", &guest(&[store], &header(1, 3)));
+    let discard: &[_] = &[(0x400, 32, next, 1), (0x500, 1, write, 0)];
+    let range = [&header(11, 0)[..], &[0; 8], &8u32.to_le_bytes(), &0u32.to_le_bytes()].concat();
+    write_ring("a-discard", &guest(&[discard], &range));
+    // The table lies among the entries of the other chain.
+    let table: &[_] = &[(0x40, 48, indirect, 0)];
+    let inside: &[_] = &[(0x400, 16, next, 1), (0x1000, 512, next | write, 2), (0x500, 1, write, 0)];
+    let mut memory = guest(&[table, inside], &header(0, 0));
+    memory[0x102] = 1;
+    write_ring("an-indirect-table", &memory);
+}
+
+fn write_ring(name: &str, memory: &[u8]) {
+    write("vhost_ring", name, memory);
+}
+
+fn frontends() {
+    let message = |request: u32, payload: &[u64]| {
+        let head = [request, 1, 8 * payload.len() as u32];
+        let head = head.iter().flat_map(|field| field.to_ne_bytes());
+        head.chain(payload.iter().flat_map(|word| word.to_ne_bytes())).collect::<Vec<u8>>()
+    };
+    let set_up = [
+        message(3, &[]),
+        message(1, &[]),
+        message(15, &[]),
+        message(16, &[0x1122b]),
+        message(2, &[1 << 32 | 1 << 30 | 1 << 29]),
+        message(17, &[]),
+        message(36, &[]),
+        message(39, &[3]),
+        message(40, &[]),
+        message(31, &[0, 0, 0x10_0001]),
+        message(8, &[16 << 32]),
+        message(9, &[0, 0, 0, 0, 0]),
+        message(10, &[0]),
+        message(18, &[1 << 32]),
+        message(11, &[0]),
+        message(34, &[]),
+    ];
+    write("vhost_messages", "set-up", &set_up.concat());
+    // Offset and size, then the flags, which are half a word.
+    let config = [24u32, 1, 20, 0, 8, 0, 0, 0].iter().flat_map(|field| field.to_ne_bytes());
+    write("vhost_messages", "configuration", &config.collect::<Vec<u8>>());
 }
 
 fn texts() {

@@ -97,6 +97,21 @@ fn every_whole_nbd_request_is_answered_once_whatever_else_is_said() {
 }
 
 #[test]
+fn no_frontend_breaks_the_vhost_user_door() {
+    survives("vhost_messages", 2_000);
+}
+
+#[test]
+fn no_guest_breaks_the_rings_of_the_vhost_user_door() {
+    survives("vhost_ring", 2_000);
+}
+
+#[test]
+fn no_pieces_break_the_server_that_takes_over() {
+    survives("hand_over", 40_000);
+}
+
+#[test]
 fn no_text_breaks_the_parsers_of_sizes_urls_and_keys() {
     survives("text", 50_000);
 }
