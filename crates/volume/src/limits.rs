@@ -83,6 +83,8 @@ const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX
 pub const MARK_BYTES: u64 = sized(32 * MIB, 64 * KIB);
 /// Bytes of a journal read at once by a scan.
 pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
+/// The first such read; each next one is twice as long. Mostly little is left to scan, and somebody waits.
+pub const SCAN_BYTES_FIRST: u64 = sized(64 * KIB, 4 * KIB);
 
 /// The smallest journal for a volume with batches of `segment_bytes`: one batch being filled, one being
 /// uploaded, and the staging ring's reach; otherwise a full journal could wait for a batch that cannot seal.

@@ -68,6 +68,10 @@ pub struct OpenOptions {
     pub accept_journal_loss: bool,
     /// Go on although the store does not keep its word on conditional create.
     pub no_fencing: bool,
+    /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked again.
+    ///
+    /// [`replicate::demand_fencing`]: crate::replicate::demand_fencing
+    pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
     /// Bytes of log after which a checkpoint is written.
@@ -93,6 +97,7 @@ impl OpenOptions {
             cut: None,
             accept_journal_loss: false,
             no_fencing: false,
+            store_is_probed: false,
             segment_age_max: Duration::from_secs(5),
             checkpoint_bytes: limits::CHECKPOINT_BYTES_DEFAULT,
             uploads_max: limits::UPLOADS_DEFAULT,

@@ -25,6 +25,8 @@ pub(crate) struct LogImage {
     sync_failed: bool,
     /// Read-ahead of the disk: position and bytes.
     window: (u64, Vec<u8>),
+    /// Bytes of the next read-ahead.
+    reach_bytes: u64,
 }
 
 impl LogImage {
@@ -34,7 +36,8 @@ impl LogImage {
             let from = file.written();
             (file, from)
         });
-        LogImage { disk, capacity_bytes, staging, sync_failed, window: (0, Vec::new()) }
+        let reach_bytes = limits::SCAN_BYTES_FIRST;
+        LogImage { disk, capacity_bytes, staging, sync_failed, window: (0, Vec::new()), reach_bytes }
     }
 
     /// From where on the bytes come from memory.
@@ -74,7 +77,8 @@ impl LogImage {
         let (start, bytes) = &self.window;
         let covered = position >= *start && position + length <= *start + bytes.len() as u64;
         if !covered {
-            let reach = limits::SCAN_BYTES.max(length).min(self.capacity_bytes);
+            let reach = self.reach_bytes.max(length).min(self.capacity_bytes);
+            self.reach_bytes = (2 * self.reach_bytes).min(limits::SCAN_BYTES);
             let mut window = vec![0; reach as usize];
             let mut done = 0;
             for (offset, length) in disk_parts(self.capacity_bytes, position, reach) {

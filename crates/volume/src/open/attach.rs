@@ -76,7 +76,7 @@ fn try_attach(
     check_options(&stored, options)?;
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
-    demand_fencing(store, options.no_fencing)?;
+    demand_fencing(store, options.no_fencing || options.store_is_probed)?;
     let mut judged = judge(&stored, options, world.disks())?;
     if see_that_it_fits(&stored, &judged).is_err() {
         // A smaller size that an attachment asked for when it died may come late, under one that went on.
