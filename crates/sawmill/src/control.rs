@@ -108,7 +108,25 @@ pub(crate) fn order<T: serde::de::DeserializeOwned>(
         let text = format!("volume {name} is no longer served for writing on this machine; try again");
         return Err(Failure::new(Exit::NotFound, text));
     };
-    serde_json::from_slice(&body).map_err(|error| {
+    meaning(&body, name)
+}
+
+/// The same to the process that serves the volume for writing, or, where nobody does, to one that shows it.
+pub(crate) fn order_shown<T: serde::de::DeserializeOwned>(
+    volume_folder: &Path,
+    name: &str,
+    target: &str,
+) -> Result<T> {
+    for socket in sockets(volume_folder) {
+        if let Some(body) = request("POST", &socket, target, None)? {
+            return meaning(&body, name);
+        }
+    }
+    Err(not_served(name))
+}
+
+fn meaning<T: serde::de::DeserializeOwned>(body: &[u8], name: &str) -> Result<T> {
+    serde_json::from_slice(body).map_err(|error| {
         let text = format!("the process that serves {name} gave an answer without meaning: {error}");
         Failure::new(Exit::Internal, text)
     })
@@ -126,6 +144,12 @@ pub(crate) fn order_past(volume_folder: &Path, query: &str) -> Result<Option<ser
     let target = format!("/order?{query}");
     let body = request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?;
     Ok(body.map(|body| serde_json::from_slice(&body).unwrap_or_default()))
+}
+
+/// The failure of a command that is for served volumes.
+pub(crate) fn not_served(name: &str) -> Failure {
+    let text = format!("volume {name} is not served on this machine; start it with: sawmill serve {name}");
+    Failure::new(Exit::NotFound, text)
 }
 
 /// The control sockets in a volume's folder, the writer's first.

@@ -1,9 +1,10 @@
 //! The `sawmill` binary. See [`command`] for what it can do; everything else serves the commands.
 //!
-//! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes and
-//! doors put together), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
-//! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block
-//! traces), `output`, `units` and `exit` (how people are spoken to).
+//! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
+//! and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its replacement),
+//! `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard), `control` (the other
+//! end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block traces), `output`,
+//! `units` and `exit` (how people are spoken to).
 //!
 //! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
 #![forbid(unsafe_code)]
@@ -14,13 +15,16 @@ mod attach;
 mod command;
 mod config;
 mod control;
+mod doors;
 mod exit;
 #[cfg(test)]
 mod guide;
+mod handoff;
 mod machine;
 mod moment;
 mod output;
 mod past;
+mod serving;
 mod trace;
 mod transfer;
 mod units;

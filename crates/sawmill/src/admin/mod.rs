@@ -23,13 +23,14 @@ use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -38,6 +39,7 @@ use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use sawmill_volume::Safety;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -48,6 +50,8 @@ use status::ProcessStatus;
 
 /// Long polls at the same time; each holds a thread.
 const WAITS_MAX: u32 = 32;
+/// Time for answers to go out before the process ends.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Time a client may take to send its request.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -74,13 +78,18 @@ pub(crate) enum Door {
     Control { path: PathBuf, volume: String },
     /// A loopback address that tells about all.
     Loopback(SocketAddr),
+    /// The same, listened on by the process before this one.
+    Inherited(TcpListener),
 }
 
 /// A running admin server.
 pub(crate) struct Admin {
     stop: watch::Sender<bool>,
+    shared: Option<Arc<Shared>>,
     thread: Option<JoinHandle<()>>,
-    sockets: Vec<PathBuf>,
+    sockets: Mutex<Vec<PathBuf>>,
+    /// The loopback address's socket, for the process after this one.
+    loopback: Option<TcpListener>,
     /// The loopback address, with the port that was given.
     pub(crate) address: Option<SocketAddr>,
 }
@@ -93,6 +102,8 @@ enum Listener {
 struct Shared {
     subject: Subject,
     waits: AtomicU32,
+    /// Connections open now.
+    connections: AtomicU32,
 }
 
 impl Admin {
@@ -100,22 +111,23 @@ impl Admin {
     pub(crate) fn start(subject: Subject, doors: Vec<Door>) -> Result<Admin> {
         let mut sockets = Vec::new();
         let mut listeners = Vec::new();
-        let mut address = None;
+        let mut loopback = None;
         for door in doors {
-            match door {
+            let listener = match door {
                 Door::Control { path, volume } => {
                     listeners.push(Listener::Control(bind_control(&path)?, volume));
                     sockets.push(path);
+                    continue;
                 }
-                Door::Loopback(wanted) => {
-                    let listener = bind_loopback(wanted)?;
-                    address = listener.local_addr().ok();
-                    listeners.push(Listener::Loopback(listener));
-                }
-            }
+                Door::Loopback(wanted) => bind_loopback(wanted)?,
+                Door::Inherited(listener) => listener,
+            };
+            loopback = listener.try_clone().ok();
+            listeners.push(Listener::Loopback(listener));
         }
+        let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
         let (stop, stopped) = watch::channel(false);
-        let shared = Arc::new(Shared { subject, waits: AtomicU32::new(0) });
+        let shared = Arc::new(Shared { subject, waits: AtomicU32::new(0), connections: AtomicU32::new(0) });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -123,21 +135,51 @@ impl Admin {
             .thread_keep_alive(Duration::from_secs(1))
             .build()
             .map_err(|error| Failure::io("cannot start the admin server", &error))?;
+        let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("admin".into())
             .spawn(move || {
-                runtime.block_on(serve_all(listeners, shared, stopped));
+                runtime.block_on(serve_all(listeners, served, stopped));
                 // Long polls still waiting are cut off; their clients see the connection close.
                 runtime.shutdown_background();
             })
             .map_err(|error| Failure::io("cannot start the admin server's thread", &error))?;
-        Ok(Admin { stop, thread: Some(thread), sockets, address })
+        let (shared, thread) = (Some(shared), Some(thread));
+        Ok(Admin { stop, shared, thread, sockets: Mutex::new(sockets), loopback, address })
+    }
+
+    /// A server that nobody can reach.
+    pub(crate) fn none() -> Admin {
+        let (stop, _) = watch::channel(true);
+        Admin { stop, shared: None, thread: None, sockets: Mutex::default(), loopback: None, address: None }
+    }
+
+    /// The loopback address's socket once more, for another process.
+    pub(crate) fn listener(&self) -> Option<Result<OwnedFd>> {
+        let cannot = |error| Failure::io("cannot hand the admin server's socket over", &error);
+        let listener = self.loopback.as_ref()?.try_clone();
+        Some(listener.map(OwnedFd::from).map_err(cannot))
+    }
+
+    /// Waits until whoever asked something has its answer, for a moment.
+    pub(crate) fn finish_answers(&self) {
+        let deadline = Instant::now() + ANSWERS_WITHIN;
+        let answering =
+            || self.shared.as_ref().map_or(0, |shared| shared.connections.load(Ordering::Acquire));
+        while answering() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The control sockets are another process's from now on: they stay when this one ends.
+    pub(crate) fn leave(&self) {
+        self.sockets.lock().clear();
     }
 }
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        for socket in &self.sockets {
+        for socket in self.sockets.lock().iter() {
             // It may be gone already; a left-over socket is recognised as such by the next process.
             let _ = fs::remove_file(socket);
         }
@@ -193,7 +235,8 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) => start_connection(stream, &shared, &volume),
+                            Ok((stream, _)) if is_ours(&stream) => start_connection(stream, &shared, &volume),
+                            Ok(_) => tracing::warn!("a control connection of another user was closed"),
                             Err(error) => accept_failed(&error).await,
                         }
                     }
@@ -217,6 +260,12 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
+/// Whether the peer is this user or root: whoever gives orders here could as well stop the process.
+fn is_ours(stream: &tokio::net::UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+}
+
 /// Out of descriptors, most likely: wait a moment rather than spin.
 async fn accept_failed(error: &io::Error) {
     tracing::warn!("the admin server cannot accept a connection: {error}");
@@ -228,6 +277,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (shared, volume) = (Arc::clone(shared), Arc::clone(volume));
+    shared.connections.fetch_add(1, Ordering::AcqRel);
+    let counted = Arc::clone(&shared);
     tokio::spawn(async move {
         let service = service_fn(move |request| {
             let (shared, volume) = (Arc::clone(&shared), Arc::clone(&volume));
@@ -241,6 +292,7 @@ where
         if let Err(error) = connection.await {
             tracing::debug!("an admin connection ended: {error}");
         }
+        counted.connections.fetch_sub(1, Ordering::AcqRel);
     });
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sawmill_device::Operation;
 use sawmill_device::layer::OperationSnapshot;
-use sawmill_frontend::nbd::{NbdMetrics, RequestCounts};
+use sawmill_frontend::DoorCounts;
 use sawmill_store::{CallStats, LATENCY_BUCKETS, MeterSnapshot};
 use sawmill_volume::cache::CacheStats;
 use sawmill_volume::{Counters, Health, Positions, Status};
@@ -40,6 +40,9 @@ pub(crate) struct VolumeStatus {
     pub(crate) store: String,
     /// Where its front doors are.
     pub(crate) uris: Vec<String>,
+    /// The same, with the kind of each.
+    #[serde(default)]
+    pub(crate) doors: Vec<VolumeDoor>,
     /// Who is connected to them.
     pub(crate) clients: Vec<String>,
     /// `None` for a read-only attachment.
@@ -103,6 +106,15 @@ impl VolumeStatus {
             ..VolumeStatus::default()
         }
     }
+}
+
+/// A front door of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeDoor {
+    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
+    pub(crate) kind: String,
+    /// What a user opens.
+    pub(crate) address: String,
 }
 
 /// How well a volume is: a word, and why when it is not well.
@@ -279,7 +291,7 @@ impl OperationStatus {
 /// A front door and what passed through it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DoorStatus {
-    /// `nbd`.
+    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
     pub(crate) door: String,
     /// Socket path or address.
     pub(crate) address: String,
@@ -295,17 +307,16 @@ pub(crate) struct DoorStatus {
 }
 
 impl DoorStatus {
-    /// The numbers of an NBD server.
-    pub(crate) fn nbd(address: String, seen: &NbdMetrics) -> Self {
-        let RequestCounts { read, write, flush, trim, cache, write_zeroes, block_status, unknown } =
-            seen.requests;
+    /// The numbers of a door.
+    pub(crate) fn new(kind: &str, address: String, seen: &DoorCounts) -> Self {
+        let DoorCounts { reads, writes, flushes, discards, write_zeroes, others, .. } = seen;
         DoorStatus {
-            door: "nbd".to_owned(),
+            door: kind.to_owned(),
             address,
             connections: seen.connections,
             connections_total: seen.connections_total,
             connections_refused: seen.connections_refused,
-            requests: read + write + flush + trim + cache + write_zeroes + block_status + unknown,
+            requests: reads + writes + flushes + discards + write_zeroes + others,
             errors: seen.errors,
             in_flight: seen.in_flight,
             bytes_in: seen.bytes_in,

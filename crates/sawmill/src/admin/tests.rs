@@ -33,6 +33,9 @@ fn subject() -> Subject {
             Order::Past(past) => Ok(serde_json::json!({ "undo": past.to_query() })),
             Order::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
             Order::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
+            Order::AddDoor(_) | Order::RemoveDoor { .. } | Order::HandOff(_) => {
+                Err(Failure::usage(format!("{name}: there is nothing but this")))
+            }
             Order::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),
     }

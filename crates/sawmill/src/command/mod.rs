@@ -9,10 +9,13 @@ mod clone;
 mod copy;
 mod create;
 mod delete;
+mod device;
 mod doctor;
+mod door;
 mod export;
 mod flatten;
 mod gc;
+mod handoff;
 mod import;
 mod info;
 mod inspect;
@@ -76,6 +79,10 @@ struct Context {
 enum Command {
     Create(create::Arguments),
     Serve(serve::Arguments),
+    Door(door::Arguments),
+    Device(device::Arguments),
+    #[command(name = "handoff")]
+    HandOff(handoff::Arguments),
     List(list::Arguments),
     Info(info::Arguments),
     Delete(delete::Arguments),
@@ -100,7 +107,13 @@ enum Command {
     Simulate(simulate::Arguments),
     VerifyCrash(verify_crash::Arguments),
     Bench(bench::Arguments),
+    /// Hold the mount of a FUSE door while no server runs; started by servers alone.
+    #[command(hide = true, name = KEEP)]
+    Keep,
 }
+
+/// The command of the process that holds a mount, see [`sawmill_frontend::keeper`].
+pub(crate) const KEEP: &str = "keep";
 
 /// Parses the command line, carries it out, and says how the process shall end.
 pub(crate) fn run() -> ExitCode {
@@ -123,6 +136,9 @@ fn carry_out(cli: Cli) -> Result<Exit> {
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
         Command::Serve(arguments) => serve::run(&context, &arguments),
+        Command::Device(arguments) => device::run(&context, &arguments),
+        Command::Door(arguments) => door::run(&context, &arguments),
+        Command::HandOff(arguments) => handoff::run(&context, &arguments),
         Command::List(arguments) => list::run(&context, &arguments),
         Command::Info(arguments) => info::run(&context, &arguments),
         Command::Delete(arguments) => delete::run(&context, &arguments),
@@ -146,6 +162,10 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
         Command::Simulate(arguments) => simulate::run(&context, &arguments),
         Command::Bench(arguments) => bench::run(&context, &arguments),
+        Command::Keep => {
+            let kept = sawmill_frontend::keeper::keep();
+            kept.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
+        }
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
     }
 }
@@ -264,6 +284,7 @@ mod tests {
         let told: Vec<&Arg> = command
             .get_arguments()
             .filter(|a| !matches!(a.get_id().as_str(), "help" | "version"))
+            .filter(|a| !a.is_hide_set())
             .filter(|a| !a.is_global_set() || command.get_name() == "sawmill")
             .collect();
         if told.is_empty() {
@@ -277,7 +298,8 @@ mod tests {
         let about =
             command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
         into.push_str(&format!("{} `{path}`\n\n{about}\n\n{}", "#".repeat(level), arguments_table(command)));
-        for inner in command.get_subcommands().filter(|c| c.get_name() != "help") {
+        let told = |c: &&ClapCommand| c.get_name() != "help" && !c.is_hide_set();
+        for inner in command.get_subcommands().filter(told) {
             describe(inner, &format!("{path} {}", inner.get_name()), level + 1, into);
         }
     }

@@ -3,7 +3,8 @@
 //! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
 //! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::cell::Cell;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use clap::Args;
-use sawmill_frontend::nbd::{Listen, NbdOptions};
+use rustix::process::{Pid, Signal, kill_process};
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -21,30 +22,30 @@ use super::Context;
 use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
+use crate::doors::plan::{DoorOptions, resolve};
 use crate::exit::{Exit, Failure, Result};
+use crate::handoff::predecessor::Predecessor;
+use crate::handoff::{Asked, successor};
 use crate::output;
+use crate::serving::{Served, Serving};
 use crate::units::{parse_duration, parse_size};
-use crate::wiring::{self, CachePlan, JournalPlan, Plan, Served, Serving};
+use crate::wiring::{self, CachePlan, JournalPlan, Plan};
 
 /// How often changes of health are looked for.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
 /// Serve volumes through a front door until told to stop.
 ///
-/// Prints one line per volume when it is ready: its NBD URI. SIGTERM or SIGINT stops accepting, finishes
-/// requests, stores everything and ends with 0. A second signal stops at once and ends with 1: nothing
-/// accepted is lost, but the newest of it is on this machine alone. SIGUSR1 collects garbage now.
+/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Without a
+/// door that is asked for it is an NBD socket in the runtime folder. SIGTERM or SIGINT stops accepting,
+/// finishes requests, stores everything and ends with 0. A second signal stops at once and ends with 1:
+/// nothing accepted is lost, but the newest of it is on this machine alone. SIGUSR1 collects garbage now.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Names in the default store, or URLs ending in the name. With --read-only also a state of the past:
     /// VOL@SNAPSHOT, VOL@2026-11-21T10:00:00Z, VOL@position:N.
     #[arg(value_name = "VOL", required = true)]
     volumes: Vec<String>,
-
-    /// Where the NBD door is: unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one). Without it a
-    /// socket in the runtime folder.
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
-    nbd: Option<Listen>,
 
     /// The journal: a file (made when absent) or a block device; with several volumes a folder.
     #[arg(long, value_name = "PATH")]
@@ -78,9 +79,12 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
-    /// Allow --nbd on an address that other machines reach. There is no encryption and no password.
-    #[arg(long)]
-    insecure_listen: bool,
+    /// Take the place of the process behind standard input: for `sawmill handoff` alone.
+    #[arg(long, hide = true)]
+    take_over: bool,
+
+    #[command(flatten)]
+    doors: DoorOptions,
 
     #[command(flatten)]
     tuning: Tuning,
@@ -146,14 +150,6 @@ impl Tuning {
     }
 }
 
-fn parse_listen(text: &str) -> Result<Listen, String> {
-    match text.split_once(':') {
-        Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
-        Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
-        _ => Err(format!("'{text}' is no address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
-    }
-}
-
 fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
     let address = resolve(text)?;
     if address.ip().is_loopback() {
@@ -162,20 +158,15 @@ fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
     Err(format!("'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"))
 }
 
-fn resolve(text: &str) -> Result<SocketAddr, String> {
-    let wrong =
-        |why: String| format!("'{text}' is no address ({why}); write host:port, as in 127.0.0.1:10809");
-    let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-    found.next().ok_or_else(|| wrong("it has no number".to_owned()))
-}
-
 /// What `--json` prints, one object per line.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
     Ready {
         volume: &'a str,
+        /// The first of `doors`.
         uri: String,
+        doors: Vec<DoorOf>,
         epoch: u64,
         read_only: bool,
         admin: Option<String>,
@@ -193,6 +184,13 @@ enum Event<'a> {
     },
 }
 
+/// One door of a volume.
+#[derive(Serialize)]
+struct DoorOf {
+    kind: &'static str,
+    address: String,
+}
+
 #[derive(Serialize)]
 struct Step {
     name: String,
@@ -205,6 +203,8 @@ enum Heard {
     Signal,
     /// SIGUSR1.
     Collect,
+    /// Another process shall take over.
+    HandOff(Asked),
     /// The doors are shut and this volume is closed.
     Closed(usize, Result<()>),
 }
@@ -212,15 +212,38 @@ enum Heard {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     // Sockets, journals and caches are their owner's alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    // Before any thread is started: all of them serve disks that memory may be waiting for.
+    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+    }
     let plan = plan(&context.places, arguments)?;
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), started.clone())?;
-    let (serving, admin) = wiring::serve(&context.places, plan)?;
+    let ring = tell.clone();
+    let bell = Box::new(move |asked| ring.send(Heard::HandOff(asked)).is_ok());
+    let (serving, admin) = match arguments.take_over {
+        true => successor::take_over(&context.places, plan.clone(), bell)?,
+        false => wiring::serve(&context.places, plan.clone(), bell)?,
+    };
     started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
     notify(sd_notify::NotifyState::Ready);
-    watch_health(context.json, &serving, &hear);
+    match serve_on(context.json, &plan, &serving, &admin, &hear) {
+        Until::HandedOver => {
+            // Everything is the successor's: nothing here may be closed, stored or removed.
+            admin.finish_answers();
+            return Ok(Exit::Ok);
+        }
+        Until::SignalWhileAway => {
+            // As if killed: quiet doors wait for the next server, and the journals have what was accepted.
+            tracing::warn!("stopping at once; what is not stored yet stays in the journal");
+            serving.doors.let_go();
+            serving.close_now();
+            return Ok(Exit::Negative);
+        }
+        Until::Signal => {}
+    }
     notify(sd_notify::NotifyState::Stopping);
     if context.json {
         emit(&Event::Stopping);
@@ -254,10 +277,6 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
     if arguments.read_only && arguments.journal.is_some() {
         return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));
     }
-    let listen = match &arguments.nbd {
-        Some(listen) => listen.clone(),
-        None => Listen::Unix(places.nbd_socket()?),
-    };
     let cache = match &arguments.cache {
         _ if arguments.cache_bytes == 0 => CachePlan::None,
         Some(path) => CachePlan::At(path.clone()),
@@ -280,10 +299,10 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
             gc: tuning.gc()?,
             ..OpenOptions::new(PathBuf::new())
         },
+        doors: arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?,
         volumes,
         cache,
         cache_bytes: arguments.cache_bytes,
-        nbd: NbdOptions { insecure_listen: arguments.insecure_listen, ..NbdOptions::new(listen) },
         admin: arguments.admin,
     })
 }
@@ -340,16 +359,18 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
         tracing::info!("dashboard at {url}");
     }
     for served in &serving.volumes {
-        let uri = serving.nbd.uri(served.name());
-        let status = served.volume.status();
+        let doors = serving.doors.addresses(served.name());
         if !json {
-            show(&uri);
+            doors.iter().for_each(|(_, address)| show(address));
             continue;
         }
-        let steps = served.volume.recovery().steps.iter();
+        let Ok(volume) = served.volume() else { continue };
+        let (status, steps) = (volume.status(), volume.recovery().steps.iter());
+        let doors: Vec<_> = doors.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
         emit(&Event::Ready {
             volume: served.name(),
-            uri,
+            uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
+            doors,
             epoch: status.epoch,
             read_only: status.read_only,
             admin: admin.clone(),
@@ -383,18 +404,30 @@ fn notify(state: sd_notify::NotifyState<'_>) {
     }
 }
 
-/// Returns at the first signal; tells of changes of health until then.
-fn watch_health(json: bool, serving: &Serving, hear: &Receiver<Heard>) {
-    let health = |served: &Served| HealthStatus::new(&served.volume.status().health);
-    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(health).collect();
+/// Why serving ended.
+enum Until {
+    Signal,
+    /// The same, while a volume could not be opened again after a hand-off that was taken back.
+    SignalWhileAway,
+    HandedOver,
+}
+
+/// Serves until the first signal or a hand-off; tells of changes of health.
+fn serve_on(json: bool, plan: &Plan, serving: &Arc<Serving>, admin: &Admin, hear: &Receiver<Heard>) -> Until {
+    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
     loop {
         match hear.recv_timeout(HEALTH_EVERY) {
             Ok(Heard::Collect) => serving.collect_all(),
+            Ok(Heard::HandOff(asked)) => {
+                if let Some(until) = hand_off(plan, serving, admin, hear, &asked) {
+                    return until;
+                }
+            }
             Err(RecvTimeoutError::Timeout) => {}
-            _ => return,
+            _ => return Until::Signal,
         }
         for (served, known) in serving.volumes.iter().zip(&mut known) {
-            let now = health(served);
+            let now = served.health();
             if now.state == known.state {
                 continue;
             }
@@ -412,6 +445,43 @@ fn watch_health(json: bool, serving: &Serving, hear: &Receiver<Heard>) {
     }
 }
 
+/// Hands everything over. `None`: this process serves on.
+fn hand_off(
+    plan: &Plan,
+    serving: &Arc<Serving>,
+    admin: &Admin,
+    hear: &Receiver<Heard>,
+    asked: &Asked,
+) -> Option<Until> {
+    let was_interrupted = Cell::new(false);
+    let is_interrupted = || {
+        was_interrupted
+            .set(was_interrupted.get() || hear.try_iter().any(|heard| matches!(heard, Heard::Signal)));
+        was_interrupted.get()
+    };
+    let predecessor = Predecessor { plan, serving, admin, is_interrupted: &is_interrupted };
+    let outcome = predecessor.hand_off(&asked.order);
+    match &outcome {
+        Ok(done) => tracing::info!("process {} serves from now on, after {} ms", done.pid, done.stall_ms),
+        Err(failure) => tracing::error!("{failure}"),
+    }
+    let successor = outcome.as_ref().ok().map(|done| done.pid);
+    // Whoever asked may be gone.
+    let _ = asked.answer.send(outcome);
+    match (successor, is_interrupted()) {
+        (Some(pid), interrupted) => {
+            if interrupted && let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+                // Who wanted this process to end meant the server.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            Some(Until::HandedOver)
+        }
+        (None, true) if serving.away().next().is_some() => Some(Until::SignalWhileAway),
+        (None, true) => Some(Until::Signal),
+        (None, false) => None,
+    }
+}
+
 /// Closes the doors, then all volumes at once; a further signal cuts it short.
 fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
     start_closing(serving, tell)?;
@@ -426,12 +496,12 @@ fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiv
                     worst.get_or_insert(failure);
                 }
             }
-            // Everything is being closed: there is nothing to collect any more.
-            Ok(Heard::Collect) => {}
+            // Everything is being closed: there is nothing to collect, and nothing to hand over any more.
+            Ok(Heard::Collect | Heard::HandOff(_)) => {}
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("stopping at once; what is not stored yet stays in the journal");
                 serving.close_now();
-                serving.nbd.stop_now();
+                serving.doors.stop_now();
                 serving.save_cache();
                 return Ok(Exit::Negative);
             }
@@ -445,12 +515,13 @@ fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiv
 fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
-        serving.nbd.stop();
+        serving.doors.stop();
         std::thread::scope(|scope| {
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();
                 scope.spawn(move || {
-                    let outcome = served.volume.close().map_err(Failure::from);
+                    // One that a failed hand-off left closed has all that was accepted in its journal.
+                    let outcome = served.volume().and_then(|volume| volume.close().map_err(Failure::from));
                     let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
                     // Nobody listens any more when a further signal has cut this short.
                     let _ = tell.send(Heard::Closed(index, outcome));
@@ -463,7 +534,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
 }
 
 fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
-    let positions = PositionsStatus::new(served.volume.status().positions);
+    let positions = served.positions();
     if json {
         emit(&Event::Stopped { volume: served.name(), everything_stored, positions });
     }
@@ -473,19 +544,6 @@ fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_of_the_door_are_read_or_refused_with_an_example() {
-        assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
-        assert_eq!(parse_listen("tcp:127.0.0.1:0"), Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap())));
-        assert_eq!(parse_listen("tcp:[::1]:10809"), Ok(Listen::Tcp("[::1]:10809".parse().unwrap())));
-        for text in
-            ["", "unix:", "tcp:", "tcp:127.0.0.1", "127.0.0.1:10809", "/run/x.sock", "tcp:1.2.3.4:99999"]
-        {
-            let error = parse_listen(text).unwrap_err();
-            assert!(error.contains("10809"), "{text}: {error}");
-        }
-    }
 
     #[test]
     fn the_admin_address_must_be_of_this_machine() {

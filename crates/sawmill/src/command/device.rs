@@ -1,0 +1,151 @@
+//! `sawmill device`: the ublk devices of this machine, also those whose server is gone.
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use sawmill_frontend::ublk::{self, DeviceInfo, UblkOptions};
+use serde::{Deserialize, Serialize};
+
+use super::Context;
+use crate::admin::order::encoded;
+use crate::doors::plan::DoorPlan;
+use crate::exit::{Exit, Failure, Result};
+use crate::units::human_size;
+use crate::{control, output};
+
+/// List, delete and recover ublk devices.
+///
+/// When the server of a device dies, its users wait. `sawmill serve VOL --ublk` takes the device of its
+/// volume over by itself; here is what else can be done.
+#[derive(Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List all ublk devices of this machine.
+    List,
+    /// Remove a device that nobody serves; its users get errors from now on.
+    Delete(Device),
+    /// Have the process that serves the device's volume take the device over.
+    Recover(Device),
+}
+
+#[derive(Args)]
+struct Device {
+    /// Its number: 3 for /dev/ublkb3.
+    #[arg(value_name = "ID")]
+    id: u32,
+}
+
+/// One device of the list.
+#[derive(Serialize)]
+struct Row {
+    id: u32,
+    node: String,
+    /// `live`, `waiting` (for a server), `stopped` or `foreign` (of another program).
+    state: &'static str,
+    size_bytes: u64,
+    server_pid: Option<u32>,
+    /// The link to it below /dev/sawmill.
+    name: Option<String>,
+    volume: Option<String>,
+}
+
+impl Row {
+    fn new(device: &DeviceInfo) -> Self {
+        let state = match device.state {
+            _ if !device.ours => "foreign",
+            _ if device.alive => "live",
+            ublk::DeviceState::Dead => "stopped",
+            _ => "waiting",
+        };
+        Row {
+            id: device.id,
+            node: device.node().display().to_string(),
+            state,
+            size_bytes: device.size_bytes,
+            server_pid: device.server_pid.filter(|_| device.alive),
+            name: device.link.clone(),
+            volume: device.volume.clone(),
+        }
+    }
+}
+
+/// The answer of the process that took a device over.
+#[derive(Serialize, Deserialize)]
+struct Added {
+    address: String,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let UblkOptions { run_folder, link_folder, .. } = UblkOptions::new("any");
+    match &arguments.what {
+        What::List => list(context, &run_folder),
+        What::Delete(device) => {
+            ublk::delete(&run_folder, &link_folder, device.id)?;
+            match context.json {
+                true => output::json(&serde_json::json!({ "deleted": device.id }))?,
+                false => output::line(&format!("deleted ublk device {}", device.id))?,
+            }
+            Ok(Exit::Ok)
+        }
+        What::Recover(device) => recover(context, &run_folder, device.id),
+    }
+}
+
+fn list(context: &Context, run_folder: &Path) -> Result<Exit> {
+    let devices = ublk::devices(run_folder)?;
+    let rows: Vec<Row> = devices.iter().map(Row::new).collect();
+    if context.json {
+        output::json(&rows)?;
+    } else if rows.is_empty() {
+        output::line("no ublk devices")?;
+    } else {
+        let cells = rows.iter().map(|row| {
+            let server = row.server_pid.map_or_else(|| "-".into(), |pid| pid.to_string());
+            let name = row.name.clone().unwrap_or_else(|| "-".into());
+            vec![row.node.clone(), row.state.into(), human_size(row.size_bytes), server, name]
+        });
+        output::table(&["device", "state", "size", "server", "volume"], cells.collect())?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
+    let devices = ublk::devices(run_folder)?;
+    let found = devices.iter().find(|device| device.id == id);
+    let found = found.ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no ublk device {id}; see: sawmill device list"))
+    })?;
+    if !found.is_orphan() {
+        let text =
+            format!("ublk device {id} does not wait for a server of sawmill; see: sawmill device list");
+        return Err(Failure::new(Exit::Refused, text));
+    }
+    let name = found.link.clone().unwrap_or_else(|| "VOL".into());
+    let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
+    let folder =
+        folder.map(|folder| context.places.state_folder().map(|state| state.join(folder))).transpose()?;
+    let target = format!("/door/add?{}", encoded(&DoorPlan::Ublk { id: Some(id) }.to_string()));
+    let served = match folder {
+        Some(folder) => control::attached(&folder)?.map(|_| folder),
+        None => None,
+    };
+    match served {
+        Some(folder) => {
+            let Added { address } = control::order_shown(&folder, &name, &target)?;
+            output::line(&format!("{address} goes on"))?;
+            Ok(Exit::Ok)
+        }
+        None => {
+            let text = format!(
+                "nobody of this user serves the volume of ublk device {id}; start it: sawmill serve {name} \
+                 --ublk"
+            );
+            Err(Failure::new(Exit::NotFound, text))
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `sawmill door`: what shows a volume to its users, changed while it is served.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use super::Context;
+use crate::admin::order::encoded;
+use crate::doors::plan::DoorOptions;
+use crate::exit::{Exit, Failure, Result};
+use crate::{control, output};
+
+/// List, add and remove the doors of a volume that is served on this machine.
+///
+/// Any set of doors may show one volume at once; all see the same bytes. What users do at the same time
+/// through different doors is theirs to agree on, as with one disk on two cables.
+#[derive(Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List the doors of a volume.
+    List(Volume),
+    /// Open doors beside those that are there.
+    Add(Add),
+    /// Close a door: requests in flight finish, its users see the device end.
+    Remove(Remove),
+}
+
+#[derive(Args)]
+struct Volume {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+}
+
+#[derive(Args)]
+struct Add {
+    #[command(flatten)]
+    volume: Volume,
+
+    #[command(flatten)]
+    doors: DoorOptions,
+}
+
+#[derive(Args)]
+struct Remove {
+    #[command(flatten)]
+    volume: Volume,
+
+    /// Which, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a loop device.
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+}
+
+/// A door that was opened.
+#[derive(Serialize, Deserialize)]
+struct Added {
+    door: String,
+    address: String,
+}
+
+#[derive(Deserialize)]
+struct Removed {
+    removed: String,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    match &arguments.what {
+        What::List(volume) => list(context, volume),
+        What::Add(add_what) => add(context, add_what),
+        What::Remove(what) => {
+            let (folder, name) = folder_of(context, &what.volume)?;
+            let target = format!("/door/remove?{}", encoded(&what.address));
+            let Removed { removed } = control::order_shown(&folder, &name, &target)?;
+            match context.json {
+                true => output::json(&serde_json::json!({ "volume": name, "removed": removed }))?,
+                false => output::line(&format!("{name}: removed {removed}"))?,
+            }
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+/// The folder of the process that serves a volume, and the volume's name.
+fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
+    let address = context.places.resolve(&volume.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((folder, _)) = served else { return Err(control::not_served(&address.name)) };
+    Ok((folder, address.name))
+}
+
+fn add(context: &Context, arguments: &Add) -> Result<Exit> {
+    let plans = arguments.doors.plans();
+    if plans.is_empty() {
+        return Err(Failure::usage("say which door: --nbd, --ublk, --vhost-user or --fuse"));
+    }
+    let (folder, name) = folder_of(context, &arguments.volume)?;
+    for plan in plans {
+        let target = format!("/door/add?{}", encoded(&plan.to_string()));
+        let added: Added = control::order_shown(&folder, &name, &target)?;
+        match context.json {
+            true => output::json_event(&added)?,
+            false => output::line(&added.address)?,
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn list(context: &Context, volume: &Volume) -> Result<Exit> {
+    let address = context.places.resolve(&volume.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((_, process)) = served else { return Err(control::not_served(&address.name)) };
+    let doors: Vec<_> = process.volumes.into_iter().flat_map(|volume| volume.doors).collect();
+    match context.json {
+        true => output::json(&doors)?,
+        false => {
+            let rows = doors.into_iter().map(|door| vec![door.kind, door.address]).collect();
+            output::table(&["door", "address"], rows)?;
+        }
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,63 @@
+//! `sawmill handoff`: a new process in the place of one that serves, under its users.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Context;
+use crate::admin::order::encoded;
+use crate::exit::{Exit, Result};
+use crate::handoff::Done;
+use crate::units::parse_duration;
+use crate::{control, output};
+
+/// Replace the process that serves a volume by a new one, of the same or a newer version, under its users.
+///
+/// The new process gets ready while the old one serves on; then it takes over all volumes and doors of the
+/// old process: connections and devices stay, requests wait a moment. If the new one is not ready in time,
+/// fails or dies, the old one goes on as before. Also by `systemctl reload`.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// A volume that the process serves: name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// The program that takes over. Without it the file from which the old process was started.
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+
+    /// Time for the new process to get ready.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
+    timeout: Duration,
+
+    /// Time in which nobody serves; past it the old process goes on.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    stall_max: Duration,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve_cut(&arguments.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
+    let mut target = format!(
+        "/handoff?timeout_ms={}&stall_max_ms={}",
+        arguments.timeout.as_millis(),
+        arguments.stall_max.as_millis()
+    );
+    if let Some(binary) = &arguments.binary {
+        let binary = std::path::absolute(binary).unwrap_or_else(|_| binary.clone());
+        target.push_str(&format!("&binary={}", encoded(&binary.to_string_lossy())));
+    }
+    let done: Done = control::order_shown(&folder, &address.name, &target)?;
+    if context.json {
+        output::json(&done)?;
+    } else {
+        output::line(&format!(
+            "process {} serves in the place of {}, sawmill {}; requests waited {} ms",
+            done.pid, process.pid, done.version, done.stall_ms
+        ))?;
+        done.lost_doors.iter().try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;
+    }
+    Ok(if done.lost_doors.is_empty() { Exit::Ok } else { Exit::Negative })
+}

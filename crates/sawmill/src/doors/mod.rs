@@ -1,0 +1,263 @@
+//! The doors of a serving process: opened, added and removed while it runs, handed over as one.
+//!
+//! Invariants: a door shows volumes that are open; doors are quieted all or none; what is handed over of a
+//! door is preceded by a piece named `door` that says which plan it is of, what it shows and how many
+//! pieces follow. Rooms: [`plan`] (what was asked for), `open` (each kind of door). Not here: what a door
+//! speaks.
+
+mod open;
+pub(crate) mod plan;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use sawmill_device::{BlockDevice, Error, ErrorKind};
+use sawmill_frontend::nbd::NbdServer;
+use sawmill_frontend::{Door, Handed};
+use sawmill_sys::FileLock;
+
+use crate::exit::{Exit, Failure, Result};
+use open::Workers;
+use plan::DoorPlan;
+
+/// What doors show: an open volume.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    /// The export's name: the volume's, with the cut that is shown.
+    pub(crate) name: String,
+    /// Shown by clients that list exports.
+    pub(crate) description: String,
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// The volume's state folder.
+    pub(crate) folder: PathBuf,
+    /// What tells its bytes from all others on this machine: the volume in its store, and the cut.
+    pub(crate) identity: String,
+}
+
+/// One open door.
+pub(crate) struct OpenDoor {
+    plan: DoorPlan,
+    /// Names of what it shows.
+    shows: Vec<String>,
+    pub(crate) door: Arc<dyn Door>,
+    /// The same, where it is an NBD server: that shows several volumes and knows its clients.
+    pub(crate) nbd: Option<Arc<NbdServer>>,
+    /// The right to a mount, where there is one: see [`open`].
+    claim: Mutex<Option<FileLock>>,
+}
+
+impl OpenDoor {
+    /// What a user opens to have this volume.
+    fn address_of(&self, name: &str) -> String {
+        self.nbd.as_ref().map_or_else(|| self.door.address(), |nbd| nbd.uri(name))
+    }
+}
+
+/// All doors of a process.
+#[derive(Default)]
+pub(crate) struct Doors {
+    open: RwLock<Vec<Arc<OpenDoor>>>,
+    /// Held while doors come, go or are handed over.
+    changing: Mutex<()>,
+    /// They are another process's.
+    gone: AtomicBool,
+    /// Threads for the queues of many devices, once there are many.
+    workers: Workers,
+}
+
+impl Doors {
+    /// Opens what a plan asks for, for these volumes: one door for all of them, or one each.
+    pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
+        self.workers.share_from(volumes.len())?;
+        for plan in plans {
+            if plan.is_shared() {
+                self.open(plan.clone(), volumes)?;
+                continue;
+            }
+            for volume in volumes {
+                let plan = if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
+                self.open(plan, std::slice::from_ref(volume))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens one door.
+    pub(crate) fn open(&self, plan: DoorPlan, volumes: &[Shown]) -> Result<Arc<OpenDoor>> {
+        let _one_at_a_time = self.changing.lock();
+        self.demand_ours()?;
+        let opened = Arc::new(open::open(plan, volumes, &self.workers)?);
+        self.open.write().push(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// Closes the door of this address that shows this volume: requests in flight finish, users see it end.
+    pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<()> {
+        let _one_at_a_time = self.changing.lock();
+        self.demand_ours()?;
+        let found = self.of(volume).into_iter().find(|open| {
+            [open.address_of(volume), open.door.address(), open.plan.to_string()]
+                .contains(&address.to_owned())
+        });
+        let Some(found) = found else {
+            let there: Vec<_> = self.of(volume).iter().map(|open| open.address_of(volume)).collect();
+            return Err(Failure::new(
+                Exit::NotFound,
+                format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
+            ));
+        };
+        match (&found.nbd, found.shows.len()) {
+            (Some(nbd), 2..) => {
+                return Err(Failure::usage(format!(
+                    "the door {} shows {} volumes; it goes with the process",
+                    nbd.address(),
+                    found.shows.len()
+                )));
+            }
+            _ => found.door.stop(),
+        }
+        self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
+        Ok(())
+    }
+
+    fn demand_ours(&self) -> Result<()> {
+        if !self.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(Failure::new(Exit::Unavailable, "the doors were handed over to another process; try again"))
+    }
+
+    /// Lets no door come or go while the answer lives.
+    pub(crate) fn hold(&self, patience: Duration) -> Result<MutexGuard<'_, ()>> {
+        self.changing.try_lock_for(patience).ok_or_else(|| {
+            Failure::new(Exit::InUse, "a door is being opened or closed; try again when that is done")
+        })
+    }
+
+    /// The doors that show a volume.
+    pub(crate) fn of(&self, volume: &str) -> Vec<Arc<OpenDoor>> {
+        let shows = |open: &&Arc<OpenDoor>| open.shows.iter().any(|name| name == volume);
+        self.open.read().iter().filter(shows).cloned().collect()
+    }
+
+    /// All doors.
+    pub(crate) fn all(&self) -> Vec<Arc<OpenDoor>> {
+        self.open.read().clone()
+    }
+
+    /// What users open to have this volume, with the kind of door.
+    pub(crate) fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
+        self.of(volume).iter().map(|open| (open.door.kind(), open.address_of(volume))).collect()
+    }
+
+    /// The volume has another size: users are told where their door can.
+    pub(crate) fn resized(&self, volume: &str) {
+        for open in self.of(volume) {
+            if let Err(error) = open.door.resized() {
+                tracing::warn!(volume, "{}: users do not see the new size: {error}", open.door.address());
+            }
+        }
+    }
+
+    /// No door takes a request, and none is in flight; or an error, and all go on.
+    pub(crate) fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
+        let deadline = Instant::now() + patience;
+        let all = self.all();
+        for (index, open) in all.iter().enumerate() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Err(error) = open.door.quiesce(left) {
+                all[..index].iter().for_each(|open| open.door.resume());
+                let text = format!("{}: {error}", open.door.address());
+                return Err(Error::new(error.kind(), text));
+            }
+        }
+        Ok(())
+    }
+
+    /// All doors go on.
+    pub(crate) fn resume(&self) {
+        self.all().iter().for_each(|open| open.door.resume());
+    }
+
+    /// What another process needs to go on with all doors; they must be quiet.
+    pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
+        let mut all = Vec::new();
+        for open in self.all() {
+            let pieces = match open.door.hand_over() {
+                Err(error) if error.kind() == ErrorKind::Closed => {
+                    tracing::warn!("a door that has ended is left behind: {error}");
+                    continue;
+                }
+                pieces => pieces?,
+            };
+            all.push(
+                Handed::new("door")
+                    .with("plan", &open.plan)
+                    .with("shows", open.shows.join("\n"))
+                    .with("pieces", pieces.len()),
+            );
+            all.extend(pieces);
+        }
+        Ok(all)
+    }
+
+    /// Goes on with the doors of another process. A door that cannot be had is named in the answer; the
+    /// others are open.
+    pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
+        let mut failed: Vec<Error> = self.workers.share_from(volumes.len()).err().into_iter().collect();
+        let mut handed = handed.into_iter();
+        while let Some(head) = handed.next() {
+            let outcome = self.take_over_one(&head, &mut handed, volumes);
+            match outcome {
+                Ok(opened) => {
+                    opened.door.resume();
+                    self.open.write().push(Arc::new(opened));
+                }
+                Err(error) => failed.push(error),
+            }
+        }
+        failed
+    }
+
+    /// Leaves everything that was handed over to its new owner.
+    pub(crate) fn let_go(&self) {
+        self.gone.store(true, Ordering::Release);
+        for open in self.all() {
+            open.door.let_go();
+            open.claim.lock().take();
+        }
+    }
+
+    /// Requests in flight finish, users see the end.
+    pub(crate) fn stop(&self) {
+        let _one_at_a_time = self.changing.lock();
+        self.all().iter().for_each(|open| open.door.stop());
+    }
+
+    /// Ends all at once.
+    pub(crate) fn stop_now(&self) {
+        self.all().iter().for_each(|open| open.door.stop_now());
+    }
+
+    fn take_over_one(
+        &self,
+        head: &Handed,
+        handed: &mut std::vec::IntoIter<Handed>,
+        volumes: &[Shown],
+    ) -> sawmill_device::Result<OpenDoor> {
+        if head.what != "door" {
+            let text = format!("hand-over: a {} where a door was expected", head.what);
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let pieces: Vec<Handed> = handed.take(head.parsed("pieces")?).collect();
+        let plan = DoorPlan::parse(head.fact("plan")?);
+        let plan = plan.map_err(|failure| Error::new(ErrorKind::Invalid, failure.to_string()))?;
+        let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
+        let shown: Vec<Shown> =
+            volumes.iter().filter(|volume| shows.contains(&volume.name.as_str())).cloned().collect();
+        open::take_over(plan, &shown, pieces, &self.workers)
+    }
+}

@@ -1,0 +1,239 @@
+//! Opens each kind of door, anew or from what another process handed over: the only place that knows them
+//! all.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use sawmill_device::{Error, ErrorKind};
+use sawmill_format::crc::crc32c;
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
+use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
+use sawmill_frontend::{Door, Handed};
+use sawmill_sys::FileLock;
+
+use super::plan::DoorPlan;
+use super::{OpenDoor, Shown};
+use crate::exit::{Failure, Result};
+use crate::wiring::make_folder;
+
+/// Opens a door that nobody has open.
+pub(super) fn open(plan: DoorPlan, volumes: &[Shown], workers: &Workers) -> Result<OpenDoor> {
+    match &plan {
+        DoorPlan::Nbd { listen, insecure } => {
+            let nbd = open_nbd(listen, *insecure, volumes)?;
+            Ok(OpenDoor::nbd(plan, volumes, nbd))
+        }
+        DoorPlan::Fuse { mountpoint, with_loop } => {
+            make_mountpoint(mountpoint)?;
+            if *with_loop {
+                hold_memory();
+            }
+            let volume = only(volumes)?;
+            let (options, claim) = fuse_options(mountpoint, *with_loop, volume)?;
+            let door = FuseDoor::mount(options, Arc::clone(&volume.device))?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
+        }
+        DoorPlan::Ublk { id } => {
+            let door = open_ublk(*id, only(volumes)?, workers)?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
+        }
+        DoorPlan::VhostUser { path } => {
+            make_parent(path)?;
+            let volume = only(volumes)?;
+            let door = VhostDoor::start(vhost_options(path, volume), Arc::clone(&volume.device))?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
+        }
+    }
+}
+
+/// Goes on with a door of another process.
+pub(super) fn take_over(
+    plan: DoorPlan,
+    volumes: &[Shown],
+    pieces: Vec<Handed>,
+    workers: &Workers,
+) -> sawmill_device::Result<OpenDoor> {
+    match &plan {
+        DoorPlan::Nbd { listen, insecure } => {
+            let options = nbd_options(listen, *insecure);
+            let exports = volumes.iter().map(export).collect();
+            let nbd = NbdServer::take_over_quiet(options, exports, pieces)?;
+            Ok(OpenDoor::nbd(plan, volumes, nbd))
+        }
+        DoorPlan::Fuse { mountpoint, with_loop } => {
+            let volume = only(volumes)?;
+            let (options, claim) = fuse_options(mountpoint, *with_loop, volume)?;
+            let door = FuseDoor::take_over(options, Arc::clone(&volume.device), pieces)?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
+        }
+        DoorPlan::Ublk { id } => {
+            let volume = only(volumes)?;
+            let piece = pieces.first().ok_or_else(|| {
+                Error::new(ErrorKind::Invalid, "hand-over: a ublk device without the piece that names it")
+            })?;
+            let options = ublk_options(*id, volume, workers);
+            let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
+        }
+        DoorPlan::VhostUser { path } => {
+            let volume = only(volumes)?;
+            let options = vhost_options(path, volume);
+            let door = VhostDoor::take_over(options, Arc::clone(&volume.device), pieces)?;
+            Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
+        }
+    }
+}
+
+impl OpenDoor {
+    fn new(plan: DoorPlan, volumes: &[Shown], door: Arc<dyn Door>) -> Self {
+        let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
+        OpenDoor { plan, shows, door, nbd: None, claim: Mutex::default() }
+    }
+
+    fn with(self, claim: FileLock) -> Self {
+        OpenDoor { claim: Mutex::new(Some(claim)), ..self }
+    }
+
+    fn nbd(plan: DoorPlan, volumes: &[Shown], nbd: NbdServer) -> Self {
+        let nbd = Arc::new(nbd);
+        OpenDoor { nbd: Some(Arc::clone(&nbd)), ..Self::new(plan, volumes, nbd) }
+    }
+}
+
+/// The volume of a door that shows one.
+fn only(volumes: &[Shown]) -> sawmill_device::Result<&Shown> {
+    volumes.first().ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "the volume that this door shows is not served by this process")
+    })
+}
+
+/// Threads that serve the queues of many ublk devices: few devices have threads of their own.
+#[derive(Default)]
+pub(super) struct Workers(OnceLock<UblkWorkers>);
+
+impl Workers {
+    /// Volumes of one process from which on their devices share threads.
+    const VOLUMES_MIN: usize = 9;
+    /// More threads than this bring nothing.
+    const THREADS_MAX: usize = 32;
+
+    /// Starts the threads when a process serves so many volumes.
+    pub(super) fn share_from(&self, volumes: usize) -> sawmill_device::Result<()> {
+        if volumes < Self::VOLUMES_MIN || self.0.get().is_some() {
+            return Ok(());
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Somebody else's are as good.
+        let _ = self.0.set(UblkWorkers::start(cores.min(Self::THREADS_MAX))?);
+        Ok(())
+    }
+}
+
+fn ublk_options(id: Option<u32>, volume: &Shown, workers: &Workers) -> UblkOptions {
+    UblkOptions {
+        id,
+        link: Some(file_name(&volume.name)),
+        workers: workers.0.get().cloned(),
+        ..UblkOptions::new(&volume.identity)
+    }
+}
+
+/// A device for a volume: the one that a dead server of it left, whose users wait, or a new one. What is
+/// left of devices that nobody can use any more is removed.
+fn open_ublk(id: Option<u32>, volume: &Shown, workers: &Workers) -> sawmill_device::Result<UblkDoor> {
+    hold_memory();
+    let options = ublk_options(id, volume, workers);
+    for found in ublk::devices(&options.run_folder)?.iter().filter(|found| found.is_orphan()) {
+        if found.state == DeviceState::Dead {
+            tracing::info!(id = found.id, "ublk: removing what is left of a device");
+            // Another server may have come first.
+            let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
+        } else if found.is_for(&options.volume) && id.is_none_or(|id| id == found.id) {
+            return UblkDoor::recover(found.id, options, Arc::clone(&volume.device));
+        }
+    }
+    UblkDoor::start(options, Arc::clone(&volume.device))
+}
+
+/// A kernel that writes memory out through a device of ours must not wait for ours to be read in.
+fn hold_memory() {
+    if let Err(error) = sawmill_sys::reclaim::lock_memory() {
+        tracing::warn!("memory of this process may be swapped out, to a disk that it serves: {error}");
+    }
+}
+
+fn vhost_options(path: &Path, volume: &Shown) -> VhostOptions {
+    VhostOptions { serial: volume.name.clone(), ..VhostOptions::new(path.to_path_buf()) }
+}
+
+/// Makes the folder of a mount, if it is not there. One that is there is not looked at: it may show what
+/// waits for this very process.
+fn make_mountpoint(path: &Path) -> Result<()> {
+    make_parent(path)?;
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Failure::io(format!("cannot make the folder {}", path.display()), &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the folder that a socket shall be in.
+fn make_parent(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), make_folder)
+}
+
+/// Also gives the right to this mount of the volume: what its keeper holds is for one server at a time.
+fn fuse_options(
+    mountpoint: &Path,
+    attach_loop: bool,
+    volume: &Shown,
+) -> sawmill_device::Result<(FuseOptions, FileLock)> {
+    let own = std::env::current_exe().map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("fuse: the own program cannot be found: {error}"))
+    })?;
+    // Not named like a control socket. One for each mount of the volume.
+    let name = format!("keeper-{:08x}", crc32c(mountpoint.as_os_str().as_bytes()));
+    let socket = volume.folder.join(name);
+    let claim = FileLock::of_name(&socket).map_err(|error| {
+        let (kind, what) = match error.kind() {
+            std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".to_owned()),
+            _ => (ErrorKind::Unavailable, format!("cannot be claimed: {error}")),
+        };
+        Error::new(kind, format!("fuse: {} of volume {} {what}", mountpoint.display(), volume.name))
+    })?;
+    let keeper = KeeperOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+    let options = FuseOptions::new(mountpoint, file_name(&volume.name));
+    Ok((FuseOptions { attach_loop, keeper: Some(keeper), ..options }, claim))
+}
+
+/// A volume's name as a file's: states of the past have a colon in theirs, which some programs take amiss.
+fn file_name(name: &str) -> String {
+    name.replace(':', "-")
+}
+
+fn nbd_options(listen: &Listen, insecure_listen: bool) -> NbdOptions {
+    NbdOptions { insecure_listen, ..NbdOptions::new(listen.clone()) }
+}
+
+fn export(volume: &Shown) -> Export {
+    let Shown { name, description, device, .. } = volume.clone();
+    Export { name, description, device }
+}
+
+fn open_nbd(listen: &Listen, insecure: bool, volumes: &[Shown]) -> Result<NbdServer> {
+    if let Listen::Unix(path) = listen {
+        make_parent(path)?;
+    }
+    let nbd = NbdServer::start(nbd_options(listen, insecure))?;
+    for volume in volumes {
+        nbd.add_export(export(volume))?;
+    }
+    Ok(nbd)
+}

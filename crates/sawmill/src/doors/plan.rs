@@ -1,0 +1,243 @@
+//! Which doors a user asked for, as options of a command and as one line of text.
+//!
+//! The line travels to a running server (`sawmill door add`) and to the process that takes its doors over.
+//! Invariant: what a plan writes, it reads again as the same plan. Not here: opening.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use sawmill_frontend::nbd::Listen;
+
+use crate::exit::{Failure, Result};
+
+/// One door.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DoorPlan {
+    /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where others can connect.
+    Nbd { listen: Listen, insecure: bool },
+    /// `ublk`, `ublk=3`: a device node, with this number or any.
+    Ublk { id: Option<u32> },
+    /// `vhost-user=/path`: a socket for QEMU and its kin.
+    VhostUser { path: PathBuf },
+    /// `fuse=/mountpoint`: a file; `loop=/mountpoint`: that, and a loop device on it.
+    Fuse { mountpoint: PathBuf, with_loop: bool },
+}
+
+impl DoorPlan {
+    /// The plan behind a line.
+    pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
+        let (kind, value) = text.split_once('=').unwrap_or((text, ""));
+        let path = || match value {
+            "" => Err(Failure::usage(format!("the door '{text}' lacks its path"))),
+            path => Ok(PathBuf::from(path)),
+        };
+        match kind {
+            "nbd" | "nbd-insecure" => {
+                let listen = parse_listen(value).map_err(Failure::usage)?;
+                Ok(DoorPlan::Nbd { listen, insecure: kind == "nbd-insecure" })
+            }
+            "ublk" if value.is_empty() => Ok(DoorPlan::Ublk { id: None }),
+            "ublk" => match value.parse() {
+                Ok(id) => Ok(DoorPlan::Ublk { id: Some(id) }),
+                Err(_) => Err(Failure::usage(format!("'{value}' is no number of a ublk device"))),
+            },
+            "vhost-user" => Ok(DoorPlan::VhostUser { path: path()? }),
+            "fuse" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: false }),
+            "loop" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: true }),
+            _ => Err(Failure::usage(format!(
+                "there is no door '{text}'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, fuse=FOLDER \
+                 or loop=FOLDER"
+            ))),
+        }
+    }
+
+    /// The same door for one volume of several: sockets and mount points lie in a folder, under its name.
+    pub(crate) fn of_volume(&self, name: &str) -> DoorPlan {
+        match self {
+            DoorPlan::VhostUser { path } => DoorPlan::VhostUser { path: path.join(format!("{name}.sock")) },
+            DoorPlan::Fuse { mountpoint, with_loop } => {
+                DoorPlan::Fuse { mountpoint: mountpoint.join(name), with_loop: *with_loop }
+            }
+            DoorPlan::Nbd { .. } | DoorPlan::Ublk { .. } => self.clone(),
+        }
+    }
+
+    /// Whether one door of this kind shows many volumes.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, DoorPlan::Nbd { .. })
+    }
+
+    /// The same door with paths that mean the same in another process.
+    fn absolute(self) -> DoorPlan {
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        match self {
+            DoorPlan::Nbd { listen: Listen::Unix(path), insecure } => {
+                DoorPlan::Nbd { listen: Listen::Unix(absolute(path)), insecure }
+            }
+            DoorPlan::VhostUser { path } => DoorPlan::VhostUser { path: absolute(path) },
+            DoorPlan::Fuse { mountpoint, with_loop } => {
+                DoorPlan::Fuse { mountpoint: absolute(mountpoint), with_loop }
+            }
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for DoorPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DoorPlan::Nbd { listen, insecure } => {
+                let kind = if *insecure { "nbd-insecure" } else { "nbd" };
+                let family = if matches!(listen, Listen::Unix(_)) { "unix" } else { "tcp" };
+                write!(f, "{kind}={family}:{listen}")
+            }
+            DoorPlan::Ublk { id: None } => f.write_str("ublk"),
+            DoorPlan::Ublk { id: Some(id) } => write!(f, "ublk={id}"),
+            DoorPlan::VhostUser { path } => write!(f, "vhost-user={}", path.display()),
+            DoorPlan::Fuse { mountpoint, with_loop } => {
+                write!(f, "{}={}", if *with_loop { "loop" } else { "fuse" }, mountpoint.display())
+            }
+        }
+    }
+}
+
+/// The doors that a command opens. Any set of them may show one volume at once.
+#[derive(Args)]
+#[command(next_help_heading = "Doors")]
+pub(crate) struct DoorOptions {
+    /// An NBD server at unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one).
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    nbd: Option<Listen>,
+
+    /// Allow --nbd on an address that other machines reach. There is no encryption and no password.
+    #[arg(long)]
+    insecure_listen: bool,
+
+    /// A device node /dev/ublkbID (Linux 6.0 and later, module ublk_drv); --ublk=ID asks for this number.
+    #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any",
+          value_parser = parse_ublk)]
+    ublk: Option<UblkId>,
+
+    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes a folder of sockets.
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+
+    /// A file in this folder, by FUSE; with several volumes one folder each in it.
+    #[arg(long, value_name = "FOLDER")]
+    fuse: Option<PathBuf>,
+
+    /// With --fuse: also a loop device on that file, /dev/loopN.
+    #[arg(long = "loop", requires = "fuse")]
+    with_loop: bool,
+}
+
+/// The number asked for with `--ublk`.
+#[derive(Clone, Copy, Debug)]
+struct UblkId(Option<u32>);
+
+fn parse_ublk(text: &str) -> Result<UblkId, String> {
+    match text {
+        "any" => Ok(UblkId(None)),
+        number => match number.parse() {
+            Ok(id) => Ok(UblkId(Some(id))),
+            Err(_) => Err(format!("'{text}' is no number of a ublk device; write --ublk or --ublk=3")),
+        },
+    }
+}
+
+impl DoorOptions {
+    /// The doors asked for, in the order of the options.
+    pub(crate) fn plans(&self) -> Vec<DoorPlan> {
+        let nbd = self.nbd.clone().map(|listen| DoorPlan::Nbd { listen, insecure: self.insecure_listen });
+        let ublk = self.ublk.map(|UblkId(id)| DoorPlan::Ublk { id });
+        let vhost = self.vhost_user.clone().map(|path| DoorPlan::VhostUser { path });
+        let with_loop = self.with_loop;
+        let fuse = self.fuse.clone().map(|mountpoint| DoorPlan::Fuse { mountpoint, with_loop });
+        [nbd, ublk, vhost, fuse].into_iter().flatten().map(DoorPlan::absolute).collect()
+    }
+
+    /// The same for a `serve` of so many volumes; without any door an NBD socket at `usual`.
+    pub(crate) fn plans_of_serve(&self, volumes: usize, usual: &Path) -> Result<Vec<DoorPlan>> {
+        let mut plans = self.plans();
+        if plans.is_empty() {
+            plans.push(DoorPlan::Nbd {
+                listen: Listen::Unix(usual.to_path_buf()),
+                insecure: self.insecure_listen,
+            });
+        }
+        if volumes > 1 && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_) })) {
+            return Err(Failure::usage(format!(
+                "--ublk=ID names one device, and there are {volumes} volumes; write --ublk"
+            )));
+        }
+        Ok(plans)
+    }
+}
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text.split_once(':') {
+        Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
+        Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
+        _ => Err(format!("'{text}' is no address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
+    }
+}
+
+/// The socket address behind `host:port`.
+pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let wrong =
+        |why: String| format!("'{text}' is no address ({why}); write host:port, as in 127.0.0.1:10809");
+    let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    found.next().ok_or_else(|| wrong("it has no number".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_door_are_read_or_refused_with_an_example() {
+        assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
+        assert_eq!(parse_listen("tcp:127.0.0.1:0"), Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap())));
+        assert_eq!(parse_listen("tcp:[::1]:10809"), Ok(Listen::Tcp("[::1]:10809".parse().unwrap())));
+        for text in
+            ["", "unix:", "tcp:", "tcp:127.0.0.1", "127.0.0.1:10809", "/run/x.sock", "tcp:1.2.3.4:99999"]
+        {
+            let error = parse_listen(text).unwrap_err();
+            assert!(error.contains("10809"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plan_reads_what_it_wrote() {
+        for text in [
+            "nbd=unix:/run/a=b.sock",
+            "nbd=tcp:127.0.0.1:10809",
+            "nbd-insecure=tcp:[::1]:1",
+            "ublk",
+            "ublk=7",
+            "vhost-user=/run/x y.sock",
+            "fuse=/mnt/disk1",
+            "loop=/mnt/disk1",
+        ] {
+            assert_eq!(DoorPlan::parse(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_door_is_refused_with_what_there_is() {
+        for text in ["", "nbd", "nbd=", "ublk=x", "vhost-user", "fuse=", "loop", "iscsi=3", "ublk=-1"] {
+            assert!(DoorPlan::parse(text).is_err(), "{text}");
+        }
+        assert!(DoorPlan::parse("iscsi").unwrap_err().to_string().contains("vhost-user=PATH"));
+    }
+
+    #[test]
+    fn volumes_of_one_folder_get_places_of_their_own() {
+        let plan = DoorPlan::parse("vhost-user=/run/disks").unwrap();
+        assert_eq!(plan.of_volume("a").to_string(), "vhost-user=/run/disks/a.sock");
+        let plan = DoorPlan::parse("loop=/mnt").unwrap();
+        assert_eq!(plan.of_volume("a").to_string(), "loop=/mnt/a");
+    }
+}

@@ -1,0 +1,133 @@
+//! A serving process replaced by another under its users: `sawmill handoff`.
+//!
+//! The process that serves (the *predecessor*) starts the new one (the *successor*) with the same arguments
+//! and a Unix socket as its standard input. They talk in [`Word`]s:
+//!
+//! | predecessor | successor |
+//! |---|---|
+//! | | `Hello`: what it is |
+//! | serves on | reads volumes and stores, to have them at hand; `Prepared` |
+//! | quiets its doors, lets go of volumes and cache; `Go`, and a parcel of doors | |
+//! | | opens the volumes; `Opened` |
+//! | `Yours`; forgets its doors; `Gone` | |
+//! | | goes on with the doors; `Serving` |
+//! | ends | |
+//!
+//! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever
+//! the successor does or does not, it can end it, open its volumes again and go on with the doors it still
+//! has; after `Yours` it touches neither. A successor that dies then is a killed server: nothing accepted
+//! is lost. Rooms: [`predecessor`], [`successor`]. Why so: decision 0020.
+
+pub(crate) mod predecessor;
+pub(crate) mod successor;
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use sawmill_frontend::passing;
+use serde::{Deserialize, Serialize};
+
+use crate::exit::{self, Exit, Failure, Result};
+
+/// The version of this conversation. Another one is refused before anything is touched.
+pub(crate) const CONVERSATION: u32 = 1;
+
+/// Bytes of one word.
+const WORD_BYTES_MAX: usize = 64 << 10;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HandOffOrder {
+    /// The program that takes over; without it the one this process was started from.
+    pub(crate) binary: Option<PathBuf>,
+    /// Time for the successor to get ready, while the predecessor serves on.
+    pub(crate) timeout: Duration,
+    /// Time in which nobody serves; past it the predecessor goes on.
+    pub(crate) stall_max: Duration,
+}
+
+/// An order on its way to the serving thread.
+pub(crate) struct Asked {
+    pub(crate) order: HandOffOrder,
+    pub(crate) answer: SyncSender<Result<Done>>,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Done {
+    /// The process that serves now.
+    pub(crate) pid: u32,
+    /// Its version.
+    pub(crate) version: String,
+    /// Time it took to get ready.
+    pub(crate) prepared_ms: u64,
+    /// Time from the first door that was quiet to the first that goes on.
+    pub(crate) stall_ms: u64,
+    /// Doors that could not be had, each with the reason.
+    pub(crate) lost_doors: Vec<String>,
+}
+
+/// What the two say to each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "word", rename_all = "snake_case")]
+enum Word {
+    Hello {
+        conversation: u32,
+        version: String,
+    },
+    Prepared,
+    Go,
+    Opened,
+    Yours,
+    Gone,
+    Serving {
+        lost_doors: Vec<String>,
+    },
+    /// The successor cannot; it ends.
+    Failed {
+        text: String,
+        exit: u8,
+    },
+}
+
+fn say(stream: &UnixStream, word: &Word) -> Result<()> {
+    let bytes = serde_json::to_vec(word).map_err(|error| {
+        Failure::new(Exit::Internal, format!("cannot write a word of a hand-off: {error}"))
+    })?;
+    send(stream, &bytes, &[])
+}
+
+/// Sends a message. Not being able to is the other side's failure, whatever it is.
+fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    passing::send(stream, bytes, descriptors)
+        .map_err(|error| Failure::new(Exit::Unavailable, error.to_string()))
+}
+
+/// The next word, by `deadline`. The other side's failure is this one's.
+fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // Zero would mean: for ever.
+    let left = left.map(|left| left.max(Duration::from_millis(1)));
+    stream
+        .set_read_timeout(left)
+        .map_err(|error| Failure::io("cannot wait for the other process", &error))?;
+    let unheard = |error: sawmill_device::Error| Failure::new(Exit::Unavailable, error.to_string());
+    let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
+    let word = serde_json::from_slice(&bytes).map_err(|error| {
+        Failure::new(Exit::Unavailable, format!("the other process said something without meaning: {error}"))
+    })?;
+    match word {
+        Word::Failed { text, exit } => {
+            let known = exit::TABLE.iter().map(|(known, _, _)| *known).find(|known| known.code() == exit);
+            Err(Failure::new(known.unwrap_or(Exit::Unavailable), text))
+        }
+        word => Ok(word),
+    }
+}
+
+fn unexpected(word: &Word) -> Failure {
+    Failure::new(Exit::Unavailable, format!("the other process said {word:?} out of turn"))
+}

@@ -1,0 +1,243 @@
+//! The side that serves and wants to be replaced. See `handoff`.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sawmill_frontend::{Handed, pack};
+use sawmill_volume::{OpenOptions, Safety, Volume};
+
+use super::{CONVERSATION, Done, HandOffOrder, Word, hear, say, send, unexpected};
+use crate::admin::Admin;
+use crate::admin::status::milliseconds;
+use crate::exit::{Exit, Failure, Result};
+use crate::serving::Serving;
+use crate::wiring::{self, Plan};
+
+/// How long everything may take to be stored before the switch, so that little is left to replay.
+const STORE_FIRST: Duration = Duration::from_secs(5);
+
+/// How long threads that still look at a closed volume may keep it from going.
+const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often volumes that could not be opened again are tried.
+const AGAIN_EVERY: Duration = Duration::from_millis(500);
+
+/// The process that shall take over, as its predecessor sees it. Dropped, it is ended.
+struct Successor {
+    child: Child,
+    stream: UnixStream,
+    is_free: bool,
+}
+
+impl Successor {
+    /// Starts the program with this process's own arguments.
+    fn start(order: &HandOffOrder) -> Result<Successor> {
+        let own =
+            std::env::current_exe().map_err(|error| Failure::io("cannot find the own program", &error))?;
+        // A program that was replaced on the disk has this at the end of its name: the new one is meant.
+        let own = match own.to_str().and_then(|own| own.strip_suffix(" (deleted)")) {
+            Some(replaced) => replaced.into(),
+            None => own,
+        };
+        let program = order.binary.as_ref().unwrap_or(&own);
+        let (stream, theirs) =
+            UnixStream::pair().map_err(|error| Failure::io("cannot make a socket for a hand-off", &error))?;
+        let arguments = std::env::args_os().skip(1).filter(|word| word != super::successor::OPTION);
+        let child = Command::new(program)
+            .args(arguments)
+            .arg(super::successor::OPTION)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()
+            .map_err(|error| Failure::io(format!("cannot start {}", program.display()), &error))?;
+        tracing::info!("handing over to process {}: {}", child.id(), program.display());
+        Ok(Successor { child, stream, is_free: false })
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if !self.is_free {
+            // It may hold the volumes' locks: it must be gone before anybody goes on.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What the serving thread lends for a hand-off.
+pub(crate) struct Predecessor<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) serving: &'a Arc<Serving>,
+    pub(crate) admin: &'a Admin,
+    /// Whether somebody wants this process to end.
+    pub(crate) is_interrupted: &'a dyn Fn() -> bool,
+}
+
+impl Predecessor<'_> {
+    /// Hands everything over. After an error this process goes on as before.
+    pub(crate) fn hand_off(&self, order: &HandOffOrder) -> Result<Done> {
+        let begun = Instant::now();
+        let refuse = |failure: Failure| {
+            Failure::new(failure.exit(), format!("not handed over, this process serves on: {failure}"))
+        };
+        let successor = Successor::start(order).map_err(refuse)?;
+        let version = self.see_prepared(&successor, begun + order.timeout).map_err(refuse)?;
+        let prepared_ms = milliseconds(begun.elapsed());
+        self.lighten();
+        let held = self.serving.doors.hold(order.timeout).map_err(refuse)?;
+        let quiet = Instant::now();
+        let deadline = quiet + order.stall_max;
+        // Half of the time for what is in flight, half for the other process.
+        self.serving.doors.quiesce(order.stall_max / 2).map_err(|error| refuse(error.into()))?;
+        let switched = self.switch(&successor, deadline);
+        if let Err(failure) = switched {
+            drop(successor);
+            self.go_on();
+            return Err(refuse(failure));
+        }
+        let done = self.leave(successor, version, prepared_ms, quiet);
+        drop(held);
+        Ok(done)
+    }
+
+    /// Waits for the successor to be ready; returns its version.
+    fn see_prepared(&self, successor: &Successor, deadline: Instant) -> Result<String> {
+        let version = match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+            Word::Hello { conversation: CONVERSATION, version } => version,
+            Word::Hello { conversation, version } => {
+                let text = format!(
+                    "sawmill {version} hands over in version {conversation} of the conversation, this one in \
+                     version {CONVERSATION}: stop this process and start that one"
+                );
+                return Err(Failure::new(Exit::Refused, text));
+            }
+            word => return Err(unexpected(&word)),
+        };
+        match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+            Word::Prepared => Ok(version),
+            word => Err(unexpected(&word)),
+        }
+    }
+
+    /// Stores what there is and saves the cache's index, while users go on: the less is left to do later.
+    fn lighten(&self) {
+        std::thread::scope(|scope| {
+            for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
+                // Best effort: what is not stored by then is replayed.
+                scope.spawn(move || drop(volume.wait(Safety::Stored, Some(STORE_FIRST))));
+            }
+            self.serving.save_cache();
+        });
+    }
+
+    /// Lets go of all volumes and lets the successor open them; the doors are quiet.
+    fn switch(&self, successor: &Successor, deadline: Instant) -> Result<()> {
+        let begun = Instant::now();
+        let mut handed = self.serving.doors.hand_over()?;
+        if let Some(listener) = self.admin.listener() {
+            handed.push(Handed { descriptors: vec![listener?], ..Handed::new("admin") });
+        }
+        self.let_go_of_volumes()?;
+        tracing::debug!(took = ?begun.elapsed(), "hand-off: the volumes are let go of");
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let timed = successor.stream.set_write_timeout(Some(left));
+        timed.map_err(|error| Failure::io("cannot talk to the new process", &error))?;
+        say(&successor.stream, &Word::Go)?;
+        let (bytes, descriptors) = pack(&handed);
+        send(&successor.stream, &bytes, &descriptors)?;
+        match hear(&successor.stream, Some(deadline)).map_err(silent)? {
+            // A successor that cannot be told is dead, and has served nobody.
+            Word::Opened => {
+                tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has them open");
+                say(&successor.stream, &Word::Yours)
+            }
+            word => Err(unexpected(&word)),
+        }
+    }
+
+    /// Closes volumes and cache so that another process can open them. What was accepted is in the journals.
+    fn let_go_of_volumes(&self) -> Result<()> {
+        let mut closed: Vec<Arc<Volume>> = Vec::new();
+        for served in &self.serving.volumes {
+            closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
+        }
+        let cache = self.serving.cache.lock().take();
+        // Whoever still looks at one of them, for a status say, is done in a moment.
+        let deadline = Instant::now() + LET_GO_WITHIN;
+        while closed.iter().any(|volume| Arc::strong_count(volume) > 1) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        drop((closed, cache));
+        Ok(())
+    }
+
+    /// The successor serves: forgets the doors, and hears how it went.
+    fn leave(&self, mut successor: Successor, version: String, prepared_ms: u64, quiet: Instant) -> Done {
+        successor.is_free = true;
+        self.serving.doors.let_go();
+        self.admin.leave();
+        // One that cannot hear it is dead; then the next process finds what a killed server leaves.
+        let _ = say(&successor.stream, &Word::Gone);
+        tracing::debug!(took = ?quiet.elapsed(), "hand-off: the doors are let go of");
+        // As long as it lives: whoever manages services must hear of it before this process ends.
+        let heard = hear(&successor.stream, None);
+        let stall_ms = milliseconds(quiet.elapsed());
+        let lost_doors = match heard {
+            Ok(Word::Serving { lost_doors }) => lost_doors,
+            Ok(word) => vec![unexpected(&word).to_string()],
+            // It has the volumes: nothing here may touch them any more.
+            Err(failure) => vec![format!("the new process was not heard of again: {failure}")],
+        };
+        Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors }
+    }
+
+    /// Opens everything again and goes on. Requests wait while a volume cannot be opened that may be in time.
+    /// One that never will be is given up: its users get errors, those of the others go on.
+    fn go_on(&self) {
+        // What was accepted when the server was started was a loss of then.
+        let options = OpenOptions { accept_journal_loss: false, ..self.plan.options.clone() };
+        let plan = Plan { options, ..self.plan.clone() };
+        while !self.open_again(&plan) {
+            if (self.is_interrupted)() {
+                return;
+            }
+            std::thread::sleep(AGAIN_EVERY);
+        }
+        self.serving.doors.resume();
+    }
+
+    /// Whether nothing is left to wait for.
+    fn open_again(&self, plan: &Plan) -> bool {
+        let mut cache = self.serving.cache.lock();
+        if cache.is_none() {
+            *cache = wiring::open_cache(&plan.cache, plan.cache_bytes).unwrap_or_else(|failure| {
+                tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
+                None
+            });
+        }
+        let mut waits = false;
+        for served in self.serving.away() {
+            let (store, journal) = (&served.store, served.journal_path.as_deref());
+            let opened = wiring::open_volume(plan, &served.address, store, journal, cache.as_ref())
+                .and_then(|volume| served.put_back(volume).map_err(Failure::from));
+            let Err(failure) = opened else { continue };
+            let name = served.name();
+            if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
+                tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
+                waits = true;
+            } else {
+                tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
+                served.give_up();
+            }
+        }
+        !waits
+    }
+}
+
+/// A successor that says nothing, in words that help.
+fn silent(failure: Failure) -> Failure {
+    Failure::new(failure.exit(), format!("the new process did not get ready: {failure}"))
+}

@@ -1,0 +1,136 @@
+//! The side that takes over. See `handoff`.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sawmill_device::{Error, ErrorKind};
+use sawmill_frontend::{Handed, passing, unpack};
+use sawmill_store::ObjectStore;
+use sawmill_volume::{OpenOptions, Volume};
+
+use super::{CONVERSATION, Word, hear, say, unexpected};
+use crate::admin::{Admin, Door};
+use crate::config::Places;
+use crate::exit::{Exit, Failure, Result};
+use crate::serving::{HandOffBell, Served, Serving};
+use crate::wiring::{self, Plan, Stores};
+
+/// The option (hidden) by which a process learns that it is a successor, and that its standard input is the
+/// socket to its predecessor.
+pub(crate) const OPTION: &str = "--take-over";
+
+/// Bytes of a parcel of doors: for each connection at most what is in flight on it.
+const PARCEL_BYTES_MAX: usize = 4 << 30;
+/// Descriptors of a parcel.
+const DESCRIPTORS_MAX: usize = 1 << 16;
+
+/// Takes the place of the process behind standard input.
+pub(crate) fn take_over(places: &Places, plan: Plan, bell: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
+    let stream = socket()?;
+    let outcome = talk(places, plan, bell, &stream);
+    if let Err(failure) = &outcome {
+        // Who hears it is about to end this process anyway.
+        let _ = say(&stream, &Word::Failed { text: failure.to_string(), exit: failure.exit().code() });
+    }
+    outcome
+}
+
+fn socket() -> Result<UnixStream> {
+    let no =
+        |error: io::Error| Failure::io("--take-over is for a process that `sawmill handoff` starts", &error);
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(no)?);
+    stream.peer_addr().map_err(no)?;
+    let nothing = std::fs::File::open("/dev/null").map_err(no)?;
+    rustix::stdio::dup2_stdin(nothing).map_err(|error| no(error.into()))?;
+    Ok(stream)
+}
+
+fn talk(
+    places: &Places,
+    mut plan: Plan,
+    bell: HandOffBell,
+    stream: &UnixStream,
+) -> Result<(Arc<Serving>, Admin)> {
+    let started = Instant::now();
+    say(stream, &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() })?;
+    wiring::claim_descriptors(plan.volumes.len())?;
+    let mut stores = prepare(&plan)?;
+    plan.options.store_is_probed = true;
+    // What was accepted when the first of these processes was started was a loss of then.
+    plan.options.accept_journal_loss = false;
+    say(stream, &Word::Prepared)?;
+    match hear(stream, None)? {
+        Word::Go => {}
+        word => return Err(unexpected(&word)),
+    }
+    let (bytes, descriptors) = passing::receive(stream, PARCEL_BYTES_MAX, DESCRIPTORS_MAX)?;
+    let mut handed = unpack(&bytes, descriptors)?;
+    let listener = admin_listener(&mut handed)?;
+    let (volumes, cache) = wiring::open_all(places, &plan, &mut stores)?;
+    let serving = Serving::new(volumes, cache, plan.options.gc.start, started, bell);
+    say(stream, &Word::Opened)?;
+    match hear(stream, None)? {
+        Word::Yours => {}
+        word => return Err(unexpected(&word)),
+    }
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(std::process::id())]) {
+        tracing::warn!("cannot tell the service manager: {error}");
+    }
+    // Until then the other process may hold a door. If it died instead, it holds none either.
+    if let Err(failure) = hear(stream, None) {
+        tracing::warn!("the process before this one ended early: {failure}");
+    }
+    let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
+    let mut lost = serving.doors.take_over(handed, &shown);
+    let serving = Arc::new(serving);
+    let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
+        Ok(admin) => admin,
+        Err(failure) => {
+            lost.push(Error::new(ErrorKind::Unavailable, failure.to_string()));
+            Admin::none()
+        }
+    };
+    lost.iter().for_each(|error| tracing::error!("a door was lost in a hand-off: {error}"));
+    let lost_doors = lost.iter().map(ToString::to_string).collect();
+    if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
+        tracing::warn!("the process before this one did not hear that it is served: {failure}");
+    }
+    Ok((serving, admin))
+}
+
+/// Opens the stores, sees that they keep writers apart, and reads every volume, so that it is at hand later.
+/// Changes nothing.
+fn prepare(plan: &Plan) -> Result<Stores> {
+    let mut stores = Stores::default();
+    for address in &plan.volumes {
+        let options = OpenOptions {
+            read_only: true,
+            cut: address.cut.as_ref().map(|(_, cut)| cut.clone()),
+            ..OpenOptions::new(PathBuf::new())
+        };
+        let store = stores.open(&address.store_url)? as Arc<dyn ObjectStore>;
+        let read = Volume::open(store, &address.name, options).map_err(Failure::from);
+        drop(read.map_err(|failure| failure.of_volume(&address.name))?);
+    }
+    if !plan.options.read_only && !plan.options.no_fencing {
+        for store in stores.all() {
+            sawmill_volume::replicate::demand_fencing(&**store)?;
+        }
+    }
+    Ok(stores)
+}
+
+/// Takes the admin server's listener out of what was handed over.
+fn admin_listener(handed: &mut Vec<Handed>) -> Result<Option<TcpListener>> {
+    let Some(at) = handed.iter().position(|piece| piece.what == "admin") else { return Ok(None) };
+    let descriptor = handed.remove(at).descriptors.pop();
+    let descriptor = descriptor.ok_or_else(|| {
+        Failure::new(Exit::Unavailable, "the admin server was handed over without its socket")
+    })?;
+    Ok(Some(TcpListener::from(descriptor)))
+}

@@ -1,0 +1,373 @@
+//! A process that serves volumes: what it knows of them, and what it is told to do with them.
+//!
+//! Invariants: a volume is absent only while another process may have it (`handoff`), and its doors are
+//! quiet then; orders are refused meanwhile. Not here: how all of it is opened (`wiring`), and what a
+//! number means (`admin`).
+
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use sawmill_device::layer::{Gate, Meter};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
+use sawmill_store::Client;
+use sawmill_volume::cache::ReadCache;
+use sawmill_volume::{GcReport, RealWorld, Safety, Volume, World};
+
+use crate::admin::order::{GcAnswer, Order};
+use crate::admin::status::{
+    CacheStatus, DoorStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus,
+    VolumeDoor, VolumeStatus, milliseconds,
+};
+use crate::config::VolumeAddress;
+use crate::doors::plan::DoorPlan;
+use crate::doors::{Doors, Shown};
+use crate::exit::{Exit, Failure, Result};
+use crate::handoff::{Asked, HandOffOrder};
+
+/// One volume and what was used to open it.
+pub(crate) struct Served {
+    pub(crate) address: VolumeAddress,
+    shown: String,
+    volume: RwLock<Option<Arc<Volume>>>,
+    is_given_up: AtomicBool,
+    /// What the doors hold: it stays when the volume is closed and opened again.
+    gate: Arc<Gate>,
+    meter: Arc<Meter<Arc<Gate>>>,
+    pub(crate) store: Arc<Client>,
+    pub(crate) folder: PathBuf,
+    pub(crate) journal_path: Option<PathBuf>,
+}
+
+impl Served {
+    pub(crate) fn new(
+        address: VolumeAddress,
+        volume: Arc<Volume>,
+        store: Arc<Client>,
+        folder: PathBuf,
+        journal_path: Option<PathBuf>,
+    ) -> Self {
+        let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
+        let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
+        let (volume, is_given_up) = (RwLock::new(Some(volume)), AtomicBool::new(false));
+        Served { address, shown, volume, is_given_up, gate, meter, store, folder, journal_path }
+    }
+
+    /// The export's name: the volume's, with the cut that is shown.
+    pub(crate) fn name(&self) -> &str {
+        &self.shown
+    }
+
+    /// The open volume. Errors: `Unavailable` while it is handed over.
+    pub(crate) fn volume(&self) -> Result<Arc<Volume>> {
+        self.volume.read().clone().ok_or_else(|| {
+            let text = format!("volume {} is being handed over to another process; try again", self.shown);
+            Failure::new(Exit::Unavailable, text)
+        })
+    }
+
+    /// Closes the volume as if the process had died: what was accepted is in its journal, and another process
+    /// may open it when the last of the answer is dropped. Requests from now on wait.
+    pub(crate) fn close_as_it_is(&self, patience: Duration) -> sawmill_device::Result<Option<Arc<Volume>>> {
+        self.gate.shut(patience)?;
+        let Some(volume) = self.volume.write().take() else { return Ok(None) };
+        volume.close_now();
+        self.gate.replace(Arc::new(Away(*self.gate.geometry())))?;
+        Ok(Some(volume))
+    }
+
+    /// Puts the volume back, opened anew: its doors go on with it.
+    pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
+        self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
+        *self.volume.write() = Some(volume);
+        self.gate.open();
+        Ok(())
+    }
+
+    /// The volume will not be open again in this process: its users get errors instead of waiting.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+        self.gate.open();
+    }
+
+    /// The volume as doors show it.
+    pub(crate) fn as_shown(&self) -> Shown {
+        Shown {
+            name: self.shown.clone(),
+            description: format!("{} on {}", self.shown, self.store.name()),
+            device: Arc::clone(&self.meter) as Arc<dyn BlockDevice>,
+            folder: self.folder.clone(),
+            identity: match (self.folder.file_name(), &self.address.cut) {
+                (Some(name), None) => name.to_string_lossy().into_owned(),
+                (Some(name), Some((cut, _))) => format!("{}@{cut}", name.to_string_lossy()),
+                (None, _) => self.shown.clone(),
+            },
+        }
+    }
+
+    pub(crate) fn health(&self) -> HealthStatus {
+        match self.volume() {
+            Ok(volume) => HealthStatus::new(&volume.status().health),
+            Err(failure) => {
+                HealthStatus { state: "closed".into(), since_ms: None, reason: Some(failure.to_string()) }
+            }
+        }
+    }
+
+    pub(crate) fn positions(&self) -> PositionsStatus {
+        self.volume().map(|volume| PositionsStatus::new(volume.status().positions)).unwrap_or_default()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Nothing to a volume that was closed in order; the others keep what was accepted in their journal.
+        if let Some(volume) = self.volume.write().take() {
+            volume.close_now();
+        }
+    }
+}
+
+/// In the place of a volume that another process may have. Its gate is shut: nobody asks it.
+struct Away(Geometry);
+
+impl BlockDevice for Away {
+    fn geometry(&self) -> &Geometry {
+        &self.0
+    }
+
+    fn submit(&self, request: Request) {
+        let text = "the volume was closed for a hand-off, and could not be opened again; see the log";
+        request.fail(Error::new(ErrorKind::Unavailable, text));
+    }
+}
+
+/// The read cache with the path it is at.
+pub(crate) struct Cache {
+    pub(crate) path: PathBuf,
+    pub(crate) cache: Arc<ReadCache>,
+}
+
+/// Tells the serving thread that a hand-off is asked for; false when it listens no more.
+pub(crate) type HandOffBell = Box<dyn Fn(Asked) -> bool + Send + Sync>;
+
+/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind.
+pub(crate) struct Serving {
+    pub(crate) doors: Doors,
+    pub(crate) volumes: Vec<Served>,
+    pub(crate) cache: Mutex<Option<Cache>>,
+    gc_start: f64,
+    started: Instant,
+    hand_off: HandOffBell,
+    /// A hand-off is on its way.
+    is_handing_off: AtomicBool,
+}
+
+impl Serving {
+    /// Without doors yet.
+    pub(crate) fn new(
+        volumes: Vec<Served>,
+        cache: Option<Cache>,
+        gc_start: f64,
+        started: Instant,
+        hand_off: HandOffBell,
+    ) -> Self {
+        let (doors, cache) = (Doors::default(), Mutex::new(cache));
+        Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off: AtomicBool::new(false) }
+    }
+
+    /// The status document: of everything, or of one volume.
+    pub(crate) fn status(&self, only: Option<&str>) -> ProcessStatus {
+        let asked: Vec<&Served> =
+            self.volumes.iter().filter(|served| only.is_none_or(|name| served.name() == name)).collect();
+        let mut stores: Vec<StoreStatus> = Vec::new();
+        for served in &asked {
+            let url = &served.address.store_url;
+            if !stores.iter().any(|store| store.url == *url) {
+                stores.push(StoreStatus::new(url, &served.store.meter()));
+            }
+        }
+        let doors = self.doors.all();
+        ProcessStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: process::id(),
+            uptime_ms: milliseconds(self.started.elapsed()),
+            volumes: asked.into_iter().filter_map(|served| self.volume_status(served)).collect(),
+            doors: doors
+                .iter()
+                .map(|open| DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts()))
+                .collect(),
+            stores,
+            cache: self.cache.lock().as_ref().map(Cache::status),
+        }
+    }
+
+    /// `None` while it is handed over.
+    fn volume_status(&self, served: &Served) -> Option<VolumeStatus> {
+        let volume = served.volume().ok()?;
+        let record = volume.record();
+        let mut known = VolumeStatus::new(&volume.status());
+        let meter = served.store.meter();
+        if let ("serving", Some(since)) = (known.health.state.as_str(), meter.unavailable_since) {
+            // The store's calls fail; the engine hears of it only when their retries are used up.
+            let now = RealWorld::default().unix_ms();
+            known.health = HealthStatus {
+                state: "store_unavailable".into(),
+                since_ms: Some(now.saturating_sub(since)),
+                reason: meter.last_error.map(|(_, what)| what),
+            };
+        }
+        let doors = self.doors.of(served.name());
+        let clients = doors.iter().filter_map(|open| open.nbd.as_ref()).flat_map(|nbd| nbd.clients());
+        let connected = clients.filter(|client| client.export.as_deref() == Some(served.name()));
+        let addresses = self.doors.addresses(served.name());
+        Some(VolumeStatus {
+            store: served.address.store_url.clone(),
+            uris: addresses.iter().map(|(_, address)| address.clone()).collect(),
+            doors: addresses
+                .into_iter()
+                .map(|(kind, address)| VolumeDoor { kind: kind.to_owned(), address })
+                .collect(),
+            clients: connected.map(|client| client.peer).collect(),
+            journal_path: served.journal_path.as_ref().map(|path| path.display().to_string()),
+            block_bytes: record.block_bytes,
+            segment_bytes: record.segment_bytes,
+            flush: record.flush_mode.to_string(),
+            created_unix_ms: record.created_unix_ms,
+            operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
+            ..known
+        })
+    }
+
+    /// Waits until everything that a volume has accepted is as safe as asked.
+    pub(crate) fn wait(&self, name: &str, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
+        self.served(name)?.volume()?.wait(safety, timeout).map_err(Failure::from)
+    }
+
+    /// Grows a volume under its users. Clients that connect from now on see the new size, and those at once
+    /// whose door can tell them.
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let volume = self.served(name)?.volume()?;
+        let current = volume.status().size_bytes;
+        if size_bytes < current {
+            let text = format!(
+                "volume {name} has {current} bytes and is served: a disk does not shrink under its users; \
+                 stop serving it first"
+            );
+            return Err(Failure::new(Exit::InUse, text));
+        }
+        volume.resize(size_bytes).map_err(Failure::from)?;
+        self.doors.resized(name);
+        Ok(())
+    }
+
+    /// Volumes that another process may have, or that still have to be opened again.
+    pub(crate) fn away(&self) -> impl Iterator<Item = &Served> {
+        let is_away =
+            |served: &&Served| served.volume.read().is_none() && !served.is_given_up.load(Ordering::Acquire);
+        self.volumes.iter().filter(is_away)
+    }
+
+    pub(crate) fn served(&self, name: &str) -> Result<&Served> {
+        let served = self.volumes.iter().find(|served| served.name() == name);
+        served.ok_or_else(|| {
+            Failure::new(Exit::NotFound, format!("volume {name} is not served by this process"))
+        })
+    }
+
+    /// Carries an order out; blocks until it is.
+    pub(crate) fn carry_out(&self, name: &str, order: Order) -> Result<serde_json::Value> {
+        let served = self.served(name)?;
+        match order {
+            Order::Past(past) => {
+                let undo = past.carry_out(&*served.volume()?)?.map(|undo| undo.snapshot);
+                Ok(serde_json::json!({ "undo": undo }))
+            }
+            Order::Resize { size_bytes } => {
+                self.resize(name, size_bytes)?;
+                Ok(serde_json::json!({ "size_bytes": size_bytes }))
+            }
+            Order::CollectGarbage { threshold } => {
+                let report = served.volume()?.collect_garbage(threshold)?;
+                let (moved_bytes, moved_segments) = (report.moved_bytes, report.moved_segments);
+                Ok(serde_json::json!(GcAnswer { moved_bytes, moved_segments }))
+            }
+            Order::AddDoor(plan) => self.add_door(served, plan),
+            Order::RemoveDoor { address } => {
+                self.doors.remove(name, &address)?;
+                Ok(serde_json::json!({ "removed": address }))
+            }
+            Order::HandOff(order) => self.order_hand_off(order),
+        }
+    }
+
+    fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<serde_json::Value> {
+        if self.is_handing_off.load(Ordering::Acquire) {
+            return Err(Failure::new(Exit::InUse, "a hand-off is on its way; add the door afterwards"));
+        }
+        self.doors.open(plan, &[served.as_shown()])?;
+        let addresses = self.doors.addresses(served.name());
+        let (kind, address) = addresses.last().cloned().unwrap_or_default();
+        Ok(serde_json::json!({ "door": kind, "address": address }))
+    }
+
+    /// Asks the serving thread to hand everything over, and waits for the outcome.
+    fn order_hand_off(&self, order: HandOffOrder) -> Result<serde_json::Value> {
+        if self.is_handing_off.swap(true, Ordering::AcqRel) {
+            return Err(Failure::new(Exit::InUse, "another hand-off is on its way; wait for that"));
+        }
+        let (answer, hear) = sync_channel(1);
+        let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
+        let outcome = match (self.hand_off)(Asked { order, answer }) {
+            true => hear.recv().unwrap_or_else(|_| Err(ending())),
+            false => Err(ending()),
+        };
+        if outcome.is_err() {
+            self.is_handing_off.store(false, Ordering::Release);
+        }
+        outcome.map(|done| serde_json::json!(done))
+    }
+
+    /// Begins to collect the garbage of all volumes, with the threshold they collect at by themselves.
+    pub(crate) fn collect_all(&self) {
+        for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
+            let Ok(volume) = served.volume() else { continue };
+            let name = served.name().to_owned();
+            let told = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
+                Ok(report) => tracing::info!(volume = name, "collected: {} bytes moved", report.moved_bytes),
+                Err(error) => tracing::warn!(volume = name, "not collected: {error}"),
+            });
+            if let Err(error) = volume.order_collection(self.gc_start, told) {
+                tracing::warn!(volume = served.name(), "not collected: {error}");
+            }
+        }
+    }
+
+    /// Stops all volumes at once. What was accepted is in their journals.
+    pub(crate) fn close_now(&self) {
+        self.volumes.iter().filter_map(|served| served.volume().ok()).for_each(|volume| volume.close_now());
+    }
+
+    /// Keeps the read cache's index for the next start.
+    pub(crate) fn save_cache(&self) {
+        if let Some(cache) = &*self.cache.lock() {
+            cache.save();
+        }
+    }
+}
+
+impl Cache {
+    fn status(&self) -> CacheStatus {
+        CacheStatus::new(self.path.display().to_string(), &self.cache.stats())
+    }
+
+    fn save(&self) {
+        if let Err(error) = self.cache.save_index() {
+            tracing::warn!("the read cache's index was not saved ({error}); the cache will start empty");
+        }
+    }
+}
