@@ -1,8 +1,9 @@
 # The few commands a person types. Each is one line; the work is in what it calls.
-.PHONY: demo test test-stores test-external lint bench soak torture fuzz mutants fmt
+.PHONY: demo test test-vm test-stores test-external lint bench soak torture fuzz mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
+test-vm: ; @tests/setup/prepare.sh vm && cargo build --release -p sawmill -p sawmill-frontend --bins --examples && tests/vm/run.py $(TESTS)
 test-stores: ; @tests/setup/prepare.sh stores && cargo build --release -p sawmill && tests/stores/matrix.py
 test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sawmill && tests/external/run.py
 lint: ; @tests/setup/lint.sh

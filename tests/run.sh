@@ -27,7 +27,7 @@ export SAWMILL_SKIP_LOG="$log/skipped"
 
 step format cargo fmt --all --check
 step clippy cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
-step build cargo build --release --package sawmill
+step build cargo build --release --package sawmill --package sawmill-frontend --bins --examples
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
 tests() {
@@ -41,6 +41,11 @@ schedules() {
     timeout --kill-after=10 10m cargo test "${features[@]}" schedules 2>&1 | tee -a "$log/tests"
 }
 step schedules schedules
+# What needs a kernel of its own: "ok NAME ..." or "FAILED NAME ..." for each test.
+guests() {
+    timeout --kill-after=10 20m tests/vm/run.py --quick 2>&1 | tee "$log/guests"
+}
+step guests guests
 
 # Each test program ends with "test result: ok. 3 passed; 0 failed; 1 ignored; ...".
 count() {
@@ -48,12 +53,12 @@ count() {
         /^test result:/ { for (i = 2; i <= NF; i++) if ($i == word) sum += $(i - 1) }
         END { print sum + 0 }' "$log/tests"
 }
-ran=$(count passed) ignored=$(count ignored)
+ran=$(($(count passed) + $(grep -c '^ok ' "$log/guests"))) ignored=$(count ignored)
 # A program that died has no such line: its failures are counted one by one, and each failed step that no
 # failed test explains counts as one more.
-failed=$(grep -c '^test .* FAILED$' "$log/tests")
+failed=$(($(grep -c '^test .* FAILED$' "$log/tests") + $(grep -c '^FAILED ' "$log/guests")))
 for name in "${failed_steps[@]}"; do
-    if [[ $name != tests && $name != schedules ]] || ((failed == 0)); then
+    if [[ $name != tests && $name != schedules && $name != guests ]] || ((failed == 0)); then
         failed=$((failed + 1))
     fi
 done
@@ -69,6 +74,7 @@ done
 if ((${#failed_steps[@]})); then
     grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' | head -60
     grep '^test .* FAILED$' "$log/tests" | sed 's/^/  /'
+    grep -A 20 '^FAILED ' "$log/guests" | head -60
     echo "the program that ran last, and its tests that took over a minute:"
     tac "$log/tests" | awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
 fi

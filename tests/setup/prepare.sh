@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 with rustup's Rust to where the demo, the tests or the benches run.
 #
-#   prepare.sh demo|test|stores|external|bench|fuzz     install what that needs and is missing, saying which
+#   prepare.sh demo|test|vm|stores|external|bench|fuzz   install what that needs and is missing, saying which
 #
 # Packages come from the distribution; MinIO is built from source through the Go module proxy into
 # .prepared/bin (ignored by git, about three minutes, once); `stores` builds four more S3 servers (about
-# ten minutes, once), `external` fetches sources of other people's test suites. Nothing of it is ever
-# committed. Safe to run again at any time.
+# ten minutes, once), `external` fetches sources of other people's test suites, `vm` (also a part of `test`)
+# unpacks a newer Debian kernel for guests into .prepared/kernel and leaves /boot alone. Nothing of it is
+# ever committed. Safe to run again at any time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,22 +20,30 @@ gofakes3_version=v1.2.0
 moto_version=5.2.1
 # Lets several racers win: the matrix must find it out. A newer one may be honest.
 s3s_fs_version=0.14.1
+virtme_version=1.42
 
+# What guests are made of; tests inside one use the host's programs.
+vm_packages=(qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod depmod:kmod file:file
+    udevadm:udev nbd-client:nbd-client nbdkit:nbdkit mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
+    mkfs.btrfs:btrfs-progs fio:fio)
 mode=${1:-}
 case $mode in
 demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin nbdcopy:libnbd-bin
     fusermount3:fuse3 mkfs.ext4:e2fsprogs losetup:mount) ;;
 fuzz) packages=(gcc:gcc g++:g++) ;;
+vm) packages=("${vm_packages[@]}") ;;
 test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs
     mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils
     qemu-storage-daemon:qemu-system-common gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
 *)
-    echo "usage: $0 demo|test|stores|external|bench|fuzz" >&2
+    echo "usage: $0 demo|test|vm|stores|external|bench|fuzz" >&2
     exit 2
     ;;
 esac
-if [[ $mode == bench ]]; then
+if [[ $mode == test ]]; then
+    packages+=("${vm_packages[@]}")
+elif [[ $mode == bench ]]; then
     packages+=(s3backer:s3backer)
 elif [[ $mode == external ]]; then
     packages+=(dpkg-source:dpkg-dev qemu-system-x86_64:qemu-system-x86)
@@ -93,6 +102,11 @@ done
 if ! echo 'int main(void) { return 0; }' | gcc -x c -o /dev/null - 2>/dev/null; then
     missing+=(libc6-dev)
 fi
+# Guests start from it, and it must need no library.
+if [[ " ${packages[*]} " == *" busybox:"* ]] && ldd "$(command -v busybox)" >/dev/null 2>&1 &&
+    [[ " ${missing[*]} " != *" busybox-static "* ]]; then
+    missing+=(busybox-static)
+fi
 # Debian's own Python is the one that python3-libnbd is built for.
 if [[ $mode == test || $mode == bench ]] && ! /usr/bin/python3 -c 'import nbd' 2>/dev/null; then
     missing+=(python3-libnbd)
@@ -105,6 +119,10 @@ fi
 if ((${#missing[@]})); then
     install "${missing[@]}"
 fi
+if [[ $mode == stores || $mode == vm || $mode == test ]] &&
+    ! python3 -c 'import ensurepip' 2>/dev/null; then
+    install python3-venv
+fi
 if [[ $mode == test ]] && ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null; then
     install_postgresql
 fi
@@ -113,7 +131,7 @@ if [[ $mode == fuzz ]]; then
     exit
 fi
 # Later releases have nbdfuse in a package of its own.
-if ! command -v nbdfuse >/dev/null; then
+if [[ $mode != vm ]] && ! command -v nbdfuse >/dev/null; then
     install nbdfuse
 fi
 
@@ -173,13 +191,10 @@ moto() {
     python3 -m venv .prepared/moto && .prepared/moto/bin/pip --quiet install "moto[server,s3]==$moto_version"
 }
 
-if [[ $mode != demo && $mode != external ]]; then
+if [[ $mode != demo && $mode != external && $mode != vm ]]; then
     go_program minio github.com/minio/minio "$minio_version"
 fi
 if [[ $mode == stores ]]; then
-    if ! python3 -c 'import ensurepip' 2>/dev/null; then
-        install python3-venv
-    fi
     go_program gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 "$gofakes3_version"
     go_program versitygw github.com/versity/versitygw/cmd/versitygw "$versitygw_version"
     export -f moto
@@ -187,19 +202,31 @@ if [[ $mode == stores ]]; then
     build s3s-fs "$s3s_fs_version" cargo install s3s-fs --version "$s3s_fs_version" --locked \
         --features binary --root .prepared
 fi
-# Sources of Debian packages, from a list of our own, so that the machine's package lists stay as they are.
-fetch_sources() { # fetch_sources SUITE PACKAGE...
-    local suite=$1 lists=$PWD/.prepared/external/lists-$1 mirror
-    shift
+machine_mirror() {
+    local targets=(--format '$(SITE)' 'Created-By: Packages')
+    apt-get indextargets "${targets[@]}" "Codename: $(machine_release)" | head -n 1
+}
+machine_release() { (. /etc/os-release && echo "$VERSION_CODENAME"); }
+# own_lists TYPE SUITE: sets `apt` to options for package lists of our own, so that the machine's stay as they
+# are. The mirror is the one that the machine's packages come from.
+own_lists() {
+    local lists=$PWD/.prepared/lists-$1-$2 mirror
     mkdir -p "$lists/partial"
-    # The mirror is the one that the machine's packages come from.
-    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
-    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" \
-        >"$lists.list"
-    local apt=(apt-get -qq -o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=-
-        -o "Dir::State::Lists=$lists" -o APT::Sandbox::User="$(id -un)")
-    "${apt[@]}" update
-    (cd .prepared/external && "${apt[@]}" --only-source source "$@")
+    mirror=$(machine_mirror)
+    # A machine that never looked for packages does not know yet.
+    [[ $mirror ]] || as_root apt-get -qq update
+    mirror=$(machine_mirror)
+    [[ $mirror ]] || { echo "apt knows no mirror of this release" >&2 && return 1; }
+    echo "$1 [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $2 main" >"$lists.list"
+    apt=(-o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$lists"
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User="$(id -un)")
+    apt-get -qq "${apt[@]}" update
+}
+fetch_sources() { # fetch_sources SUITE PACKAGE...: sources of Debian packages
+    local apt suite=$1
+    shift
+    own_lists deb-src "$suite"
+    (cd .prepared/external && apt-get -qq "${apt[@]}" --only-source source "$@")
 }
 # The programs of libnbd's and nbd's tests, without the rest of their packages.
 build_clients() {
@@ -221,6 +248,7 @@ build_clients() {
 external() {
     set -euo pipefail
     rm -rf .prepared/external
+    mkdir .prepared/external
     fetch_sources bookworm qemu libnbd
     # Not every mirror still has the sources of bookworm's nbd; the tester is the same.
     fetch_sources trixie nbd
@@ -228,6 +256,33 @@ external() {
 }
 if [[ $mode == external ]]; then
     export -f external fetch_sources build_clients
+    export -f own_lists machine_mirror machine_release as_root
     build external 1 bash -c external
+fi
+# What boots guests, in a virtual environment of its own.
+virtme() {
+    rm -rf .prepared/venv
+    python3 -m venv .prepared/venv && .prepared/venv/bin/pip --quiet install "virtme-ng==$virtme_version"
+}
+# Debian's kernel 6.12 or later with its modules, unpacked and not installed.
+kernel() {
+    set -euo pipefail
+    local apt image suite=stable
+    if [[ $(machine_release) == bookworm ]]; then
+        suite=bookworm-backports
+    fi
+    own_lists deb "$suite"
+    image=$(apt-cache "${apt[@]}" depends linux-image-amd64 | awk '/Depends: linux-image-[0-9]/ { print $2 }')
+    rm -rf .prepared/kernel .prepared/kernel-package
+    mkdir .prepared/kernel-package
+    (cd .prepared/kernel-package && apt-get -qq "${apt[@]}" download "$image")
+    dpkg-deb --extract .prepared/kernel-package/*.deb .prepared/kernel
+    rm -r .prepared/kernel-package
+    depmod -b "$PWD/.prepared/kernel" "${image#linux-image-}"
+}
+if [[ ($mode == vm || $mode == test) && $(uname -m) == x86_64 ]]; then
+    export -f virtme kernel own_lists machine_mirror machine_release as_root
+    virtme_version=$virtme_version build virtme "$virtme_version" bash -c virtme
+    build kernel 6.12 bash -c kernel
 fi
 say "all that $mode needs is here"

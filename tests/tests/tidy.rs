@@ -226,7 +226,8 @@ fn the_arrows_between_crates_are_those_of_the_design() {
     none(&faults);
 }
 
-/// Functions with a `fn` line, by the name of the module or test program they are in.
+/// Functions with a `fn` line, by the name of the module or test program they are in; scripts that run in a
+/// guest by their topic.
 fn functions() -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in files(&[".rs"]) {
@@ -239,6 +240,11 @@ fn functions() -> BTreeMap<String, BTreeSet<String>> {
                     names.insert(name.to_owned());
                 }
             }
+        }
+    }
+    for (path, _) in files(&[".sh"]).iter().filter(|(path, _)| path.starts_with("tests/vm")) {
+        if let [name, topic] = &module_names(path)[..] {
+            found.entry(topic.clone()).or_default().insert(name.clone());
         }
     }
     found
