@@ -1,19 +1,22 @@
-//! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen.
+//! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen, replaced.
+//!
+//! After a hand-off it is the process that took over: the one before it is its own parent no more, and this
+//! process has asked the kernel to inherit such orphans.
 //!
 //! Readiness is the server's own event on its standard output; nothing here guesses by time.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use serde_json::Value;
 
 use crate::dice::Dice;
-use crate::machine::{self, PATIENCE};
+use crate::machine::{self, PATIENCE, wait_until};
 use crate::nbd::{Client, Dialect};
 use crate::place::{Finished, Place};
 
@@ -106,6 +109,7 @@ impl<'a> Serve<'a> {
             }
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        set_child_subreaper(Some(getpid())).expect("Linux lets a process inherit orphans");
         let mut child = self
             .place
             .command(&words)
@@ -132,7 +136,8 @@ impl<'a> Serve<'a> {
             }
         });
         let line = format!("sawmill {}", words.join(" "));
-        Server { line, child, events, said, listener: Some(listener), ready: Vec::new(), status: None }
+        let (listener, ready) = (Some(listener), Vec::new());
+        Server { line, child, successor: None, events, said, listener, ready, status: None }
     }
 }
 
@@ -140,14 +145,53 @@ impl<'a> Serve<'a> {
 pub struct Server {
     line: String,
     child: Child,
+    /// Who took over from the child.
+    successor: Option<Pid>,
     events: Receiver<String>,
     said: Arc<Mutex<String>>,
     listener: Option<std::thread::JoinHandle<()>>,
     ready: Vec<Value>,
-    status: Option<ExitStatus>,
+    /// The exit code once it has ended; none inside when a signal ended it.
+    status: Option<Option<i32>>,
 }
 
 impl Server {
+    /// Hands over to a new process and follows that one; gives what `sawmill handoff` said.
+    ///
+    /// # Panics
+    /// When it was not handed over.
+    pub fn hand_off(&mut self, place: &Place, volume: &str) -> Value {
+        let said = place.sawmill(&["handoff", volume, "--json"]).json();
+        self.follow(&said);
+        said
+    }
+
+    /// Follows the process that a hand-off went to, and waits for its ready event.
+    ///
+    /// # Panics
+    /// When that does not get ready.
+    pub fn follow(&mut self, said: &Value) {
+        let pid = said["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+        let before = self.process();
+        self.successor = Some(pid.expect("a process took over"));
+        let volumes = self.ready.len();
+        self.ready.clear();
+        while self.ready.len() < volumes {
+            let event = self.next_event().expect("the successor speaks through the same pipe");
+            if event["event"] == "ready" {
+                self.ready.push(event);
+            }
+        }
+        wait_until("the process that handed over ends", || {
+            let ended = waitpid(Some(before), WaitOptions::NOHANG).is_ok_and(|status| status.is_none());
+            (!ended).then_some(())
+        });
+    }
+
+    fn process(&self) -> Pid {
+        self.successor.unwrap_or_else(|| Pid::from_raw(self.child.id().cast_signed()).expect("a process"))
+    }
+
     /// The next event, or none when the server has ended.
     ///
     /// # Panics
@@ -195,7 +239,7 @@ impl Server {
     /// The process.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process().as_raw_nonzero().get().cast_unsigned()
     }
 
     /// What it has said on standard error so far.
@@ -207,7 +251,14 @@ impl Server {
     /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         if self.status.is_none() {
-            self.status = self.child.try_wait().expect("the child can be waited for");
+            self.status = match self.successor {
+                None => {
+                    self.child.try_wait().expect("the child can be waited for").map(|status| status.code())
+                }
+                Some(pid) => waitpid(Some(pid), WaitOptions::NOHANG)
+                    .expect("orphans of ours can be waited for")
+                    .map(|(_, status)| status.exit_status()),
+            };
         }
         self.status.is_none()
     }
@@ -215,8 +266,7 @@ impl Server {
     /// Sends a signal. A process that is gone is fine.
     pub fn signal(&self, signal: Signal) {
         if self.status.is_none() {
-            let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a process has a positive id");
-            let _ = kill_process(pid, signal);
+            let _ = kill_process(self.process(), signal);
         }
     }
 
@@ -256,7 +306,7 @@ impl Server {
             stdout.push_str(&line);
             stdout.push('\n');
         }
-        let code = self.status.and_then(|status| status.code());
+        let code = self.status.flatten();
         Finished { line: self.line.clone(), code, stdout, stderr: self.stderr() }
     }
 
@@ -289,7 +339,7 @@ impl Server {
     /// Resident memory in bytes.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.child.id());
+        let path = format!("/proc/{}/status", self.pid());
         let status = std::fs::read_to_string(&path).expect("the server runs");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux reports VmRSS");
         let number = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
@@ -298,8 +348,10 @@ impl Server {
 
     fn end(&mut self) {
         if self.is_running() {
-            let _ = self.child.kill();
-            self.status = self.child.wait().ok();
+            self.signal(Signal::KILL);
+            while self.is_running() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
     }
 }

@@ -1,0 +1,95 @@
+//! Many doors, one volume: opened and closed while it is served, all showing the same bytes.
+
+use sawmill_tests::machine::can_mount;
+use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::place::Place;
+use sawmill_tests::{requires, store};
+
+fn doors(place: &Place) -> Vec<(String, String)> {
+    let listed = place.sawmill(&["door", "list", "disk", "--json"]).json();
+    let text = |door: &serde_json::Value, name: &str| door[name].as_str().unwrap_or_default().to_owned();
+    let all = listed.as_array().expect("a list").iter();
+    all.map(|door| (text(door, "kind"), text(door, "address"))).collect()
+}
+
+#[test]
+fn a_door_comes_and_goes_while_others_stay_open() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    let server = place.serve("disk").start();
+    let first = server.connect();
+    let socket = format!("unix:{}", place.path("second.sock").display());
+    let uri = place.sawmill(&["door", "add", "disk", "--nbd", &socket]).ok().trim().to_owned();
+    let second = Client::connect(&uri, Dialect::Structured).expect("the second door is open");
+    first.write(1000, b"through the first").expect("accepted");
+    assert_eq!(second.read(1000, 17), Ok(b"through the first".to_vec()));
+    second.write(5000, b"through the second").expect("accepted");
+    assert_eq!(first.read(5000, 18), Ok(b"through the second".to_vec()));
+    assert_eq!(doors(&place).len(), 2);
+    let said = place.sawmill(&["door", "remove", "disk", &uri]).ok();
+    assert!(said.contains("removed"), "{said}");
+    assert!(second.read(0, 1).is_err(), "the second door is closed");
+    assert_eq!(first.read(5000, 18), Ok(b"through the second".to_vec()), "the first knows nothing of it");
+    assert_eq!(doors(&place).len(), 1);
+}
+
+#[test]
+fn a_door_that_was_added_survives_a_hand_off() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    let mut server = place.serve("disk").start();
+    let socket = format!("unix:{}", place.path("second.sock").display());
+    let uri = place.sawmill(&["door", "add", "disk", "--nbd", &socket]).ok().trim().to_owned();
+    let client = Client::connect(&uri, Dialect::Structured).expect("the second door is open");
+    client.write(0, b"before").expect("accepted");
+    let before = doors(&place);
+    server.hand_off(&place, "disk");
+    assert_eq!(doors(&place), before);
+    assert_eq!(client.read(0, 6), Ok(b"before".to_vec()));
+    let _ = place.sawmill(&["door", "remove", "disk", &uri]).ok();
+    assert!(client.read(0, 6).is_err());
+}
+
+#[test]
+fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    place.sawmill(&["door", "list", "disk"]).refused(3, &["is not served", "sawmill serve disk"]);
+    let server = place.serve("disk").start();
+    let client = server.connect();
+    let taken = server.uri();
+    let socket = format!("unix:{}", place.path("nbd.sock").display());
+    place.sawmill(&["door", "add", "disk"]).refused(2, &["say which door", "--ublk"]);
+    place.sawmill(&["door", "add", "disk", "--nbd", &socket]).refused(7, &["another server listens"]);
+    place.sawmill(&["door", "add", "disk", "--nbd", "tcp:0.0.0.0:0"]).refused(2, &["other machines"]);
+    place.sawmill(&["door", "remove", "disk", "/dev/nothing"]).refused(3, &["/dev/nothing", &taken]);
+    place.sawmill(&["door", "add", "disk", "--ublk=x"]).refused(2, &["'x'", "--ublk=3"]);
+    client.write(0, &[1]).expect("the first door is as it was");
+}
+
+#[test]
+fn a_mount_has_one_server_at_a_time() {
+    requires!(can_mount());
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    let mount = place.path("mount").display().to_string();
+    let mut server = place.serve("disk").with(&["--fuse", &mount]).start();
+    let file = place.path("mount").join("disk");
+    let mut bytes = std::fs::OpenOptions::new().write(true).open(&file).expect("the file is there");
+    std::io::Write::write_all(&mut bytes, b"through the file").expect("accepted");
+    // A reader of the volume, and the server itself, would share the requests of its users.
+    let reader = ["serve", "disk", "--read-only", "--cache-bytes", "0", "--fuse", &mount];
+    place.sawmill(&reader).refused(11, &["is served already"]);
+    place.sawmill(&["door", "add", "disk", "--fuse", &mount]).refused(11, &["is served already"]);
+    server.hand_off(&place, "disk");
+    place.sawmill(&reader).refused(11, &["is served already"]);
+    drop(bytes);
+    let read = std::fs::read(&file).expect("the file is where it was");
+    assert_eq!(&read[..16], b"through the file");
+    let _ = place.sawmill(&["door", "remove", "disk", &file.display().to_string()]).ok();
+    assert!(!file.exists(), "the mount went with its door");
+    let _ = place.sawmill(&["door", "add", "disk", "--fuse", &mount]).ok();
+    assert_eq!(&std::fs::read(&file).expect("mounted again")[..16], b"through the file");
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}

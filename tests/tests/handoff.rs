@@ -1,0 +1,251 @@
+//! A server replaced under its users: connections stay, nothing accepted is lost, and whatever the new
+//! process does or does not, the old one goes on.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use sawmill_tests::dice::Dice;
+use sawmill_tests::load::{Load, Mix};
+use sawmill_tests::nbd::{Client, Command};
+use sawmill_tests::on_each_store;
+use sawmill_tests::place::Place;
+use sawmill_tests::server::Server;
+use sawmill_tests::stamp::check_nothing_accepted_lost;
+use sawmill_tests::store::{self, Minio, StoreUnderTest};
+
+on_each_store!(
+    a_server_is_replaced_again_and_again_under_load,
+    what_a_failed_successor_left_behind_hurts_nobody,
+);
+
+const VOLUME_BYTES: u64 = 16 << 20;
+
+fn served(place: &Place) -> (Server, Vec<Client>, Load) {
+    place.create("disk", "16M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").start();
+    let clients = vec![server.connect(), server.connect()];
+    let load = Load::new(VOLUME_BYTES, Dice::seeded("handoff"), Mix::default());
+    (server, clients, load)
+}
+
+fn see_nothing_lost(load: &Load, client: &Client) {
+    let image = client.read_all().expect("readable through the same connection");
+    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+}
+
+fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    let (mut server, clients, mut load) = served(&place);
+    let mut pids = vec![server.pid()];
+    for _ in 0..3 {
+        let tally = load.drive(&clients, 400, || drop(server.hand_off(&place, "disk")));
+        assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");
+        pids.push(server.pid());
+    }
+    pids.dedup();
+    assert_eq!(pids.len(), 4, "each time another process serves");
+    see_nothing_lost(&load, &clients[0]);
+    // New clients come in by the same door, and what happens next is as if nothing had been.
+    let newcomer = server.connect();
+    load.run(&[newcomer], 200);
+    let accepted = load.log.clone();
+    server.kill();
+    let server = place.serve("disk").start();
+    let image = server.connect().read_all().expect("readable after a crash of a successor");
+    check_nothing_accepted_lost(&accepted, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+/// A program that says these lines of Python after it has its socket as `s`, with `say(word)` and `hear()`.
+fn impostor(place: &Place, lines: &str) -> PathBuf {
+    let path = place.path("impostor");
+    let text = format!(
+        "#!/usr/bin/python3
+import json, os, signal, socket, struct, sys
+s = socket.socket(fileno=os.dup(0))
+def say(**word):
+    body = json.dumps(word).encode()
+    s.sendall(b'SWM1' + struct.pack('<IQ', 0, len(body)) + body)
+def hear():
+    head, fds, *_ = socket.recv_fds(s, 16, 253)
+    length = struct.unpack('<IQ', head[4:16])[1]
+    body = b''
+    while len(body) < length:
+        body += s.recv(length - len(body))
+    return body, fds
+{lines}
+"
+    );
+    std::fs::write(&path, text).expect("room for a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("our own file");
+    path
+}
+
+/// Refused with `code` and these words, and felt by nobody.
+fn refused_unfelt(
+    place: &Place,
+    load: &mut Load,
+    clients: &[Client],
+    binary: &Path,
+    more: &[&str],
+    (code, words): (i32, &[&str]),
+) {
+    let binary = binary.display().to_string();
+    let mut line = vec!["handoff", "disk", "--binary", &binary];
+    line.extend(more);
+    let tally = load.drive(clients, 200, || place.sawmill(&line).refused(code, words));
+    assert_eq!((tally.refused, tally.unanswered), (0, 0), "{binary} was felt: {tally:?}");
+    see_nothing_lost(load, &clients[0]);
+}
+
+fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
+    let place = Place::new(store);
+    let (mut server, clients, mut load) = served(&place);
+    let hello = "say(word='hello', conversation=1, version='9.9')\n";
+    let ready = format!("{hello}say(word='prepared')\n");
+    let gone = format!("{ready}hear()\nhear()\n");
+    let short = ["--timeout", "500ms"].as_slice();
+    let brief = ["--stall-max", "300ms"].as_slice();
+    // What it does, how long it may, the exit code and what the text must say.
+    let cases: &[(&str, &[&str], i32, &[&str])] = &[
+        ("sys.exit(1)\n", &[], 7, &["serves on", "did not get ready"]),
+        ("signal.pause()\n", short, 7, &["serves on", "in time"]),
+        ("s.sendall(b'x' * 64)\n", &[], 7, &["serves on", "no message"]),
+        ("say(word='hello', conversation=2, version='9.9')\n", &[], 5, &["9.9", "version 2", "stop this"]),
+        ("say(word='dance')\n", &[], 7, &["serves on", "without meaning"]),
+        (
+            // What an older program says of a volume that a newer one has written.
+            &format!("{hello}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"),
+            &[],
+            9,
+            &["serves on", "format version 9"],
+        ),
+        (hello, &[], 7, &["serves on"]),
+        (&ready, &[], 7, &["serves on"]),
+        (&gone, &[], 7, &["serves on"]),
+        (&format!("{gone}signal.pause()\n"), brief, 7, &["serves on", "in time"]),
+        (&format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"), &[], 7, &["out of turn"]),
+    ];
+    for (lines, more, code, words) in cases {
+        let program = impostor(&place, lines);
+        println!("-- {lines}");
+        refused_unfelt(&place, &mut load, &clients, &program, more, (*code, words));
+    }
+    refused_unfelt(&place, &mut load, &clients, &place.path("nowhere"), &[], (3, &["cannot start"]));
+    refused_unfelt(&place, &mut load, &clients, Path::new("/bin/false"), &[], (7, &["did not get ready"]));
+    // After all that, one that can.
+    let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
+    assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");
+    see_nothing_lost(&load, &clients[0]);
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let _ = place.sawmill(&["check", "disk"]).ok();
+}
+
+#[test]
+fn of_two_hand_offs_at_once_one_is_refused() {
+    let place = Place::new(&store::folder());
+    let (mut server, clients, mut load) = served(&place);
+    let slow = impostor(&place, "signal.pause()\n").display().to_string();
+    let tally = load.drive(&clients, 200, || {
+        std::thread::scope(|scope| {
+            let first =
+                scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"]));
+            // Until the first is at it, this one would simply be the first.
+            sawmill_tests::machine::wait_until("the first hand-off starts its program", || {
+                server.stderr().contains("handing over").then_some(())
+            });
+            place.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is on its way"]);
+            first.join().expect("no panic").refused(7, &["serves on"]);
+        });
+    });
+    assert_eq!((tally.refused, tally.unanswered), (0, 0), "{tally:?}");
+    server.hand_off(&place, "disk");
+    see_nothing_lost(&load, &clients[0]);
+}
+
+#[test]
+fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
+    let minio = std::sync::Arc::new(Minio::start());
+    let place = Place::new(&StoreUnderTest::Minio(std::sync::Arc::clone(&minio)));
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let mut server = server;
+    let client = server.connect();
+    minio.pause();
+    let asked: Vec<_> = (0..512_u64)
+        .map(|n| {
+            client.submit(&Command::Write { offset: n << 16, bytes: vec![n as u8; 64 << 10], fua: false })
+        })
+        .collect();
+    server.wait_for("a full journal makes writes wait", |status| {
+        sawmill_tests::place::field(status, "stalled_requests").is_some_and(|n| n.as_u64() > Some(0))
+    });
+    // The new process cannot even read the volume.
+    place.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["serves on"]);
+    // One that is ready in no time meets requests that cannot be answered.
+    let ready =
+        impostor(&place, "say(word='hello', conversation=1, version='9')\nsay(word='prepared')\nhear()\n");
+    let ready = ready.display().to_string();
+    let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
+    refused.refused(7, &["serves on"]);
+    minio.go_on();
+    for (n, pending) in asked.into_iter().enumerate() {
+        pending.wait().unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
+    }
+    server.hand_off(&place, "disk");
+    let image = client.read_all().expect("readable");
+    for (n, block) in image.chunks(64 << 10).take(512).enumerate() {
+        assert!(block.iter().all(|&byte| byte == n as u8), "block {n} is lost");
+    }
+}
+
+#[test]
+fn several_volumes_a_dashboard_and_readers_move_together() {
+    let place = Place::new(&store::folder());
+    for name in ["oak", "ash"] {
+        place.create(name, "8M", &[]);
+    }
+    let mut server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
+    let clients: Vec<Client> = (0..2)
+        .map(|n| Client::connect(&server.uri_of(n), sawmill_tests::nbd::Dialect::Extended).expect("connects"))
+        .collect();
+    for (n, client) in clients.iter().enumerate() {
+        client.write(4096, &[n as u8 + 1; 512]).expect("accepted");
+    }
+    let admin = server.ready()["admin"].clone();
+    server.hand_off(&place, "ash");
+    assert_eq!(server.ready()["admin"], admin, "the dashboard is where it was");
+    assert_eq!(server.status()["pid"], server.pid());
+    for (n, client) in clients.iter().enumerate() {
+        assert_eq!(client.read(4096, 512), Ok(vec![n as u8 + 1; 512]));
+    }
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+
+    let mut reader = place.serve("oak").with(&["--read-only"]).start();
+    let client = reader.connect();
+    reader.hand_off(&place, "oak");
+    assert_eq!(client.read(4096, 512), Ok(vec![1; 512]));
+}
+
+#[test]
+fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
+    let place = Place::new(&store::folder());
+    let (server, clients, mut load) = served(&place);
+    let slow = impostor(&place, "signal.pause()\n").display().to_string();
+    load.run(&clients, 100);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
+        sawmill_tests::machine::wait_until("the hand-off starts", || {
+            server.stderr().contains("handing over").then_some(())
+        });
+        server.signal(Signal::TERM);
+        asked.join().expect("no panic").refused(7, &["serves on"]);
+    });
+    let ended = server.finished();
+    assert_eq!(ended.code, Some(0), "it stops in order afterwards: {}", ended.stderr);
+    assert!(ended.stdout.contains(r#""event":"stopped""#), "{}", ended.stdout);
+}
