@@ -108,6 +108,8 @@ fn every_row_of_every_page_is_a_field_of_the_code() {
 fn every_page_is_compared() {
     let mut known: Vec<_> = PAGES.iter().map(|(name, _)| *name).collect();
     known.push("README.md");
+    // It lies on no disk: `sawmill-frontend` has its code and compares its example.
+    known.push("hand_over.md");
     for file in fs::read_dir(FOLDER).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
         assert!(!name.ends_with(".md") || known.contains(&name.as_str()), "{name} is compared with nothing");
