@@ -44,22 +44,33 @@ pub struct StagingFile {
 impl StagingFile {
     /// Makes a new staging file (replacing one of that name) with a ring of `capacity_bytes`.
     pub fn create(path: &Path, capacity_bytes: u64) -> io::Result<Self> {
-        assert!(
-            capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES),
-            "capacity is in whole blocks"
-        );
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        Self::map(allocate(path, capacity_bytes)?, capacity_bytes)
+    }
+
+    /// The same out of memory laid up before, which is used up; `None` when there is none of that size.
+    pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match rustix::fs::open(spare, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let about = rustix::fs::fstat(&file)?;
+        // In a folder where everybody may make files, another user may have made this one, to look in later.
+        let is_ours = about.st_uid == rustix::process::geteuid().as_raw()
+            && Mode::from_raw_mode(about.st_mode) == Mode::RUSR | Mode::WUSR;
+        if !is_ours || about.st_size as u64 != PREFIX_BYTES + capacity_bytes {
+            std::fs::remove_file(spare)?;
+            return Ok(None);
         }
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-        // All of it now: a tmpfs that is full later would kill the process where it writes.
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PREFIX_BYTES + capacity_bytes) {
-            Err(Errno::OPNOTSUPP) => file.set_len(PREFIX_BYTES + capacity_bytes)?,
-            other => other?,
-        }
-        Self::map(file, capacity_bytes)
+        std::fs::rename(spare, path)?;
+        Self::map(file, capacity_bytes).map(Some)
+    }
+
+    /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds. Nobody may
+    /// write to it.
+    pub fn lay_up(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
+        allocate(spare, capacity_bytes).map(drop)
     }
 
     /// Opens a staging file left by an earlier process; `None` when there is none.
@@ -163,6 +174,23 @@ impl StagingFile {
         });
         (ring.clone(), Consumer { ring })
     }
+}
+
+/// A new file of zeroes for a ring of `capacity_bytes`, replacing one of that name.
+fn allocate(path: &Path, capacity_bytes: u64) -> io::Result<File> {
+    assert!(capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES), "capacity is in whole blocks");
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    // All of it now: a tmpfs that is full later would kill the process where it writes.
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PREFIX_BYTES + capacity_bytes) {
+        Err(Errno::OPNOTSUPP) => file.set_len(PREFIX_BYTES + capacity_bytes)?,
+        other => other?,
+    }
+    Ok(file)
 }
 
 /// Why a slot cannot be reserved now.

@@ -1,6 +1,7 @@
 //! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`) and runs
 //! the loops.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -10,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
+use sawmill_sys::StagingFile;
 
 use crate::cuts::stored_cut;
 use crate::disk::Lock;
@@ -38,7 +40,7 @@ use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
 struct Unstarted {
     shared: Arc<Shared>,
     recovery: RecoveryReport,
-    staging: Option<std::path::PathBuf>,
+    memory: Vec<PathBuf>,
     lock: Option<Lock>,
 }
 
@@ -49,8 +51,8 @@ impl Unstarted {
     }
 
     fn with(self, driver: Driver) -> Arc<Volume> {
-        let Unstarted { shared, recovery, staging, lock } = self;
-        Arc::new(Volume { shared, recovery, driver, staging, lock: Mutex::new(lock) })
+        let Unstarted { shared, recovery, memory, lock } = self;
+        Arc::new(Volume { shared, recovery, driver, memory, lock: Mutex::new(lock) })
     }
 }
 
@@ -59,7 +61,8 @@ pub struct Volume {
     pub(crate) shared: Arc<Shared>,
     recovery: RecoveryReport,
     driver: Driver,
-    staging: Option<std::path::PathBuf>,
+    /// Files in memory that a clean end removes.
+    memory: Vec<PathBuf>,
     lock: Mutex<Option<Lock>>,
 }
 
@@ -93,7 +96,7 @@ impl Volume {
         let checkpoint_number = stored.newest.number_max;
         let shared = share(store, options, world, stored, None, reader_threads)?;
         shared.inbox.set_stored(position, sequence, checkpoint_number);
-        Ok(Unstarted { shared, recovery, staging: None, lock: None })
+        Ok(Unstarted { shared, recovery, memory: Vec::new(), lock: None })
     }
 
     fn attach(
@@ -129,6 +132,7 @@ impl Volume {
             shared.journal_map.insert(record.address, record.length, record.position, record.clone());
             record.set_complete();
         }
+        let memory = vec![attached.staging_path, open::spare_path(shared.record.volume_id, options)];
         let options = KeeperOptions {
             segment_age_max: options.segment_age_max,
             checkpoint_bytes: options.checkpoint_bytes,
@@ -137,8 +141,7 @@ impl Volume {
         };
         let keeper = Keeper::new(shared.clone(), options, start);
         let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
-        let (staging, lock) = (Some(attached.staging_path), Some(attached.lock));
-        Ok((Unstarted { shared, recovery, staging, lock }, writer, keeper))
+        Ok((Unstarted { shared, recovery, memory, lock: Some(attached.lock) }, writer, keeper))
     }
 
     /// Opens without threads, for a simulation. Who only reads needs no loops.
@@ -271,6 +274,21 @@ impl Volume {
         }
     }
 
+    /// Writes a checkpoint of what is stored, so that the next open has little log to read; false when
+    /// `timeout` passed first, or the volume ended. A volume opened for reading needs none.
+    pub fn checkpoint(&self, timeout: Duration) -> bool {
+        if self.shared.journal.is_none() {
+            return true;
+        }
+        let (tell, hear) = sync_channel(1);
+        self.shared.inbox.order_checkpoint(tell);
+        // Who closed or died before the order was there told nobody.
+        if self.shared.state.refusal().is_some() {
+            drop(self.shared.inbox.take_checkpoint_orders());
+        }
+        hear.recv_timeout(timeout).is_ok()
+    }
+
     /// Empties every segment of which less than `threshold` of the data is live (1: all of them, so that the
     /// whole volume lies in address order) and deletes what is dead then. Blocks; others go on meanwhile.
     pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
@@ -357,6 +375,16 @@ impl Volume {
         hear
     }
 
+    /// Lays up what a later [`open`](Self::open) of this volume in this or another process would take time
+    /// for, and its users would wait for: memory for the journal's newest part.
+    pub fn lay_up(&self, options: &OpenOptions) -> Result<()> {
+        let spare = open::spare_path(self.shared.record.volume_id, options);
+        StagingFile::lay_up(&spare, options.staging_bytes).map_err(|error| {
+            let text = format!("no memory can be laid up in {}: {error}", spare.display());
+            Error::new(ErrorKind::Full, text)
+        })
+    }
+
     /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks
     /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
     pub fn close(&self) -> Result<()> {
@@ -374,7 +402,7 @@ impl Volume {
             (Some(error), _) => Err(error),
             (None, true) => {
                 // Everything is in the store and the journal says so: the memory has done its duty.
-                if let Some(path) = &self.staging {
+                for path in &self.memory {
                     let _ = std::fs::remove_file(path);
                 }
                 Ok(())

@@ -181,3 +181,39 @@ fn nothing_is_left_to_store_right_after_an_attach() {
     let positions = volume.status().positions;
     assert_eq!(positions.accepted, positions.stored);
 }
+
+/// What a hand-off prepares while users go on is what they do not wait for: memory, and a log to read.
+#[test]
+fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
+    use std::os::unix::fs::MetadataExt;
+    let files = |rig: &Rig, kind: &str| -> Vec<u64> {
+        let entries = std::fs::read_dir(rig.folder.path()).unwrap().map(Result::unwrap);
+        let wanted = entries.filter(|entry| entry.path().extension().is_some_and(|found| found == kind));
+        wanted.map(|entry| entry.metadata().unwrap().ino()).collect()
+    };
+    let rig = Rig::new();
+    let volume = rig.open();
+    let patience = std::time::Duration::from_secs(60);
+    for block in 0..200 {
+        volume.write_at(block * 8192, &pattern(block, 1, 8192)).unwrap();
+    }
+    assert!(volume.wait(Safety::Stored, Some(patience)).unwrap());
+    assert!(volume.checkpoint(patience));
+    volume.lay_up(&rig.options).unwrap();
+    let laid_up = files(&rig, "spare");
+    volume.write_at(0, &pattern(0, 2, 8192)).unwrap();
+    volume.close_now();
+
+    let volume = rig.open();
+    let told = |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
+    assert!(told("roll forward").detail.starts_with("0 segments"), "{}", told("roll forward").detail);
+    assert_eq!((laid_up.len(), files(&rig, "staging")), (1, laid_up), "the memory that was laid up is used");
+    assert!(files(&rig, "spare").is_empty());
+    assert_eq!(volume.read_at(0, 8192).unwrap(), pattern(0, 2, 8192));
+    assert_eq!(volume.read_at(8192, 8192).unwrap(), pattern(1, 1, 8192));
+
+    volume.lay_up(&rig.options).unwrap();
+    volume.close().unwrap();
+    assert!(files(&rig, "spare").is_empty(), "a clean end leaves nothing in memory");
+    assert!(!volume.checkpoint(patience), "a volume that has ended writes none");
+}

@@ -122,12 +122,17 @@ impl Predecessor<'_> {
         }
     }
 
-    /// Stores what there is and saves the cache's index, while users go on: the less is left to do later.
+    /// Stores what there is with a checkpoint, and saves the cache's index, while users go on: the less is
+    /// left to do later.
     fn lighten(&self) {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
                 // Best effort: what is not stored by then is replayed.
-                scope.spawn(move || drop(volume.wait(Safety::Stored, Some(STORE_FIRST))));
+                scope.spawn(move || {
+                    if let Ok(true) = volume.wait(Safety::Stored, Some(STORE_FIRST)) {
+                        volume.checkpoint(STORE_FIRST);
+                    }
+                });
             }
             self.serving.save_cache();
         });

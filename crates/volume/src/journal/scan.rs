@@ -204,7 +204,8 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 scan.voids.push((position, slot_bytes));
                 scan.end += slot_bytes;
             }
-            Verdict::Stop if !looked_ahead && !options.judged => {
+            // In memory slots lie one after the other: where there is none, none comes.
+            Verdict::Stop if !looked_ahead && !options.judged && !log.is_staged(position) => {
                 // A later record may say that this position was flushed: then it is no tail.
                 looked_ahead = true;
                 mark = mark.max(mark_ahead(log, options, position)?);

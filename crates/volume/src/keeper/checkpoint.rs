@@ -5,6 +5,7 @@
 //! groups.
 
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -52,6 +53,8 @@ pub(super) struct Writing {
     copies: Vec<u64>,
     /// Reads that may have looked up a deletable segment are of this generation or before.
     generation: u64,
+    /// Who ordered it.
+    tell: Vec<SyncSender<()>>,
 }
 
 impl Writing {
@@ -70,13 +73,18 @@ impl Keeper {
             self.want_deletes();
         }
         let closing = !self.clean_checkpoint && self.is_drained();
-        let due = self.log_bytes >= self.options.checkpoint_bytes
+        let ordered = self.shared.inbox.take_checkpoint_orders();
+        let due = !ordered.is_empty()
+            || self.log_bytes >= self.options.checkpoint_bytes
             || self.checkpoints_wanted > 0
             || self.dead_are_due(now);
         if (due || closing)
             && let Err(error) = self.begin_checkpoint(closing)
         {
             self.shared.fail(error);
+        }
+        if let Some(writing) = &mut self.writing {
+            writing.tell = ordered;
         }
     }
 
@@ -141,8 +149,10 @@ impl Keeper {
         let generation = shared.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
-        self.writing =
-            Some(Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation });
+        let tell = Vec::new();
+        let writing =
+            Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation, tell };
+        self.writing = Some(writing);
         for object in 0..parts_left {
             self.put_object(object);
         }
@@ -300,5 +310,9 @@ impl Keeper {
             generation,
         });
         self.take_over(writing.root, &writing.copies);
+        for tell in writing.tell {
+            // Whoever ordered it may have given up.
+            let _ = tell.try_send(());
+        }
     }
 }

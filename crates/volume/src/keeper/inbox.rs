@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
 
 use bytes::Bytes;
 use sawmill_store::PutOutcome;
@@ -134,6 +135,8 @@ pub(crate) struct Inbox {
     checkpoint_number: AtomicU64,
     uploads: AtomicU64,
     waiters: Mutex<Vec<StoredWaiter>>,
+    /// Who waits for a checkpoint that is not begun yet.
+    checkpoint_orders: Mutex<Vec<SyncSender<()>>>,
     gc_order: Mutex<Option<GcOrder>>,
     gc_ordered: AtomicBool,
     gc_left: AtomicU64,
@@ -280,6 +283,16 @@ impl Inbox {
         self.uploads.store(count as u64, Ordering::Relaxed);
     }
 
+    /// Orders a checkpoint; `tell` hears when it is durable, and is dropped if it never will be.
+    pub(crate) fn order_checkpoint(&self, tell: SyncSender<()>) {
+        self.checkpoint_orders.lock().push(tell);
+        self.wake.ring();
+    }
+
+    pub(crate) fn take_checkpoint_orders(&self) -> Vec<SyncSender<()>> {
+        std::mem::take(&mut *self.checkpoint_orders.lock())
+    }
+
     /// Orders collection; one order at a time.
     pub(crate) fn order_gc(&self, order: GcOrder) {
         if self.gc_ordered.swap(true, Ordering::AcqRel) {
@@ -327,6 +340,7 @@ impl Inbox {
     }
 
     pub(crate) fn fail_waiters(&self, error: &Error) {
+        drop(self.take_checkpoint_orders());
         if let Some(order) = self.take_gc_order() {
             self.end_gc_order(order, Err(error.clone()));
         }

@@ -11,7 +11,7 @@ use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Ring, StagingFile};
 
-use super::journal::{self, Judged, Old, Usable, judge, staging_path};
+use super::journal::{self, Judged, Old, Usable, judge, spare_path, staging_path};
 use super::{Stored, demand_fencing, fence};
 use crate::disk::{Disk, Disks, Lock, Seen};
 use crate::journal::scan::{LogImage, Scan};
@@ -115,6 +115,9 @@ fn try_attach(
         _ => None,
     };
     let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
+    if staging.is_some() || position > end {
+        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    }
     superblock.write(|block| {
         block.epoch = epoch;
         block.intent_epoch = 0;
@@ -129,10 +132,9 @@ fn try_attach(
     })?;
     // The other copy too: if one is lost later, the other must still know whose records count.
     superblock.write(|_| ())?;
-    // Only now, when the disk has all of it, may the old memory go.
-    drop(staging);
     let staging_path = staging_path(stored.record.volume_id, tag, options);
-    let (ring, consumer) = new_ring(&stored, &staging_path, options, tag, position)?;
+    // Only now, when the disk has all of it, may the old memory go.
+    let (ring, consumer) = new_ring(&stored, &staging_path, options, tag, position, staging)?;
     let records = replayable(scan, trim);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
@@ -435,7 +437,7 @@ fn has_nobody_gone_on(
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
-/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and syncs.
+/// Moves what only memory holds to the disk, with slots that were never filled made into voids; to be synced.
 /// Returns the memory, which stays valid until the superblock says that it is not needed.
 fn settle_staged(
     mut log: LogImage,
@@ -476,11 +478,11 @@ fn settle_staged(
         encode_header(&header, &mut head);
         write_ring(disk, capacity_bytes, *position, &head)?;
     }
-    disk.sync().map_err(|error| disk_failed("sync", &error))?;
     Ok(log.into_staging())
 }
 
-/// Brings the end of the log to a whole block with a pad of the new epoch; returns where the log goes on.
+/// Brings the end of the log to a whole block with a pad of the new epoch, to be synced; returns where the
+/// log goes on.
 fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
     if end.is_multiple_of(BLOCK_BYTES) {
         return Ok(end);
@@ -500,7 +502,6 @@ fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u6
     let mut pad = vec![0; (position - end) as usize];
     encode_header(&header, &mut pad);
     write_ring(disk, capacity_bytes, end, &pad)?;
-    disk.sync().map_err(|error| disk_failed("sync", &error))?;
     Ok(position)
 }
 
@@ -516,12 +517,14 @@ fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8])
     Ok(())
 }
 
+/// The memory of the new attachment in the place of the `old` one.
 fn new_ring(
     stored: &Stored,
     path: &Path,
     options: &OpenOptions,
     tag: u64,
     position: u64,
+    old: Option<StagingFile>,
 ) -> Result<(Arc<Ring>, Consumer)> {
     let failed = |error: std::io::Error| {
         let text = format!(
@@ -531,7 +534,19 @@ fn new_ring(
         );
         Error::new(kind_of(&error), text)
     };
-    let staging = StagingFile::create(path, options.staging_bytes).map_err(failed)?;
+    let spare = spare_path(stored.record.volume_id, options);
+    let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
+        Ok(Some(staging)) => {
+            // Users wait for this attach, and need not wait until all the pages have gone.
+            let _ = std::thread::Builder::new().spawn(move || drop(old));
+            staging
+        }
+        // There may be no room for both.
+        _ => {
+            drop(old);
+            StagingFile::create(path, options.staging_bytes).map_err(failed)?
+        }
+    };
     let header = StagingHeader {
         volume_id: stored.record.volume_id,
         journal_tag: tag,

@@ -66,6 +66,12 @@ pub(crate) fn staging_path(volume_id: VolumeId, journal_tag: u64, options: &Open
     options.staging_folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
 }
 
+/// Memory laid up for the next staging file of a volume. Empty and written by nobody: whoever makes the
+/// volume's staging file may take it.
+pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
+    options.staging_folder.join(format!("sawmill-{volume_id}.spare"))
+}
+
 /// Takes the right to the journal named in the options, for as long as the lock lives.
 pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;

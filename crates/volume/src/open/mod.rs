@@ -29,6 +29,7 @@ mod attach;
 pub(crate) mod journal;
 
 pub(crate) use attach::attach;
+pub(crate) use journal::spare_path;
 
 /// A volume as the store has it.
 pub(crate) struct Stored {
