@@ -6,8 +6,8 @@ do nothing, or keep bytes in memory.
 
 For each number of queues all contestants are set up in one boot and take turns, so that a busy host slows
 all of them; ratios are taken within a round. Requests are of 4 KiB, random, by fio with libaio and O_DIRECT;
-x2: two jobs before a device with two queues (connections, for NBD). CPU is the whole guest's, fio included,
-while requests flow, for each request.
+x2: two jobs before a device with two queues (connections, for NBD; TCMU and SCSI have one). CPU is the whole
+guest's, fio included, while requests flow, for each request.
 
 Not here: what a volume costs behind a door (bench/run.py).
 """
@@ -32,6 +32,8 @@ REFERENCE = {"null": "nbd, nbdkit null", "memory": "nbd, nbdkit memory"}
 TARGET_RATIO = 1.6
 OPERATIONS, DEPTHS, QUEUES = ["randread", "randwrite"], [1, 128], [1, 2]
 READY_S = 60
+BUS_NAMES = ["dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.DBus", "/",
+             "org.freedesktop.DBus.ListNames"]
 
 
 def run(*words):
@@ -135,11 +137,11 @@ def ublk(*kind):
 
 
 @contextlib.contextmanager
-def scsi_loopback(_):
-    """The kernel's SCSI target before its own loopback initiator, on a backend that keeps nothing."""
+def scsi_loopback(backend, number, control):
+    """The kernel's SCSI target before its own loopback initiator, on a backend of the target."""
     root = Path("/sys/kernel/config/target")
-    name = "naa.5000000000000001"
-    backend, fabric = root / "core/rd_mcp_0/null", root / f"loopback/{name}"
+    name = f"naa.500000000000000{number}"
+    backend, fabric = root / "core" / backend, root / f"loopback/{name}"
     lun = fabric / "tpgt_1/lun/lun_0"
     disks = {path.name for path in Path("/sys/block").iterdir()}
     for needed in ["target_core_mod", "tcm_loop", "sd_mod"]:
@@ -147,7 +149,7 @@ def scsi_loopback(_):
     if not root.exists():
         run("mount", "-t", "configfs", "config", "/sys/kernel/config")
     backend.mkdir(parents=True)
-    (backend / "control").write_text(f"rd_pages={SIZE_MIB << 8},rd_nullio=1")
+    (backend / "control").write_text(control)
     (backend / "enable").write_text("1")
     lun.mkdir(parents=True)
     (fabric / "tpgt_1/nexus").write_text(name)
@@ -164,14 +166,39 @@ def scsi_loopback(_):
             folder.rmdir()
 
 
+def scsi_null(_):
+    return scsi_loopback("rd_mcp_0/null", 1, f"rd_pages={SIZE_MIB << 8},rd_nullio=1")
+
+
+@contextlib.contextmanager
+def tcmu(_):
+    """A target in user space (TCMU): tcmu-runner, whose handler for images takes a raw file in memory."""
+    scratch = Path(os.environ["SCRATCH"])
+    image = scratch / "tcmu.raw"
+    with open(image, "wb") as file:
+        file.truncate(SIZE_MIB << 20)
+    for needed in ["target_core_user", "uio"]:
+        run("modprobe", needed)
+    # It tells what it offers on the system's bus, and ends where there is none.
+    Path("/run/dbus").mkdir(exist_ok=True)
+    with process("dbus-daemon", "--system", "--nofork", "--nopidfile"):
+        until(lambda: listens("/run/dbus/system_bus_socket"), "the system's bus")
+        with process("tcmu-runner", "--tcmu-log-dir", scratch):
+            until(lambda: "org.kernel.TCMUService1" in run(*BUS_NAMES), "tcmu-runner on the bus")
+            control = f"dev_config=qcow/{image},dev_size={SIZE_MIB << 20},hw_block_size=512,async=1"
+            with scsi_loopback("user_0/memory", 2, control) as device:
+                yield device
+
+
 def contestants():
     yield "null", "null_blk", null_blk
-    yield "null", "SCSI target, loopback", scsi_loopback
+    yield "null", "SCSI target, loopback", scsi_null
     yield "null", "nbd, nbdkit null", nbdkit(0, "null")
     yield "null", "nbd, Sawmill null", our_nbd(1, "null")
     if binary("ublk_memory").exists():
         yield "null", "ublk, Sawmill null", ublk("--null")
     yield "memory", "brd", brd
+    yield "memory", "TCMU, tcmu-runner", tcmu
     yield "memory", "nbd, nbdkit memory", nbdkit(2, "memory")
     yield "memory", "nbd, Sawmill memory", our_nbd(3, "memory")
     if binary("ublk_memory").exists():
@@ -328,6 +355,7 @@ where the instructions go, and absolute numbers say nothing."""]
     aim = f"## The aim: ublk at least {TARGET_RATIO} times the kernel's NBD, 4 KiB, qd128"
     parts += [aim, verdict(results)]
     if results.absent:
+        # tests/setup/prepare.sh bench installs what is not Debian's own.
         absent = (f"- {name}: {why}" for name, why in results.absent.items())
         parts += ["## Not measured", "\n".join(absent)]
     return "\n\n".join(parts) + "\n"

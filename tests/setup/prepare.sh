@@ -44,7 +44,7 @@ esac
 if [[ $mode == test ]]; then
     packages+=("${vm_packages[@]}")
 elif [[ $mode == bench ]]; then
-    packages+=(s3backer:s3backer)
+    packages+=(s3backer:s3backer tcmu-runner:tcmu-runner dbus-daemon:dbus)
 elif [[ $mode == external ]]; then
     packages+=(dpkg-source:dpkg-dev qemu-system-x86_64:qemu-system-x86)
 fi
