@@ -37,3 +37,23 @@ rm -r /run/sawmill
 "$SERVER" list | grep -q 'alive: true, ours: true' || fail "without its file a device is not known"
 refuses "served by process $SERVER_PID" delete 7
 stop_server
+
+# A device that was added, and whose server has no claim yet, beside the file of an older one of that number.
+touch /run/sawmill/ublk/7
+exec {claim}>>/run/sawmill/ublk/7
+flock "$claim"
+mkfifo half.in
+"$SERVER" --size 16 --id 7 <half.in >half.out 2>server.half.err &
+half=$!
+exec {half_input}>half.in
+wait_for 5 sh -c "$SERVER list | grep -q 'id: 7'" || fail "it was not added"
+kill -STOP "$half"
+flock -u "$claim"
+"$SERVER" list | grep -q 'id: 7, state: Dead.*alive: true' || fail "taken for an orphan: $("$SERVER" list)"
+! "$SERVER" sweep | grep -q . || fail "a device was swept away from under the server that makes it"
+refuses "served by process $half" delete 7
+kill -CONT "$half"
+wait_for 60 grep -q '^ready' half.out || fail "it does not get ready"
+echo stop >&"$half_input"
+exec {half_input}>&-
+wait "$half" || fail "the server ended with $?"

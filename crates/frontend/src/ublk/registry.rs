@@ -11,11 +11,13 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 use sawmill_sys::ublk::{Control, DeviceState, node_path};
 
+use super::options::{LEAVE_TIME_MAX, LOOK_AGAIN};
 use super::protocol::{is_ours, mark};
 
 /// Where the kernel lists the character devices of ublk.
@@ -124,12 +126,8 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
     let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
     let server_pid = u32::try_from(info.server_pid).ok().filter(|pid| *pid > 0);
-    let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
-    // A process of this number may be another one by now. The lock knows better, where there is one.
-    let alive = match is_locked(&facts_path(run_folder, id)) {
-        Some(locked) => locked,
-        None => info.state() != DeviceState::Quiesced && server_pid.is_some_and(lives),
-    };
+    let lives = server_pid.is_some_and(lives);
+    let alive = is_alive(info.state(), lives, is_locked(&facts_path(run_folder, id)));
     Ok(DeviceInfo {
         id,
         state: info.state(),
@@ -141,6 +139,23 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
         size_bytes,
         mark: info.server_mark,
     })
+}
+
+fn lives(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// Whether a living process has a device. `lives`: there is a process of the number that the driver knows.
+/// `locked`: whether the device's file is, where there is one.
+pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) -> bool {
+    match locked {
+        // A process of this number may be another one by now. The lock knows better.
+        Some(true) => true,
+        // Except of a device that was added just now: it has no claim yet, and the file is an older one's. Of
+        // a device that was stopped the driver forgets the process.
+        Some(false) => state == DeviceState::Dead && lives,
+        None => state != DeviceState::Quiesced && lives,
+    }
 }
 
 /// Removes a device that nobody serves. Its users get errors from now on.
@@ -162,17 +177,23 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
         return Err(in_use());
     }
     // With the lock nobody takes the device over while it goes.
-    let claim = Claim::take(run_folder, id).map_err(|error| match error.kind() {
+    let claim = Claim::wait(run_folder, id).map_err(|error| match error.kind() {
         ErrorKind::InUse => in_use(),
         _ => error,
     })?;
+    // Until then it may have gone, and another have come that has no claim yet.
+    let now = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
+    let has_process = u32::try_from(now.server_pid).is_ok_and(lives);
+    if now.server_mark != known.mark || is_alive(now.state(), has_process, Some(false)) {
+        return Err(in_use());
+    }
     remove_link(link_folder, known.link.as_deref(), id);
     control.stop(id).map_err(|error| failed(&format!("device {id} could not be stopped"), &error))?;
     claim.remove();
     control.delete(id).map_err(|error| failed(&format!("device {id} could not be deleted"), &error))
 }
 
-fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
+pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
     run_folder.join(id.to_string())
 }
 
@@ -237,7 +258,7 @@ fn plain(text: &str) -> Option<String> {
 }
 
 /// Whether a living server holds this file; `None` where there is no file.
-fn is_locked(path: &Path) -> Option<bool> {
+pub(super) fn is_locked(path: &Path) -> Option<bool> {
     use rustix::fs::{FlockOperation, flock};
     let file = std::fs::File::open(path).ok()?;
     // Shared: two that only look must not take each other for the server.
@@ -269,6 +290,20 @@ impl Claim {
             _ => wrong(error),
         })?;
         Ok(Claim { path, _lock: lock })
+    }
+
+    /// Takes the right as soon as it is given up: by a server on its way out, or by somebody who only looks.
+    /// Errors: `InUse` when that does not happen soon.
+    pub(super) fn wait(run_folder: &Path, id: u32) -> Result<Self> {
+        let began = Instant::now();
+        loop {
+            match Claim::take(run_folder, id) {
+                Err(error) if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                taken => return taken,
+            }
+        }
     }
 
     /// Writes down what the device is.

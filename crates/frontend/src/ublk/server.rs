@@ -4,7 +4,7 @@
 //! is closed before the device is deleted. A device that was let go is not touched again. Not here: requests.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -16,7 +16,7 @@ use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, DeviceSta
 
 use super::inbox::{Inbox, Order};
 use super::link::{Link, Progress};
-use super::options::{LEAVE_TIME_MAX, LOOK_AGAIN, NODE_TIME_MAX, UblkOptions};
+use super::options::{LOOK_AGAIN, NODE_TIME_MAX, UblkOptions};
 use super::protocol;
 use super::queue::{Queue, QueueState};
 use super::registry::{self, Claim, Facts, failed};
@@ -95,7 +95,7 @@ impl UblkDoor {
         })?;
         let id = info.id;
         let started = (|| {
-            let claim = wait_for_claim(&options.run_folder, id)?;
+            let claim = Claim::wait(&options.run_folder, id)?;
             claim.write(&facts(&options, false))?;
             // Only the owner of the node may command a device without privileges.
             let char_device = open_char_device(id)?;
@@ -171,7 +171,7 @@ impl UblkDoor {
         if known.size_bytes > size_bytes {
             return refuse(format!("has {} bytes, more than the volume's {size_bytes}", known.size_bytes));
         }
-        let claim = wait_for_claim(&options.run_folder, id)?;
+        let claim = Claim::wait(&options.run_folder, id)?;
         let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
         if half_taken && features & feature::QUIESCE == 0 {
             // The kernel would stumble over the queues that have no server yet.
@@ -358,19 +358,6 @@ fn leave(serving: Serving) {
     workers.iter_mut().for_each(Worker::join);
     // Only now may another take it.
     drop(claim);
-}
-
-/// Waits for a server that is on its way out to give up its claim.
-fn wait_for_claim(run_folder: &Path, id: u32) -> Result<Claim> {
-    let began = Instant::now();
-    loop {
-        match Claim::take(run_folder, id) {
-            Err(error) if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX => {
-                std::thread::sleep(LOOK_AGAIN);
-            }
-            taken => return taken,
-        }
-    }
 }
 
 /// Begins to take the device over, as soon as the kernel has seen that its server is gone.

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use sawmill_device::{BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations};
-use sawmill_sys::ublk::{IoDescriptor, attribute, operation, operation_flag};
+use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
 use super::inbox::{Done, Inbox, Order};
 use super::link::Progress;
 use super::protocol::{self, Asked};
+use super::registry::{self, Claim};
 use super::ticket::Body;
 
 const BYTES_MAX: u32 = 1 << 20;
@@ -182,6 +183,50 @@ fn one_server_at_a_time_has_the_claim_to_a_device() {
     drop(claim);
     super::registry::Claim::take(&run_folder, 3).expect("it is free again").remove();
     assert!(!run_folder.join("3").exists());
+}
+
+#[test]
+fn two_that_only_look_do_not_take_each_other_for_a_server() {
+    use rustix::fs::{FlockOperation, flock};
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = registry::facts_path(folder.path(), 3);
+    assert_eq!(registry::is_locked(&path), None, "there is no file");
+    drop(Claim::take(folder.path(), 3).expect("nobody has it"));
+    // Somebody else looks, and is not done yet.
+    let looking = std::fs::File::open(&path).expect("the file is there");
+    flock(&looking, FlockOperation::NonBlockingLockShared).expect("nobody has it");
+    assert_eq!(registry::is_locked(&path), Some(false));
+    assert_eq!(Claim::take(folder.path(), 3).err().map(|error| error.kind()), Some(ErrorKind::InUse));
+    // Who wants to serve waits until that one has looked.
+    let wanting = std::thread::spawn({
+        let run_folder = folder.path().to_owned();
+        move || Claim::wait(&run_folder, 3)
+    });
+    drop(looking);
+    let claim = wanting.join().expect("no panic").expect("whoever looked is done");
+    assert_eq!(registry::is_locked(&path), Some(true));
+    drop(claim);
+    assert_eq!(registry::is_locked(&path), Some(false));
+}
+
+#[test]
+fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
+    use registry::is_alive;
+    let (locked, stale, none) = (Some(true), Some(false), None);
+    // A server has the lock for as long as it serves, whatever the driver knows.
+    for state in [DeviceState::Dead, DeviceState::Live, DeviceState::Quiesced] {
+        assert!(is_alive(state, true, locked) && is_alive(state, false, locked));
+    }
+    // Just added, beside the file of an older device of that number, or beside none.
+    assert!(is_alive(DeviceState::Dead, true, stale) && is_alive(DeviceState::Dead, true, none));
+    // What is left of one whose server died before it began to serve.
+    assert!(!is_alive(DeviceState::Dead, false, stale) && !is_alive(DeviceState::Dead, false, none));
+    // A server that died; its number may be another process's by now.
+    for lives in [true, false] {
+        assert!(!is_alive(DeviceState::Live, lives, stale) && !is_alive(DeviceState::Quiesced, lives, stale));
+        assert!(!is_alive(DeviceState::Quiesced, lives, none));
+    }
+    assert!(is_alive(DeviceState::Live, true, none), "its file was removed");
 }
 
 #[test]

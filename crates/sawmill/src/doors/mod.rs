@@ -20,7 +20,7 @@ use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
 use crate::exit::{Exit, Failure, Result};
-use open::Workers;
+use open::{Orphans, Workers};
 use plan::DoorPlan;
 
 /// What doors show: an open volume.
@@ -72,14 +72,15 @@ impl Doors {
     /// Opens what a plan asks for, for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
         self.workers.share_from(volumes.len())?;
+        let orphans = Orphans::default();
         for plan in plans {
             if plan.is_shared() {
-                self.open(plan.clone(), volumes)?;
+                self.open_with(plan.clone(), volumes, &orphans)?;
                 continue;
             }
             for volume in volumes {
                 let plan = if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
-                self.open(plan, std::slice::from_ref(volume))?;
+                self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
             }
         }
         Ok(())
@@ -87,9 +88,13 @@ impl Doors {
 
     /// Opens one door.
     pub(crate) fn open(&self, plan: DoorPlan, volumes: &[Shown]) -> Result<Arc<OpenDoor>> {
+        self.open_with(plan, volumes, &Orphans::default())
+    }
+
+    fn open_with(&self, plan: DoorPlan, volumes: &[Shown], orphans: &Orphans) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
-        let opened = Arc::new(open::open(plan, volumes, &self.workers)?);
+        let opened = Arc::new(open::open(plan, volumes, &self.workers, orphans)?);
         self.open.write().push(Arc::clone(&opened));
         Ok(opened)
     }

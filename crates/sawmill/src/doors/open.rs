@@ -22,7 +22,12 @@ use crate::exit::{Failure, Result};
 use crate::wiring::make_folder;
 
 /// Opens a door that nobody has open.
-pub(super) fn open(plan: DoorPlan, volumes: &[Shown], workers: &Workers) -> Result<OpenDoor> {
+pub(super) fn open(
+    plan: DoorPlan,
+    volumes: &[Shown],
+    workers: &Workers,
+    orphans: &Orphans,
+) -> Result<OpenDoor> {
     match &plan {
         DoorPlan::Nbd { listen, insecure } => {
             let nbd = open_nbd(listen, *insecure, volumes)?;
@@ -39,7 +44,7 @@ pub(super) fn open(plan: DoorPlan, volumes: &[Shown], workers: &Workers) -> Resu
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
         }
         DoorPlan::Ublk { id } => {
-            let door = open_ublk(*id, only(volumes)?, workers)?;
+            let door = open_ublk(*id, only(volumes)?, workers, orphans)?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
         }
         DoorPlan::VhostUser { path } => {
@@ -134,6 +139,22 @@ impl Workers {
     }
 }
 
+/// ublk devices that nobody served when they were first asked for: looked up once for all volumes of a
+/// command, which may be hundreds.
+#[derive(Default)]
+pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
+
+impl Orphans {
+    fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
+        if self.0.get().is_none() {
+            let all = ublk::devices(&options.run_folder)?;
+            // Somebody else's list is as good.
+            let _ = self.0.set(all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect());
+        }
+        Ok(self.0.get().map_or(&[], Vec::as_slice))
+    }
+}
+
 fn ublk_options(id: Option<u32>, volume: &Shown, workers: &Workers) -> UblkOptions {
     UblkOptions {
         id,
@@ -145,10 +166,15 @@ fn ublk_options(id: Option<u32>, volume: &Shown, workers: &Workers) -> UblkOptio
 
 /// A device for a volume: the one that a dead server of it left, whose users wait, or a new one. What is
 /// left of devices that nobody can use any more is removed.
-fn open_ublk(id: Option<u32>, volume: &Shown, workers: &Workers) -> sawmill_device::Result<UblkDoor> {
+fn open_ublk(
+    id: Option<u32>,
+    volume: &Shown,
+    workers: &Workers,
+    orphans: &Orphans,
+) -> sawmill_device::Result<UblkDoor> {
     hold_memory();
     let options = ublk_options(id, volume, workers);
-    for found in ublk::devices(&options.run_folder)?.iter().filter(|found| found.is_orphan()) {
+    for found in orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing what is left of a device");
             // Another server may have come first.

@@ -29,6 +29,8 @@ pub fn node_path(id: u32) -> PathBuf {
 pub struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: File,
+    /// The device that was commanded last, and whether it is one without privileges.
+    last: Option<(u32, bool)>,
 }
 
 /// The longest answer of a command, with the path in front.
@@ -45,7 +47,7 @@ impl Control {
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open("/dev/ublk-control", flags, Mode::empty())?);
-        Ok(Control { ring: IoUring::builder().build(2)?, file })
+        Ok(Control { ring: IoUring::builder().build(2)?, file, last: None })
     }
 
     /// The features of the driver, see [`super::feature`].
@@ -60,6 +62,7 @@ impl Control {
         let mut bytes = info_bytes(info);
         self.command(abi::ADD_DEV, info.id, 0, &[], &mut bytes)?;
         *info = info_from(&bytes);
+        self.last = Some((info.id, is_unprivileged(info)));
         Ok(())
     }
 
@@ -91,7 +94,10 @@ impl Control {
 
     /// Removes a device. Returns when its character device is closed and its number is free.
     pub fn delete(&mut self, id: u32) -> io::Result<()> {
-        self.command_on(abi::DEL_DEV, id, 0, &mut [])
+        self.command_on(abi::DEL_DEV, id, 0, &mut [])?;
+        // The number may be another device's from now on.
+        self.last = None;
+        Ok(())
     }
 
     /// What the driver knows of a device. `NotFound`.
@@ -132,7 +138,11 @@ impl Control {
         // The driver wants the path in front for a device without privileges, and only for such a one: it
         // judges by the node's owner whether the device may be commanded.
         let path = char_bytes(id);
-        let unprivileged = self.info(id)?.flags & abi::feature::UNPRIVILEGED_DEV != 0;
+        let unprivileged = match self.last {
+            Some((last, unprivileged)) if last == id => unprivileged,
+            _ => is_unprivileged(&self.info(id)?),
+        };
+        self.last = Some((id, unprivileged));
         self.command(number, id, data, if unprivileged { &path } else { &[] }, bytes)
     }
 
@@ -180,6 +190,10 @@ impl Control {
             }
         }
     }
+}
+
+fn is_unprivileged(info: &DeviceInfo) -> bool {
+    info.flags & abi::feature::UNPRIVILEGED_DEV != 0
 }
 
 /// The path of the character device as the driver wants it.

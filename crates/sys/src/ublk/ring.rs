@@ -6,6 +6,11 @@
 //!
 //! Without user copy the kernel copies payloads itself: each command then lends it a buffer.
 //!
+//! A ring of one queue has its file registered, so that the queues of a device do not count references to it
+//! in one place. A ring of many has not: before Linux 6.13 a file that is given back stays open until every
+//! command of the ring that is older, of whatever queue, has completed, and the kernel deletes no device whose
+//! file is open.
+//!
 //! Invariants: the kernel knows no memory of ours but buffers that the ring owns until their command
 //! completes, each as long as the longest request. The thread that made the ring is the only one to use it:
 //! the driver ties a queue to the thread that fetched first. Not here: what a request asks for.
@@ -50,6 +55,8 @@ const WOKEN: u64 = u64::MAX;
 /// An io_uring for the queues that one thread serves.
 pub struct QueueRing {
     ring: IoUring,
+    /// The files of queues are registered, each at the place of its slot.
+    registered: bool,
     slots: Vec<Option<Arc<CharDevice>>>,
     watched: Option<Arc<dyn AsFd + Send + Sync>>,
     /// Buffers by the name of their command.
@@ -71,9 +78,13 @@ impl QueueRing {
         builder.setup_cqsize(entries * 2).setup_clamp().dontfork();
         builder.setup_single_issuer().setup_defer_taskrun();
         let ring: IoUring = builder.build(entries)?;
-        ring.submitter().register_files_sparse(slots)?;
+        let registered = slots == 1;
+        if registered {
+            ring.submitter().register_files_sparse(slots)?;
+        }
         let slots = (0..slots).map(|_| None).collect();
-        Ok(QueueRing { ring, slots, watched: None, lent: HashMap::new(), returned: HashMap::new() })
+        let (lent, returned) = (HashMap::new(), HashMap::new());
+        Ok(QueueRing { ring, registered, slots, watched: None, lent, returned })
     }
 
     /// Takes up a queue of this device: the name of the queue on this ring. `OutOfMemory` when all slots are
@@ -81,8 +92,9 @@ impl QueueRing {
     pub fn attach(&mut self, device: &Arc<CharDevice>) -> io::Result<u32> {
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.ok_or(io::ErrorKind::OutOfMemory)? as u32;
-        let fd = device.as_fd().as_raw_fd();
-        self.ring.submitter().register_files_update(slot, &[fd])?;
+        if self.registered {
+            self.ring.submitter().register_files_update(slot, &[device.as_fd().as_raw_fd()])?;
+        }
         self.slots[slot as usize] = Some(device.clone());
         Ok(slot)
     }
@@ -91,6 +103,7 @@ impl QueueRing {
     pub fn detach(&mut self, slot: u32) -> io::Result<()> {
         if let Some(entry) = self.slots.get_mut(slot as usize)
             && entry.take().is_some()
+            && self.registered
         {
             self.ring.submitter().register_files_update(slot, &[-1])?;
         }
@@ -144,23 +157,29 @@ impl QueueRing {
         buffer: Option<Vec<u8>>,
     ) -> io::Result<()> {
         let named = named(slot, command.tag);
+        let device = self.slots.get(slot as usize).and_then(Option::as_ref);
+        let device = device.ok_or(io::ErrorKind::NotFound)?;
         if let Some(mut buffer) = buffer {
-            let device = self.slots.get(slot as usize).and_then(Option::as_ref);
-            let least = device.ok_or(io::ErrorKind::NotFound)?.request_bytes_max()?;
+            let least = device.request_bytes_max()?;
             if self.lent.contains_key(&named) || buffer.len() < least as usize {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             command.addr = buffer.as_mut_ptr() as u64;
             self.lent.insert(named, buffer);
         }
-        let entry = opcode::UringCmd16::new(types::Fixed(slot), number).cmd(command.bytes()).build();
-        self.push(&entry.user_data(named))
+        let entry = if self.registered {
+            opcode::UringCmd16::new(types::Fixed(slot), number)
+        } else {
+            opcode::UringCmd16::new(types::Fd(device.as_fd().as_raw_fd()), number)
+        };
+        self.push(&entry.cmd(command.bytes()).build().user_data(named))
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
             // SAFETY: a poll names no memory, and a command only a buffer in `lent`, which stays there until
-            // the command has completed. The descriptors they name are registered, or kept open by `watched`.
+            // the command has completed. The descriptors they name are kept open by `slots`, until every
+            // command of the slot is gone, and by `watched`.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
