@@ -37,7 +37,10 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("sawmill-volume-small", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
     ("sawmill-frontend", &["sawmill-device", "sawmill-sys"]),
     // The crash checker knows devices by their doors: neither the engine nor the stores.
-    ("sawmill-verify", &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-nbd-client"]),
+    (
+        "sawmill-verify",
+        &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-nbd-client", "sawmill-sys"],
+    ),
     ("sawmill-nbd-client", &[]),
     // For tests: nobody may name it.
     ("sawmill-sim", &["sawmill-device", "sawmill-store", "sawmill-volume-small"]),

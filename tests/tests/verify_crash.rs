@@ -5,9 +5,10 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use sawmill_tests::machine::can_mount;
+use sawmill_tests::machine::{can_mount, wait_until};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::requires;
 use sawmill_tests::store;
@@ -148,8 +149,105 @@ fn a_wrong_request_says_what_is_missing() {
     refused(&[], &["--device", "--self-test"]);
     refused(&["--device", "nbdkit -f file {backing}"], &["{socket}"]);
     refused(&["--sawmill", "--workload", "zfs"], &["zfs", "btrfs"]);
+    let crash = ["--target", "/dev/null", "--overwrite", "--crash", "true"];
+    refused(&[&crash[..], &["--workload", "ext4"]].concat(), &["--crash", "--workload"]);
     refused(&["--sawmill", "--check", "e2fsck"], &["e2fsck", "{image}"]);
     let zeroes = place.path("zeroes");
     fs::write(&zeroes, [0; 4096]).expect("a file");
     refused(&["--write-log", &zeroes.display().to_string(), "--check", "ext4"], &["write log", "magic"]);
+}
+
+/// What a check said, and how it ended.
+fn said(finished: &Finished) -> Value {
+    let Finished { line, stdout, stderr, .. } = finished;
+    serde_json::from_str(stdout)
+        .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"))
+}
+
+/// Whoever waits for a server that does not come would wait for ever, and the test with it.
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-f", "-l"]).arg(&self.0).output();
+    }
+}
+
+/// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`, with
+/// `between` done in between.
+fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished {
+    let place = place();
+    place.create("disk", "8M", &[]);
+    let unmounted = Unmounted(place.path("mount"));
+    let mount = unmounted.0.display().to_string();
+    let serve = || place.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
+    let mut server = serve();
+    let doors = place.sawmill(&["door", "list", "disk", "--json"]).json();
+    let mut addresses = doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
+    let node = addresses.find(|address| address.starts_with("/dev/loop")).expect("a loop device");
+    // The command asks this test to do it, and waits until it is done.
+    let (wanted, done) = (place.path("crash.wanted"), place.path("crash.done"));
+    let crash = format!(
+        "touch '{}'; until rm '{}' 2>/dev/null; do sleep 0.01; done",
+        wanted.display(),
+        done.display()
+    );
+    let words = ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
+    let words = [&words[..], &["--crash", &crash], more].concat();
+    let mut command = place.command(&words);
+    let mut check = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut ended = || check.try_wait().expect("it is ours").is_some();
+    while !ended() {
+        let what = "a crash is wanted, or the check ends";
+        wait_until(what, || (wanted.exists() || ended()).then_some(()));
+        if fs::remove_file(&wanted).is_ok() {
+            server.kill();
+            between(&place);
+            server = serve();
+            fs::write(&done, "").expect("room for a file");
+        }
+    }
+    let output = check.wait_with_output().expect("it has ended");
+    assert_eq!(server.stop().code, Some(0));
+    Finished::new(format!("sawmill {}", words.join(" ")), &output)
+}
+
+#[test]
+fn a_loop_device_keeps_what_it_answered_when_its_server_is_killed() {
+    requires!(can_mount());
+    let finished = crashed_on_a_loop_device(&["--rounds", "6", "--requests", "300"], |_| ());
+    let report = said(&finished);
+    assert_eq!((finished.code, &report["ok"]), (Some(0), &Value::Bool(true)), "{report:#}");
+    assert_eq!(report["rounds"], 6, "{report:#}");
+    assert_eq!(report["unanswered"], 0, "users of a block device wait: {report:#}");
+    assert!(report["answered"].as_u64() >= Some(1800), "{report:#}");
+    assert!(report["demanded"].as_u64() > Some(1500), "{report:#}");
+}
+
+#[test]
+fn a_loop_device_that_lost_what_it_answered_is_found_out() {
+    requires!(can_mount());
+    let lose = |place: &Place| {
+        let staged = fs::read_dir(place.memory()).expect("the folder in memory").flatten();
+        let all = place.journals().into_iter().chain(staged.map(|entry| entry.path()));
+        all.for_each(|path| fs::remove_file(path).expect("ours"));
+    };
+    let finished = crashed_on_a_loop_device(&["--rounds", "3", "--requests", "300"], lose);
+    let report = said(&finished);
+    assert_eq!((finished.code, &report["ok"]), (Some(1), &Value::Bool(false)), "{report:#}");
+    assert!(report["found"].is_string() && report["round"].is_u64(), "{report:#}");
+}
+
+#[test]
+fn an_export_is_checked_over_new_connections_and_a_crash_that_fails_is_told() {
+    let place = place();
+    place.create("disk", "8M", &[]);
+    let server = place.serve("disk").start();
+    let uri = server.uri();
+    let target = ["--target", uri.as_str(), "--overwrite", "--trim", "--rounds", "2", "--crash"];
+    let finished = verify(&place, &[&target[..], &["true"]].concat());
+    let report = said(&finished);
+    assert_eq!((finished.code, &report["rounds"]), (Some(0), &Value::from(2)), "{report:#}");
+    let line = [&["verify-crash"], &target[..], &["echo not here; false"]].concat();
+    place.sawmill(&line).refused(7, &["echo not here; false", "failed", ": not here"]);
 }

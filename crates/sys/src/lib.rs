@@ -4,14 +4,15 @@
 //! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
 //! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
 //! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
-//! [`ublk`] (the kernel's driver for block devices in user space), [`reclaim`] (a server of disks must not
-//! wait for its own disk).
+//! [`discard`](discard()) (and zeroes, on files and block devices), [`ublk`] (the kernel's driver for block
+//! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod aligned;
 mod direct_file;
+mod discard;
 mod loop_device;
 mod mapping;
 pub mod reclaim;
@@ -22,6 +23,7 @@ pub mod ublk;
 
 pub use aligned::AlignedBytes;
 pub use direct_file::{DirectFile, FileLock, OpenMode};
+pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::LoopDevice;
 pub use shared::SharedMemory;
 pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};

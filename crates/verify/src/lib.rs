@@ -5,11 +5,11 @@
 //! content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The devices: `subject`
 //! (those under test), `target` (somebody's disk), `faulty` (planted faults, by which the checker itself is
 //! checked). The work and its judges: `stamp` (blocks that say who wrote them, and the judge), `load` (a
-//! stamped load), `files` (files that prove themselves), `file_system` (made, mounted, checked). A check as a
-//! whole: `run` (the work, recorded), `session` (what it leaves), `campaign` (cut after cut), `look` (one of
-//! them), `report`. Tools: `nbd` (the client of
-//! `crates/nbd-client`), `bridge` (an export as file, block device,
-//! mount), `program` (other people's programs), `dice` (seeded chance).
+//! stamped load), `files` (files that prove themselves), `file_system` (made, mounted, checked). A server
+//! killed under its users: `crash`. A check of power failures as a whole: `run` (the work, recorded),
+//! `session` (what it leaves), `campaign` (cut after cut), `look` (one of them), `report`. Tools: `nbd` (the
+//! client of `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (other
+//! people's programs), `dice` (seeded chance).
 //!
 //! Invariant: this crate knows devices by their doors alone; nothing here names the engine or a store.
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@
 
 pub mod bridge;
 pub mod campaign;
+pub mod crash;
 pub mod cut;
 pub mod dice;
 mod error;

@@ -1,12 +1,75 @@
 //! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over several
-//! connections, all noted in a log, and cut off at any moment.
+//! connections or on a device, all noted in a log, and cut off at any moment.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+
+use sawmill_device::{BlockDevice, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 
 use crate::PATIENCE;
 use crate::dice::Dice;
 use crate::nbd::{Client, Command, Failure};
 use crate::stamp::{Kind, Log, SECTOR_BYTES};
+
+/// Hears how a request ended.
+type Listener = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+
+/// What a load works on: a connection to a server, or a device.
+pub trait Worked {
+    /// Begins to carry out a command and does not wait for its end, which `listener` hears.
+    fn submit_then(&self, command: Command, listener: Listener);
+}
+
+impl Worked for Client {
+    fn submit_then(&self, command: Command, listener: Listener) {
+        Client::submit_then(self, &command, move |outcome| listener(outcome.map(drop)));
+    }
+}
+
+impl Worked for Arc<dyn BlockDevice> {
+    fn submit_then(&self, command: Command, listener: Listener) {
+        let mut flags = Flags::default();
+        let (operation, address, length, bytes) = match command {
+            Command::Write { offset, bytes, fua } => {
+                flags.fua = fua;
+                (Operation::Write, offset, bytes.len() as u64, bytes)
+            }
+            Command::Read { offset, length } => {
+                (Operation::Read, offset, length.into(), vec![0; length as usize])
+            }
+            Command::Flush => (Operation::Flush, 0, 0, Vec::new()),
+            Command::Trim { offset, length } => (Operation::Discard, offset, length, Vec::new()),
+            Command::WriteZeroes { offset, length } => (Operation::WriteZeroes, offset, length, Vec::new()),
+            Command::BlockStatus { offset, length } => (Operation::Allocation, offset, length, Vec::new()),
+        };
+        let exchange = Box::new(Listening { bytes, listener });
+        self.submit(Request::new(operation, address, length, flags, exchange));
+    }
+}
+
+/// The far side of a request of a load.
+struct Listening {
+    bytes: Vec<u8>,
+    listener: Listener,
+}
+
+impl Exchange for Listening {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.bytes[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        (self.listener)(outcome.map(drop).map_err(|error| match error.kind() {
+            ErrorKind::Closed => Failure::Gone,
+            kind => Failure::Errno(kind.errno().unsigned_abs()),
+        }));
+    }
+}
 
 /// How a load behaves.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +78,8 @@ pub struct Mix {
     pub depth: usize,
     /// The longest write in sectors.
     pub sectors_max: u64,
+    /// Every address and length is a multiple of so many sectors.
+    pub sectors_step: u64,
     /// One request in this many is a flush.
     pub flush_once_in: u64,
     /// One write in this many has FUA.
@@ -27,7 +92,15 @@ pub struct Mix {
 
 impl Default for Mix {
     fn default() -> Self {
-        Mix { depth: 32, sectors_max: 64, flush_once_in: 40, fua_once_in: 60, zero_once_in: 12, trim: true }
+        Mix {
+            depth: 32,
+            sectors_max: 64,
+            sectors_step: 1,
+            flush_once_in: 40,
+            fua_once_in: 60,
+            zero_once_in: 12,
+            trim: true,
+        }
     }
 }
 
@@ -81,12 +154,12 @@ impl Load {
     /// Drives the load until `completions` more requests are answered, then calls `cut` with requests still
     /// in flight, and waits until each of them has its answer or its connection is gone. Where no answer
     /// comes for [`PATIENCE`], all that are in flight count as unanswered.
-    pub fn drive(&mut self, clients: &[Client], completions: u64, cut: impl FnOnce()) -> Tally {
+    pub fn drive<W: Worked>(&mut self, worked: &[W], completions: u64, cut: impl FnOnce()) -> Tally {
         let mut tally = Tally::default();
         while tally.completed + tally.refused < completions && tally.unanswered == 0 {
             while self.in_flight < self.mix.depth {
-                let client = &clients[self.dice.below(clients.len() as u64) as usize];
-                self.submit(client);
+                let one = &worked[self.dice.below(worked.len() as u64) as usize];
+                self.submit(one);
             }
             self.note_one(&mut tally);
         }
@@ -97,7 +170,7 @@ impl Load {
         tally
     }
 
-    fn submit(&mut self, client: &Client) {
+    fn submit(&mut self, worked: &impl Worked) {
         self.in_flight += 1;
         let (entry, command) = if self.dice.once_in(self.mix.flush_once_in) {
             (Entry::Flush(self.log.submit_flush()), Command::Flush)
@@ -105,19 +178,22 @@ impl Load {
             self.choose_write()
         };
         let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
-        client.submit_then(&command, move |outcome| {
-            let ended = Ended { entry, at: clock.tick(), outcome: outcome.map(drop) };
+        let listener = move |outcome| {
+            let ended = Ended { entry, at: clock.tick(), outcome };
             // The load may be over and gone.
             let _ = tell.send(ended);
-        });
+        };
+        worked.submit_then(command, Box::new(listener));
     }
 
     fn choose_write(&mut self) -> (Entry, Command) {
-        let count = 1 + self.dice.below(self.mix.sectors_max.min(self.sectors));
+        let step = self.mix.sectors_step;
+        let (steps, steps_max) = (self.sectors / step, self.mix.sectors_max / step);
+        let count = 1 + self.dice.below(steps_max.min(steps));
         // Half of the writes meet in a small part of the volume, where they overlap in flight.
-        let room = self.sectors - count + 1;
-        let reach = if self.dice.once_in(2) { room.min(4 * self.mix.sectors_max) } else { room };
-        let sector = self.dice.below(reach);
+        let room = steps - count + 1;
+        let reach = if self.dice.once_in(2) { room.min(4 * steps_max) } else { room };
+        let (sector, count) = (step * self.dice.below(reach), step * count);
         let (offset, length) = (sector * SECTOR_BYTES as u64, count * SECTOR_BYTES as u64);
         if self.dice.once_in(self.mix.zero_once_in) {
             let place = self.log.submit(Kind::Zero, sector, count as u32, false);

@@ -1,24 +1,28 @@
-//! Somebody's disk as a device to record: a file, a block device, or an NBD export.
+//! Somebody's disk as a device to record or to crash: a file, a block device, or an NBD export.
 //!
-//! Invariant: submitting never waits; a file's requests are carried out by threads of its own, an export's by
-//! its server.
+//! Invariants: submitting never waits; a file's requests are carried out by threads of its own, an export's
+//! by its server. What [`FileTarget::direct`] answered is with the device, not in the page cache.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use rustix::fs::OFlags;
+use rustix::io::{ReadWriteFlags, pwritev2};
 use sawmill_device::{
     BlockDevice, Error as DeviceError, ErrorKind, Geometry, Operation, Operations, Reply, Request,
 };
+use sawmill_sys::{AlignedBytes, discard, logical_block_bytes, write_zeroes};
 
-use crate::nbd::{Client, Command, Dialect, flag};
+use crate::nbd::{Client, Command, Dialect, Failure, flag};
 use crate::{Error, Result};
 
-/// Threads that work for a file.
+/// Threads that work for a file, and so its requests in flight.
 const WORKERS: usize = 2;
+const WORKERS_DIRECT: usize = 32;
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
 fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
@@ -33,53 +37,82 @@ fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
     }
 }
 
-/// A file or a block device. No discards: what they leave differs too much.
+/// A file or a block device.
 pub struct FileTarget {
     geometry: Geometry,
     tell: std::sync::mpsc::Sender<Request>,
 }
 
 impl FileTarget {
-    /// Opens it for reading and writing.
+    /// Opens it for reading and writing through the page cache. No discards: what they leave differs too
+    /// much.
     pub fn open(path: &Path) -> Result<Self> {
-        let failed = |error: std::io::Error| Error::io("cannot open", path, &error);
+        let failed = |error: io::Error| Error::io("cannot open", path, &error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Self::serve(file, geometry(size_bytes, false, false), WORKERS).map_err(failed)
+    }
+
+    /// Opens it for reading and writing around the page cache, with many requests in flight. Requests are
+    /// multiples of the geometry's block.
+    ///
+    /// Errors: also where it cannot be opened around the page cache.
+    pub fn direct(path: &Path) -> Result<Self> {
+        let failed = |error: io::Error| Error::io("cannot open around the page cache", path, &error);
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let mut options = File::options();
+        let mut file = options.read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
+        let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        let block_bytes = logical_block_bytes(&file).map_err(failed)?;
+        let geometry = Geometry { block_bytes, ..geometry(size_bytes, true, true) };
+        Self::serve(file, geometry, WORKERS_DIRECT).map_err(failed)
+    }
+
+    fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {
         let (tell, hear) = std::sync::mpsc::channel::<Request>();
         let (file, hear) = (Arc::new(file), Arc::new(Mutex::new(hear)));
-        for _ in 0..WORKERS {
+        for _ in 0..workers {
             let (file, hear) = (Arc::clone(&file), Arc::clone(&hear));
             let work = move || {
                 loop {
                     let next = hear.lock().map(|hear| hear.recv());
                     let Ok(Ok(mut request)) = next else { return };
                     let done = carry_out(&file, &mut request);
-                    let failed = |error: std::io::Error| {
+                    let failed = |error: io::Error| {
                         DeviceError::new(ErrorKind::Unavailable, format!("the target: {error}"))
                     };
                     request.complete(done.map(|()| Reply::Done).map_err(failed));
                 }
             };
-            thread::Builder::new().name("target".into()).spawn(work).map_err(failed)?;
+            thread::Builder::new().name("target".into()).spawn(work)?;
         }
-        Ok(FileTarget { geometry: geometry(size_bytes, false, false), tell })
+        Ok(FileTarget { geometry, tell })
     }
 }
 
-fn carry_out(file: &File, request: &mut Request) -> std::io::Result<()> {
+fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
+    let (address, length) = (request.address, request.length);
     match request.operation {
         Operation::Read => {
-            let address = request.address;
-            file.read_exact_at(request.buffer(), address)
+            let mut bytes = AlignedBytes::zeroed(length as usize);
+            file.read_exact_at(&mut bytes, address)?;
+            request.buffer().copy_from_slice(&bytes);
+            Ok(())
         }
         Operation::Write => {
-            let mut bytes = vec![0; request.length as usize];
+            let mut bytes = AlignedBytes::zeroed(length as usize);
             request.fill(0, &mut bytes);
-            file.write_all_at(&bytes, request.address)?;
-            if request.flags.fua { file.sync_data() } else { Ok(()) }
+            let flags = if request.flags.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            // One call: the rest of a short write would be another request.
+            match pwritev2(file, &[IoSlice::new(&bytes)], address, flags)? {
+                written if written == bytes.len() => Ok(()),
+                written => Err(io::Error::other(format!("took {written} bytes of {}", bytes.len()))),
+            }
         }
         Operation::Flush => file.sync_data(),
-        _ => Ok(()),
+        Operation::Discard => discard(file, address, length),
+        Operation::WriteZeroes => write_zeroes(file, address, length),
+        Operation::Prefetch | Operation::Allocation => Ok(()),
     }
 }
 
@@ -150,8 +183,11 @@ impl BlockDevice for NbdTarget {
                 request.done();
             }
             Err(failure) => {
-                let text = format!("the target: {failure}");
-                request.fail(DeviceError::new(ErrorKind::Unavailable, text));
+                let kind = match failure {
+                    Failure::Gone => ErrorKind::Closed,
+                    Failure::Errno(_) => ErrorKind::Unavailable,
+                };
+                request.fail(DeviceError::new(kind, format!("the target: {failure}")));
             }
         });
     }

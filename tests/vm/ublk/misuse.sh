@@ -39,6 +39,7 @@ refuses "served by process $SERVER_PID" delete 7
 stop_server
 
 # A device that was added, and whose server has no claim yet, beside the file of an older one of that number.
+mkdir -p /run/sawmill/ublk
 touch /run/sawmill/ublk/7
 exec {claim}>>/run/sawmill/ublk/7
 flock "$claim"

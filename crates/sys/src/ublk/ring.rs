@@ -8,8 +8,8 @@
 //!
 //! A ring of one queue has its file registered, so that the queues of a device do not count references to it
 //! in one place. A ring of many has not: before Linux 6.13 a file that is given back stays open until every
-//! command of the ring that is older, of whatever queue, has completed, and the kernel deletes no device whose
-//! file is open.
+//! older command of the ring, of whatever queue, has completed, and the kernel deletes no device whose file
+//! is open.
 //!
 //! Invariants: the kernel knows no memory of ours but buffers that the ring owns until their command
 //! completes, each as long as the longest request. The thread that made the ring is the only one to use it:

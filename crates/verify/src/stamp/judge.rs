@@ -64,10 +64,21 @@ pub fn check_kept_before(log: &Log, moment: u64, image: &[u8]) -> Result<Verdict
 /// had to survive covers, whole. Writes may be in part and in any order between two flushes.
 pub fn check_sectors(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     let flushed = last_flush(log);
-    let demanded = |write: &Write| write.completed.is_some_and(|done| write.fua || done < flushed);
-    let judge = Judge::new(log, image, demanded)?;
+    sectors_by_themselves(log, image, |write| write.completed.is_some_and(|done| write.fua || done < flushed))
+}
+
+/// The promise of a plain disk whose cache survived: as [`check_sectors`], of every completed write.
+pub fn check_sectors_accepted(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
+    sectors_by_themselves(log, image, |write| write.completed.is_some())
+}
+
+fn sectors_by_themselves(
+    log: &Log,
+    image: &[u8],
+    must: impl Fn(&Write) -> bool,
+) -> Result<Verdict, Violation> {
+    let mut judge = Judge::new(log, image, must)?;
     let covers = judge.covers(&judge.demanded);
-    let mut judge = judge;
     judge.settle_zeroes(&covers)?;
     judge.check_sectors(&covers)?;
     let kept = (0..log.writes.len()).filter(|&n| judge.observed[n] || judge.demanded[n]).count();

@@ -15,6 +15,6 @@ mod tests;
 pub use block::{SECTOR_BYTES, Sector, Stamp};
 pub use judge::{
     Verdict, Violation, check_cut, check_flushed_kept, check_kept_before, check_nothing_accepted_lost,
-    check_sectors,
+    check_sectors, check_sectors_accepted,
 };
 pub use log::{Clock, Flush, Kind, Log, Moment, Write};

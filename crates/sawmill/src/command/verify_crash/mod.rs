@@ -1,8 +1,10 @@
-//! `sawmill verify-crash`: what a block device, and what is on it, is after power failed at any moment.
+//! `sawmill verify-crash`: what a block device, and what is on it, is after power failed at any moment, or
+//! after its server was crashed.
 //!
 //! Invariant: a finding comes with the command that shows it again, and what that command needs is kept.
 //! Not here: recording, cutting, judging (`crates/verify`).
 
+mod crash;
 mod document;
 mod plan;
 mod self_test;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use sawmill_device::BlockDevice;
 use sawmill_verify::cut::Cut;
-use sawmill_verify::look::{Look, Rule};
+use sawmill_verify::look::Look;
 use sawmill_verify::run;
 use sawmill_verify::session::Recorded;
 use sawmill_verify::subject::{Subject, Way};
@@ -34,6 +36,9 @@ use crate::units::parse_size;
 ///
 /// One of --device, --sawmill, --target, --write-log, --self-test says what is checked. Everything runs on
 /// this machine; --device and --sawmill need nbdfuse, file systems need root.
+///
+/// With --target and --crash nothing is recorded: the device's server is really crashed under the stamped
+/// workload, again and again, and what is there then is judged.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -49,6 +54,9 @@ pub(super) struct Arguments {
     /// Tear writes at multiples of 512 or 4096 bytes; 0: never.
     #[arg(long, value_name = "BYTES", value_parser = parse_tear, default_value = "512")]
     tear: u64,
+
+    #[command(flatten)]
+    crash: CrashArguments,
 
     /// Where chance comes from: the same seed, the same workload and the same cuts.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -146,6 +154,31 @@ struct WorkArguments {
     first: Option<usize>,
 }
 
+#[derive(Args)]
+#[command(next_help_heading = "A server that is really crashed")]
+struct CrashArguments {
+    /// With --target: a command line that crashes the server of that device and returns when it serves again
+    /// ('systemctl kill -s KILL ...', a hand-off). It runs with requests in flight; on a block device each of
+    /// them must still succeed.
+    #[arg(long, value_name = "COMMAND", requires = "target")]
+    crash: Option<String>,
+
+    /// How often. --requests are answered before each.
+    #[arg(long, value_name = "N", requires = "crash", default_value_t = 20)]
+    rounds: u64,
+
+    /// What must be there afterwards: everything that was answered, or only what was flushed.
+    #[arg(long, value_name = "WHAT", value_enum, requires = "crash", default_value = "answered")]
+    keeps: Kept,
+}
+
+/// What survives a crash, as words of the command line.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kept {
+    Answered,
+    Flushed,
+}
+
 /// What a flush means on a volume of the check, as words of the command line.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FlushMeans {
@@ -171,6 +204,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if arguments.subject.self_test {
         return self_test::run(context, arguments);
     }
+    if let (Some(command), Some(target)) = (&arguments.crash.crash, &arguments.subject.target) {
+        return crash::run(context, arguments, command, target);
+    }
     let place = Place::new(arguments)?;
     let subject = arguments.subject()?;
     let judge = arguments.judge()?;
@@ -178,12 +214,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if let Some(first) = arguments.work.first {
         recorded.begin_at(first)?;
     }
-    let rule = match arguments.subject.rule {
-        Some(Promise::Sector) => Rule::Sector,
-        Some(Promise::Prefix) => Rule::Prefix,
-        None if arguments.subject.sawmill => Rule::Prefix,
-        None => Rule::Sector,
-    };
+    let rule = arguments.rule();
     let folder = place.path();
     let look = Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
     if let Some(cut) = &arguments.cut {
@@ -231,16 +262,18 @@ fn obtain(
              --self-test",
         ));
     };
-    if !arguments.subject.overwrite {
-        let text = format!("the workload overwrites what {target} holds; add --overwrite if it may");
-        return Err(Failure::new(Exit::Refused, text));
-    }
-    let device: Arc<dyn BlockDevice> = if target.starts_with("nbd") && target.contains("://") {
+    arguments.may_overwrite(target)?;
+    let device: Arc<dyn BlockDevice> = if is_uri(target) {
         Arc::new(NbdTarget::connect(target)?)
     } else {
         Arc::new(FileTarget::open(Path::new(target))?)
     };
     Ok(run::above(device, &work, arguments.seed, folder)?)
+}
+
+/// Whether a target is an export, rather than a file or a device.
+fn is_uri(target: &str) -> bool {
+    target.starts_with("nbd") && target.contains("://")
 }
 
 /// One cut of an older recording.

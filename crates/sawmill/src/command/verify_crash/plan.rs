@@ -1,17 +1,17 @@
 //! From the command line to a subject, a workload, a judge and a budget.
 
 use sawmill_verify::file_system::FileSystem;
-use sawmill_verify::look::Judge;
+use sawmill_verify::look::{Judge, Rule};
 use sawmill_verify::plan::Budget;
 use sawmill_verify::run::Work;
 use sawmill_verify::subject::{CommandLine, Sawmill, Subject};
 
-use super::{Arguments, FlushMeans};
-use crate::exit::{Failure, Result};
+use super::{Arguments, FlushMeans, Promise};
+use crate::exit::{Exit, Failure, Result};
 
 const MIB: u64 = 1 << 20;
 /// What the stamped workload writes to: small, so that writes meet.
-const STAMPED_BYTES: u64 = MIB;
+pub(super) const STAMPED_BYTES: u64 = MIB;
 /// A volume of the check that holds stamps, or a file system.
 const VOLUME_BYTES: u64 = 8 * MIB;
 const FILE_SYSTEM_BYTES: u64 = 512 * MIB;
@@ -49,6 +49,25 @@ impl Arguments {
         Err(Failure::usage(format!(
             "'{word}' is no workload; write stamps, ext4, xfs, btrfs, or a command line with {{device}} in it"
         )))
+    }
+
+    /// What the device promises.
+    pub(super) fn rule(&self) -> Rule {
+        match self.subject.rule {
+            Some(Promise::Sector) => Rule::Sector,
+            Some(Promise::Prefix) => Rule::Prefix,
+            None if self.subject.sawmill => Rule::Prefix,
+            None => Rule::Sector,
+        }
+    }
+
+    /// Errors: `Refused` unless the user said that what is on the target may go.
+    pub(super) fn may_overwrite(&self, target: &str) -> Result<()> {
+        if self.subject.overwrite {
+            return Ok(());
+        }
+        let text = format!("the workload overwrites what {target} holds; add --overwrite if it may");
+        Err(Failure::new(Exit::Refused, text))
     }
 
     /// Who judges.

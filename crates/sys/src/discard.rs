@@ -1,0 +1,74 @@
+//! Discards and zeroes on files and block devices.
+//!
+//! Invariant: nothing outside the range changes. Not here: what a discarded range holds; that is the
+//! device's to say (a hole of a file reads as zeroes).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::{FallocateFlags, FileType, fallocate, fstat, ioctl_blksszget};
+use rustix::ioctl::{Opcode, Setter, ioctl};
+
+// From linux/fs.h.
+const BLKDISCARD: Opcode = 0x1277;
+
+/// Tells the device that this range is needed no more; makes a hole of it in a file.
+///
+/// Errors: `Unsupported` (`EOPNOTSUPP`) where it cannot; `InvalidInput` for a range that is no whole blocks.
+pub fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    if !is_block_device(file)? {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        return Ok(fallocate(file, hole, offset, length)?);
+    }
+    // SAFETY: BLKDISCARD reads two 64-bit numbers, which the argument is.
+    let discard = unsafe { Setter::<BLKDISCARD, [u64; 2]>::new([offset, length]) };
+    // SAFETY: as above; the kernel keeps nothing of it.
+    Ok(unsafe { ioctl(file.as_fd(), discard) }?)
+}
+
+/// Makes this range read as zeroes. Errors: as [`discard`].
+pub fn write_zeroes(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::ZERO_RANGE, offset, length)?)
+}
+
+/// The shortest direct write that a block device takes; of a file none is told, and 512 is all that the
+/// kernel itself asks for.
+pub fn logical_block_bytes(file: &File) -> io::Result<u32> {
+    if is_block_device(file)? { Ok(ioctl_blksszget(file)?) } else { Ok(512) }
+}
+
+fn is_block_device(file: &File) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_discarded_or_zeroed_of_a_file_reads_as_zeroes_and_the_rest_stays() {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(&[7; 16384]).expect("written");
+        discard(&file, 4096, 4096).expect("a hole");
+        // Not every file system can; then it says so.
+        let zeroed = write_zeroes(&file, 8192, 512);
+        let zeroed_bytes = match zeroed {
+            Ok(()) => 512,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
+                0
+            }
+        };
+        let mut bytes = [1; 16384];
+        file.read_exact_at(&mut bytes, 0).expect("read");
+        let zeroes = 4096..8192 + zeroed_bytes;
+        for (n, byte) in bytes.iter().enumerate() {
+            assert_eq!(*byte, if zeroes.contains(&n) { 0 } else { 7 }, "byte {n}");
+        }
+        assert_eq!(logical_block_bytes(&file).expect("told"), 512);
+    }
+}

@@ -1,0 +1,157 @@
+//! A device whose server is crashed under a stamped load, again and again: is everything there that was
+//! answered?
+//!
+//! The device stands while its server dies and another comes: a block device (ublk, vhost-user, FUSE with a
+//! loop device), whose users wait meanwhile. Or it goes with its server: an export, to which the load
+//! connects again.
+//!
+//! Invariant: the image is read through the door that the load used, when all requests have ended. Not here:
+//! power failures, which are cut from a recording (`run`, `campaign`).
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use sawmill_device::{BlockDevice, BlockDeviceExt};
+
+use crate::dice::Dice;
+use crate::load::{Load, Mix, Tally};
+use crate::look::Rule;
+use crate::program;
+use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
+use crate::{Error, PATIENCE, Result};
+
+/// What must be there after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// Every write that was answered: the server died, its machine lives.
+    Answered,
+    /// What was flushed, or written with FUA: power failed.
+    Flushed,
+}
+
+/// What is done, and what is promised.
+#[derive(Clone, Copy, Debug)]
+pub struct Crashes<'a> {
+    /// A command line that crashes the server and returns when it serves again.
+    pub command: &'a str,
+    /// How often.
+    pub rounds: u64,
+    /// Requests answered before each crash.
+    pub requests: u64,
+    /// Bytes of the device that are written, from its beginning.
+    pub area_bytes: u64,
+    /// Whether trims are used, and must read as zeroes afterwards.
+    pub trim: bool,
+    /// Where chance comes from.
+    pub seed: u64,
+    /// What must be there after a crash.
+    pub keeps: Keeps,
+    /// In what state the rest may be.
+    pub rule: Rule,
+    /// Requests in flight may end with the server: an export's connection does. A block device has its users
+    /// wait.
+    pub may_go: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Crashes that were looked at.
+    pub rounds: u64,
+    /// Requests with a good answer.
+    pub answered: u64,
+    /// Requests that ended with their connection.
+    pub unanswered: u64,
+    /// Writes that had to be there after a crash, in all.
+    pub demanded: u64,
+    /// What was wrong, after which crash. With this the check ends.
+    pub found: Option<(u64, String)>,
+}
+
+impl Crashes<'_> {
+    /// Crashes the device; `open` opens it, anew after each crash. `folder` takes what the command says.
+    ///
+    /// Errors: a device that cannot be opened or is too small, a command that fails.
+    pub fn run(
+        &self,
+        open: impl Fn() -> Result<Arc<dyn BlockDevice>>,
+        folder: &Path,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Survey> {
+        let mut device = open()?;
+        let geometry = *device.geometry();
+        if geometry.size_bytes < self.area_bytes {
+            let (has, needs) = (geometry.size_bytes, self.area_bytes);
+            return Err(Error::Usage(format!("the device has {has} bytes; the workload needs {needs}")));
+        }
+        device.write_at(0, &vec![0; self.area_bytes as usize])?;
+        device.flush()?;
+        let sectors_step = u64::from(geometry.block_bytes).div_ceil(SECTOR_BYTES as u64);
+        let mix = Mix { trim: self.trim, sectors_step, ..Mix::default() };
+        let mut load = Load::new(self.area_bytes, Dice::new(self.seed), mix);
+        let mut survey = Survey::default();
+        while survey.rounds < self.rounds {
+            let mut crashed = Ok(());
+            let tally = load.drive(&[device], self.requests, || crashed = self.crash(folder));
+            crashed?;
+            survey.rounds += 1;
+            survey.answered += tally.completed;
+            survey.unanswered += tally.unanswered;
+            if let Some(what) = self.unanswered(tally) {
+                survey.found = Some((survey.rounds, what));
+                return Ok(survey);
+            }
+            device = open()?;
+            let image = device.read_at(0, self.area_bytes as usize)?;
+            match self.judge(&load.log, &image) {
+                Ok(verdict) => survey.demanded += verdict.demanded as u64,
+                Err(violation) => {
+                    survey.found = Some((survey.rounds, violation.0));
+                    return Ok(survey);
+                }
+            }
+            load.log.rebase(&image);
+            progress(survey.rounds);
+        }
+        Ok(survey)
+    }
+
+    fn crash(&self, folder: &Path) -> Result<()> {
+        let said = folder.join("crash.said");
+        let failed = |error: std::io::Error| Error::io("cannot write", &said, &error);
+        // Not through a pipe: the server that it starts may keep that open.
+        let output = File::create(&said).map_err(failed)?;
+        let error_output = output.try_clone().map_err(failed)?;
+        let mut command = program::command("sh")?;
+        command.args(["-c", self.command]).stdout(output).stderr(error_output);
+        let status =
+            command.status().map_err(|source| Error::Io { what: "cannot start sh".into(), source })?;
+        if status.success() {
+            return Ok(());
+        }
+        let words = std::fs::read_to_string(&said).unwrap_or_default();
+        Err(Error::Subject(format!("`{}` failed ({status}): {}", self.command, words.trim_end())))
+    }
+
+    /// What is wrong with how requests ended.
+    fn unanswered(&self, tally: Tally) -> Option<String> {
+        if let Some(errno) = tally.last_errno {
+            return Some(format!("{} requests ended with an error (the last: {errno})", tally.refused));
+        }
+        if tally.unanswered > 0 && !self.may_go {
+            let (requests, seconds) = (tally.unanswered, PATIENCE.as_secs());
+            return Some(format!("{requests} requests had no answer {seconds} s after the server came back"));
+        }
+        None
+    }
+
+    fn judge(&self, log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
+        match (self.keeps, self.rule) {
+            (Keeps::Answered, Rule::Prefix) => stamp::check_nothing_accepted_lost(log, image),
+            (Keeps::Answered, Rule::Sector) => stamp::check_sectors_accepted(log, image),
+            (Keeps::Flushed, Rule::Prefix) => stamp::check_flushed_kept(log, image),
+            (Keeps::Flushed, Rule::Sector) => stamp::check_sectors(log, image),
+        }
+    }
+}
