@@ -6,7 +6,7 @@
 
 rounds=${VM_KILLS:-$(quick_or_full 2 25)}
 doors=(--ublk --journal "$SCRATCH/journal" --journal-bytes 128M --cache-bytes 0)
-"$BIN/sawmill" create disk --size 96M
+"$BIN/sawmill" create disk --size "$(quick_or_full 96M 320M)"
 serve disk "${doors[@]}"
 node=$(cat "$SCRATCH/serve.out")
 [ -b "$node" ] || { echo "no block device: $node" && exit 1; }
