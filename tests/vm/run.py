@@ -6,6 +6,7 @@
 A test is a script `tests/vm/TOPIC/NAME.sh`, which bash runs as root in the guest; a NAME here is
 `TOPIC/NAME` or a whole TOPIC. All share one boot; after a hang or a panic the rest get another. `--quick`
 takes those that `make test` runs. Each test gets one line, and the exit status is the number that failed.
+A program `TOPIC/NAME.py` that says `where: host` in its head is a test as well: it boots what it tests.
 `--keep-log` keeps and names the folder with all output even when nothing failed. Machines without hardware
 virtualization emulate, which takes a core and is about fifteen times slower.
 
@@ -17,6 +18,7 @@ In a script's head:
     # needs: nbd null_blk       kernel modules, loaded before and removed after it
     # expects-io-errors         the kernel's log may tell of them
     # fails-with: WORDS         it must fail, for this reason: a test of the lab itself
+    # where: host               it runs here, with $SET and VM_ variables alone; no modules, no kernel's log
 
 A script finds in its environment $BIN (a folder with `sawmill` and the examples of crates/frontend), $SCRATCH
 (an empty folder in memory, its own, and its working folder), $SET (`quick` or `full`), $VM_TESTS (this
@@ -76,6 +78,8 @@ class Test:
     modules: list[str]
     expects_io_errors: bool
     fails_with: str
+    path: Path
+    on_host: bool
 
     @classmethod
     def of(cls, path, quick):
@@ -87,16 +91,17 @@ class Test:
         said = {}
         for line in head:
             key, colon, value = line.partition(":")
-            if colon and key in ("set", "seconds", "needs", "fails-with"):
+            if colon and key in ("set", "seconds", "needs", "fails-with", "where"):
                 said[key] = value.split()
         kind = said.get("set", ["full"])[0]
         if kind not in ("quick", "full", "bench"):
             raise SystemExit(f"{path}: there is no set {kind}")
         limits = [int(word) for word in said.get("seconds", ["120"])]
+        head = [line for line in head if not line.startswith("!")]
         return cls(str(path.relative_to(HERE).with_suffix("")), head[0] if head else "",
                    kind, limits[0] if quick else limits[-1],
                    said.get("needs", []), "expects-io-errors" in head,
-                   " ".join(said.get("fails-with", [])))
+                   " ".join(said.get("fails-with", [])), path, said.get("where") == ["host"])
 
     def plan(self):
         expects = "yes" if self.expects_io_errors else "no"
@@ -105,7 +110,8 @@ class Test:
 
 def tests(names, quick):
     """Those that are asked for, by name."""
-    everything = [Test.of(path, quick) for path in sorted(HERE.glob("*/*.sh"))]
+    everything = [Test.of(path, quick) for path in sorted([*HERE.glob("*/*.sh"), *HERE.glob("*/*.py")])]
+    everything = [test for test in everything if test.on_host or test.path.suffix == ".sh"]
     for name in names:
         if not any(name in (test.name, test.name.split("/")[0]) for test in everything):
             raise SystemExit(f"there is no test {name}: tests/vm/run.py --list shows all")
@@ -248,6 +254,23 @@ class Lab:
             finally:
                 guest.end()
 
+    def run_here(self, test, quick):
+        """One that boots what it tests by itself."""
+        from_s, log = time.monotonic(), self.share / f"{test.name}.log"
+        log.parent.mkdir(exist_ok=True)
+        environment = dict(os.environ, SET="quick" if quick else "full")
+        with open(log, "wb") as into:
+            process = subprocess.Popen([test.path], stdin=subprocess.DEVNULL, stdout=into, stderr=into,
+                                       env=environment, preexec_fn=die_with_parent)
+        try:
+            said = "ok" if process.wait(test.seconds) == 0 else f"it ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            # It has others to end.
+            process.terminate()
+            process.wait()
+            said = f"it took more than {test.seconds} s"
+        self.told(test, round(time.monotonic() - from_s), said)
+
     def follow(self, guest, remaining):
         """Waits for one test after the other; gives those that a dead guest left."""
         for n, test in enumerate(remaining):
@@ -290,7 +313,10 @@ def main():
     from_s = time.monotonic()
     lab = Lab(share)
     try:
-        lab.run(chosen)
+        lab.run([test for test in chosen if not test.on_host])
+        for test in chosen:
+            if test.on_host:
+                lab.run_here(test, words.quick)
     finally:
         if lab.failed or words.keep_log:
             print(f"all output is in {share}")

@@ -209,6 +209,8 @@ impl Session {
                 let channel = one()?;
                 wire::set_times(&channel).map_err(|error| Violation(format!("no channel: {error}")))?;
                 self.backend_channel = Some(Arc::new(channel));
+                // A frontend that comes back knows the device as it was when it left.
+                self.announce_config();
                 Ok(())
             }
             Message::SetConfig { offset, bytes } => self.set_config(offset, &bytes),
