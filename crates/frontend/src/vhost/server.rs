@@ -276,7 +276,8 @@ impl Door for VhostDoor {
             session.go();
             // One that was taken over has none running yet.
             if let Err(violation) = session.run_what_can_run() {
-                tracing::error!(%violation, "vhost-user: a queue could not go on");
+                self.shared.common.counters.violations.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(%violation, "vhost-user: a queue cannot go on here; the others do");
             }
         }
         drop(inside);

@@ -396,7 +396,7 @@ impl Session {
             // One that cannot run takes none of the others with it.
             let started = self.setup(index).and_then(|setup| setup.map(Queue::start).transpose());
             match started {
-                Err(violation) => first = first.and(Err(violation)),
+                Err(Violation(why)) => first = first.and(violation(format!("queue {index}: {why}"))),
                 Ok(None) => (),
                 Ok(Some(queue)) => {
                     let mut roster = self.common.roster.lock();

@@ -14,7 +14,7 @@ use crate::devices::{Gate, SIZE_BYTES};
 use crate::guest::*;
 
 /// Long enough for whatever ends at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Writes of one sector each, offered on one queue and taken by the door.
 fn offer_writes(guest: &mut Guest, gate: &Gate, sectors: std::ops::Range<u64>) -> Vec<u16> {

@@ -5,11 +5,13 @@ use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;
 use sawmill_frontend::Door;
+use sawmill_frontend::vhost::VhostDoor;
 use vhost::VhostBackend;
 
 use crate::Place;
 use crate::devices::Gate;
 use crate::guest::*;
+use crate::restart::PATIENCE;
 
 /// After trouble of one guest, the door serves the next.
 fn serves_another(place: &Place) {
@@ -177,6 +179,35 @@ fn rings_outside_the_guests_memory_are_refused() {
     }
     front.set_vring_addr(0, &good).expect("these are in memory");
     assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0, "and served again");
+}
+
+#[test]
+fn a_queue_that_cannot_run_takes_no_other_with_it() {
+    let (place, gate) = (Place::new(), Gate::open());
+    let door = place.serve(gate.clone());
+    let mut guest = Guest::new(3);
+    let front = guest.connect(&place.path());
+    let mut outside = guest.rings(0);
+    outside.used_ring_addr += MEMORY_BYTES;
+    assert!(front.set_vring_addr(0, &outside).is_err(), "the first queue lies outside memory");
+    assert_eq!(door.counts().protocol_violations, 1);
+    // Both are built anew for whatever all queues share, and so they are in another process.
+    let features = front.get_features().expect("an answer") & guest.wants;
+    assert!(front.set_features(features).is_err(), "the first queue is no better than before");
+    for queue in [1, 2] {
+        assert_eq!(guest.ask(queue, STORE, 0, &[1; 512], 0).0, 0, "queue {queue} goes on");
+    }
+    door.quiesce(PATIENCE).expect("nothing is slow");
+    let pieces = door.hand_over().expect("it is quiet");
+    door.let_go();
+    let next = VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+    next.resume();
+    assert_eq!(next.counts().protocol_violations, 1, "whoever looks sees that a queue stands still");
+    for queue in [1, 2] {
+        assert_eq!(guest.ask(queue, STORE, 0, &[2; 512], 0).0, 0, "queue {queue} goes on in the next one");
+    }
+    front.set_vring_addr(0, &guest.rings(0)).expect("these are in memory");
+    assert_eq!(guest.ask(0, STORE, 0, &[3; 512], 0).0, 0, "and the first one, once it is where it must be");
 }
 
 /// An entry of a descriptor table, more or less sensible.
