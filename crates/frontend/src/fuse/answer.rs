@@ -19,6 +19,7 @@ const GRAIN_BYTES: u32 = 4096;
 // From linux/fuse.h: how a file is opened.
 const DIRECT_IO: u32 = 1 << 0;
 const KEEP_CACHE: u32 = 1 << 1;
+const NO_FLUSH: u32 = 1 << 5;
 const PARALLEL_WRITES: u32 = 1 << 6;
 
 // From linux/stat.h and dirent.h.
@@ -157,7 +158,7 @@ pub(super) fn entry(unique: u64, facts: &Attributes) -> Vec<u8> {
 
 /// An open file: every access comes to us, several at a time.
 pub(super) fn opened(unique: u64) -> Vec<u8> {
-    begin(unique).u64(0).u32(DIRECT_IO | PARALLEL_WRITES).u32(0).end()
+    begin(unique).u64(0).u32(DIRECT_IO | NO_FLUSH | PARALLEL_WRITES).u32(0).end()
 }
 
 /// An open folder.

@@ -2,7 +2,7 @@
 //!
 //! Works on every Linux with the fuse module, also for users who are not root. Rooms:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
-//! (what another process needs), `protocol` and `answer` (the codec, pure), `link` (the descriptor, shared),
+//! (what another process needs), `kept` (its keeper, watched), `protocol` and `answer` (the codec, pure), `link` (the descriptor, shared),
 //! `worker` (what is asked), `ticket` and `seek` (requests in flight), [`server`](FuseDoor),
 //! [`metrics`](FuseMetrics).
 //!
@@ -20,6 +20,7 @@
 mod answer;
 mod greeting;
 mod handover;
+mod kept;
 mod link;
 mod metrics;
 mod mount;

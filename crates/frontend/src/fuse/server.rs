@@ -19,6 +19,7 @@ use sawmill_sys::LoopDevice;
 use super::answer::{self, Agreed};
 use super::greeting::greet;
 use super::handover::{Taking, handed};
+use super::kept::Kept;
 use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, Wish};
@@ -39,7 +40,7 @@ pub struct FuseDoor {
     agreed: Agreed,
     workers: Mutex<Vec<JoinHandle<()>>>,
     loop_device: Mutex<Option<LoopDevice>>,
-    keeper: Mutex<Option<Keeper>>,
+    keeper: Mutex<Option<Kept>>,
     /// Ended, or in other hands.
     over: AtomicBool,
 }
@@ -124,7 +125,8 @@ impl FuseDoor {
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
         *door.loop_device.lock() = device;
         // Users wait behind this door: what it lacks is said, and no reason to end it.
-        let whole = if resized { door.resized() } else { Ok(()) }.and_then(|()| door.attach(options));
+        let known = if resized { door.resized() } else { door.tell_keeper() };
+        let whole = known.and_then(|()| door.attach(options));
         if let Err(error) = whole {
             tracing::error!(mountpoint = %door.mount.path.display(), "the mount goes on, and: {error}");
         }
@@ -154,16 +156,22 @@ impl FuseDoor {
             let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
             workers.push(thread.spawn(move || work(&link, &served)).map_err(failed)?);
         }
-        Ok(FuseDoor {
+        let door = FuseDoor {
             link,
             served,
             mount,
             agreed,
             workers: Mutex::new(workers),
             loop_device: Mutex::default(),
-            keeper: Mutex::new(keeper),
+            keeper: Mutex::default(),
             over: AtomicBool::new(false),
-        })
+        };
+        if let (Some(how), Some(keeper)) = (&options.keeper, keeper) {
+            let kept = door.handed().map(|handed| Kept::new(how, keeper, handed));
+            *door.keeper.lock() =
+                kept.inspect_err(|error| tracing::error!("nobody sees to the keeper: {error}")).ok();
+        }
+        Ok(door)
     }
 
     /// Starts a keeper if one is wanted and can be of use.
@@ -211,7 +219,7 @@ impl FuseDoor {
 
     fn tell_keeper(&self) -> Result<()> {
         let handed = self.handed()?;
-        self.keeper.lock().as_ref().map_or(Ok(()), |keeper| keeper.update(&handed))
+        self.keeper.lock().as_ref().map_or(Ok(()), |keeper| keeper.update(handed))
     }
 
     fn handed(&self) -> Result<Handed> {

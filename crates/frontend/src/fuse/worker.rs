@@ -186,15 +186,15 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
         Operation::Seek { offset, whence } => seek(link, served, unique, offset, whence),
         // Durable is what fsync has answered, not what was closed.
         Operation::Release
-        | Operation::Flush
         | Operation::ReleaseFolder
         | Operation::Fsync
         | Operation::FsyncFolder
         | Operation::Access
         | Operation::Destroy => link.send_status(unique, 0),
-        // An interrupted request is answered when it is done: what a device has begun ends. Told this once,
-        // the kernel sends no more of these.
-        Operation::Interrupt | Operation::Unknown { .. } => {
+        // An interrupted request is answered when it is done: what a device has begun ends. And whoever
+        // closes a file shall not wait for a server that may be away (nor can it be interrupted in that).
+        // Told this once, the kernel sends no more of these.
+        Operation::Interrupt | Operation::Flush | Operation::Unknown { .. } => {
             link.send_status(unique, Errno::NOSYS.raw_os_error());
         }
         Operation::Init { .. }

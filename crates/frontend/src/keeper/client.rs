@@ -128,12 +128,26 @@ impl Keeper {
         }
     }
 
+    /// A connection that hangs up when the keeper ends, and not before. Errors: `Unavailable`, also for a
+    /// keeper of a version that does not know how.
+    pub fn watch(&self) -> Result<OwnedFd> {
+        match self.converse(&Packet::Watch)? {
+            (Packet::Done, line) => Ok(line),
+            (other, _) => Err(failed(&self.socket, "cannot be watched: it answers", format!("{other:?}"))),
+        }
+    }
+
     fn ask(&self, packet: &Packet) -> Result<Packet> {
+        Ok(self.converse(packet)?.0)
+    }
+
+    fn converse(&self, packet: &Packet) -> Result<(Packet, OwnedFd)> {
         let gone = || failed(&self.socket, "the keeper has gone", "nobody listens");
         let socket = connected(&self.socket)?.ok_or_else(gone)?;
-        send(&socket, packet)
+        let answer = send(&socket, packet)
             .and_then(|()| receive(&socket))
-            .map_err(|error| failed(&self.socket, "does not answer", error))
+            .map_err(|error| failed(&self.socket, "does not answer", error))?;
+        Ok((answer, socket))
     }
 
     /// Ends it.
@@ -149,8 +163,8 @@ impl Keeper {
         self.child.lock().take();
     }
 
-    /// Lets the system forget a keeper of ours that has ended.
-    fn reap(&self) {
+    /// Lets the system forget a keeper of ours that has ended, or is about to.
+    pub(crate) fn reap(&self) {
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.wait();
         }

@@ -18,6 +18,8 @@ use crate::Handed;
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long somebody who connects may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
+/// Servers that may wait at once for the keeper's end; there is one, and another while it takes over.
+const WATCHERS_MAX: usize = 8;
 /// Among the last to be ended when memory is short: it has next to none.
 const OOM_SCORE: &str = "-900";
 
@@ -34,7 +36,7 @@ pub fn keep() -> std::io::Result<()> {
         use std::os::unix::ffi::OsStrExt;
         PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
     });
-    let mut holder = Holder { listener, path, held: None };
+    let mut holder = Holder { listener, path, held: None, watchers: Vec::new() };
     while holder.hear() {}
     holder.vanish();
     Ok(())
@@ -44,13 +46,15 @@ struct Holder {
     listener: OwnedFd,
     path: Option<PathBuf>,
     held: Option<Handed>,
+    /// Connections of those who wait for this process's end: they hear of it when the kernel closes these.
+    watchers: Vec<OwnedFd>,
 }
 
-/// Whether the far end of this descriptor still lives: a mount's says when it is gone.
-fn lives(descriptor: &OwnedFd) -> bool {
+/// Whether the far end of this descriptor still lives: a mount's says when it is gone, and so does a socket.
+pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(descriptor, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let gone = PollFlags::ERR | PollFlags::NVAL;
+    let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
     !matches!(poll(&mut asked, Some(&now)), Ok(n) if n > 0 && asked[0].revents().intersects(gone))
 }
 
@@ -72,36 +76,43 @@ impl Holder {
             Err(_) => return false,
         }
         let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else { return true };
-        !is_ours(&socket) || self.serve(&socket)
+        !is_ours(&socket) || self.serve(socket)
     }
 
-    fn serve(&mut self, socket: &OwnedFd) -> bool {
+    fn serve(&mut self, socket: OwnedFd) -> bool {
         for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-            if sockopt::set_socket_timeout(socket, timeout, Some(SILENCE_MAX)).is_err() {
+            if sockopt::set_socket_timeout(&socket, timeout, Some(SILENCE_MAX)).is_err() {
                 return true;
             }
         }
-        match receive(socket) {
+        match receive(&socket) {
             Ok(Packet::Hold(handed)) => {
                 self.held = Some(handed);
-                let _ = send(socket, &Packet::Done);
+                let _ = send(&socket, &Packet::Done);
                 true
             }
             Ok(Packet::Give) => match self.held.take() {
                 Some(holding) => {
                     // Lent to the packet and taken back: what arrives is a duplicate.
                     let packet = Packet::Here(holding);
-                    let _ = send(socket, &packet);
+                    let _ = send(&socket, &packet);
                     if let Packet::Here(holding) = packet {
                         self.held = Some(holding);
                     }
                     true
                 }
-                None => self.end(socket, &Packet::Nothing),
+                None => self.end(&socket, &Packet::Nothing),
             },
             Ok(Packet::End) => {
                 self.held.take();
-                self.end(socket, &Packet::Done)
+                self.end(&socket, &Packet::Done)
+            }
+            Ok(Packet::Watch) => {
+                self.watchers.retain(lives);
+                if self.watchers.len() < WATCHERS_MAX && send(&socket, &Packet::Done).is_ok() {
+                    self.watchers.push(socket);
+                }
+                true
             }
             Ok(Packet::Done | Packet::Here(_) | Packet::Nothing) | Err(_) => true,
         }

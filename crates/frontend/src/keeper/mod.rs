@@ -18,3 +18,4 @@ mod wire;
 
 pub use client::Keeper;
 pub use holder::keep;
+pub(crate) use holder::lives;

@@ -31,6 +31,8 @@ pub(super) enum Packet {
     Give,
     /// End.
     End,
+    /// Leave this connection open until you end, so that I hear of it.
+    Watch,
     /// Done.
     Done,
     /// Here it is.
@@ -48,13 +50,14 @@ impl Packet {
             Packet::Done => 4,
             Packet::Here(_) => 5,
             Packet::Nothing => 6,
+            Packet::Watch => 7,
         }
     }
 
     fn handed(&self) -> Option<&Handed> {
         match self {
             Packet::Hold(handed) | Packet::Here(handed) => Some(handed),
-            Packet::Give | Packet::End | Packet::Done | Packet::Nothing => None,
+            Packet::Give | Packet::End | Packet::Watch | Packet::Done | Packet::Nothing => None,
         }
     }
 }
@@ -110,6 +113,7 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Packet> 
         4 => Packet::Done,
         5 => Packet::Here(handed()?),
         6 => Packet::Nothing,
+        7 => Packet::Watch,
         _ => return None,
     })
 }

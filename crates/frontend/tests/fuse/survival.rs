@@ -2,13 +2,13 @@
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use sawmill_device::ErrorKind;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
 
-use crate::process::{SOCKET, Server, program};
+use crate::process::{SOCKET, Server};
 use crate::setting::{memory, needs_mounts, pattern, run, wait_until};
 
 /// fio, verifying what it writes all the time, on a file or device.
@@ -163,13 +163,11 @@ fn a_keeper_is_small_and_ends_with_its_mount() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
-    let keepers = run("pgrep", &["-f", &format!("{} keep$", program().display())]);
-    for pid in keepers.split_whitespace() {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0 kB");
-        let resident: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
-        assert!(resident < 1024, "{resident} KiB of memory of its own");
-    }
+    let keeper = keeper(place.path()).expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("it runs");
+    let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0 kB");
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(resident < 1024, "{resident} KiB of memory of its own");
     let socket = place.path().join(SOCKET);
     let mode = std::fs::metadata(&socket).expect("it listens").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -204,16 +202,70 @@ except ConnectionError:
     server.stop();
 }
 
+/// The keeper's process, if one holds something: it has the socket as its standard input.
+fn keeper(place: &Path) -> Option<String> {
+    let (sockets, path) = (std::fs::read_to_string("/proc/net/unix").expect("a list"), place.join(SOCKET));
+    // What it has accepted is listed under the same path.
+    let lines = sockets.lines().filter(|line| line.ends_with(path.to_str().expect("UTF-8")));
+    let inode = |line: &str| line.split_whitespace().nth(6).map(|inode| format!("socket:[{inode}]").into());
+    let sockets: Vec<PathBuf> = lines.filter_map(inode).collect();
+    let is_it = |process: &Path| {
+        // Of all others no more is read than their names: some cannot be asked while they wait.
+        let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+        let input = || std::fs::read_link(process.join("fd/0")).unwrap_or_default();
+        let mut files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut holds =
+            || files.any(|file| std::fs::read_link(file.path()).is_ok_and(|at| at == *"/dev/fuse"));
+        name.trim_end() == "fuse_memory" && sockets.contains(&input()) && holds()
+    };
+    let processes = std::fs::read_dir("/proc").expect("a list").flatten().map(|entry| entry.path());
+    let found = processes.filter(|path| path.join("comm").exists()).find(|path| is_it(path))?;
+    found.file_name()?.to_str().map(str::to_owned)
+}
+
+/// Kills the keeper that runs, and says which process it was.
+fn kill_keeper(place: &Path) -> String {
+    let keeper = keeper(place).expect("the keeper listens");
+    run("kill", &["-9", &keeper]);
+    keeper
+}
+
+#[test]
+fn a_keeper_that_dies_is_replaced_while_its_server_lives() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &["--loop"]);
+    let device = server.address.clone();
+    let mut load = Load::start(&device, place.path());
+    for hand_over in [false, true, false] {
+        if hand_over {
+            let mut next = Server::stand_by(place.path(), &["--loop"]);
+            server.let_go();
+            next.go();
+            server = next;
+        }
+        // The second is one that this server has started in another's place.
+        for _ in 0..2 {
+            let dead = kill_keeper(place.path());
+            wait_until("another keeper", || keeper(place.path()).is_some_and(|another| another != dead));
+        }
+        wait_until("some load", || seen(&mut server) > 100);
+        server.kill();
+        server = Server::start_kept(place.path(), &["--loop"]);
+        assert_eq!(server.address, device, "what the keeper knew of is the same loop device");
+        assert!(load.runs());
+    }
+    load.stop();
+    server.stop();
+    assert_eq!(keeper(place.path()), None, "one that was ended is not replaced");
+}
+
 #[test]
 fn a_dead_keeper_and_a_dead_server_leave_a_place_that_can_be_used_again() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
-    let listening = run("ss", &["-xlpH"]);
-    let socket = place.path().join(SOCKET);
-    let line = listening.lines().find(|line| line.contains(socket.to_str().expect("UTF-8")));
-    let (_, rest) = line.expect("the keeper listens").split_once("pid=").expect("with a number");
-    run("kill", &["-9", rest.split([',', ')']).next().expect("a number")]);
+    kill_keeper(place.path());
     server.kill();
     let mut again = Server::start_kept(place.path(), &[]);
     std::fs::OpenOptions::new()
@@ -222,6 +274,26 @@ fn a_dead_keeper_and_a_dead_server_leave_a_place_that_can_be_used_again() {
         .and_then(|file| file.write_all_at(b"alive", 0))
         .expect("served");
     again.stop();
+}
+
+#[test]
+fn a_file_is_closed_and_programs_are_started_without_a_server() {
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let mut server = Server::start_kept(place.path(), &[]);
+    let file = std::fs::OpenOptions::new().write(true).open(&server.address).expect("served");
+    file.write_all_at(b"before", 0).expect("served");
+    server.kill();
+    let (tell, hear) = std::sync::mpsc::channel();
+    let closing = std::thread::spawn(move || {
+        // A program that is started closes what it was not meant to have, before it is itself.
+        run("true", &[]);
+        drop(file);
+        tell.send(()).expect("somebody waits");
+    });
+    wait_until("the file is closed", || hear.try_recv().is_ok());
+    closing.join().expect("no panic");
+    Server::start_kept(place.path(), &[]).stop();
 }
 
 #[test]
