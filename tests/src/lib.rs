@@ -4,7 +4,7 @@
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
-//! running `sawmill serve`), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
+//! running `sawmill serve`), `successor` (programs that take its place, or pretend to), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
 //! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
 //! copier that follows), `torture` (kills, faults and journal losses without end). From the crash checker
 //! (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and the judge
@@ -25,6 +25,7 @@ pub mod postgres;
 pub mod proxy;
 pub mod server;
 pub mod store;
+pub mod successor;
 pub mod torture;
 
 pub use sawmill_verify::{dice, nbd, stamp};

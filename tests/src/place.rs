@@ -55,6 +55,12 @@ impl Finished {
         self.stdout
     }
 
+    /// The standard output of a success.
+    #[must_use]
+    pub fn into_ok(self) -> Option<String> {
+        (self.code == Some(0)).then_some(self.stdout)
+    }
+
     /// Demands success and returns the standard output as JSON.
     ///
     /// # Panics

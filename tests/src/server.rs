@@ -26,6 +26,7 @@ pub struct Serve<'a> {
     volumes: Vec<String>,
     arguments: Vec<String>,
     listen: String,
+    environment: Vec<(String, String)>,
 }
 
 impl<'a> Serve<'a> {
@@ -33,7 +34,8 @@ impl<'a> Serve<'a> {
     #[must_use]
     pub fn new(place: &'a Place, volume: &str) -> Self {
         let listen = format!("unix:{}", place.path("nbd.sock").display());
-        Serve { place, volumes: vec![volume.to_owned()], arguments: Vec::new(), listen }
+        let volumes = vec![volume.to_owned()];
+        Serve { place, volumes, arguments: Vec::new(), listen, environment: Vec::new() }
     }
 
     /// Serves one more volume.
@@ -47,6 +49,13 @@ impl<'a> Serve<'a> {
     #[must_use]
     pub fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -113,6 +122,7 @@ impl<'a> Serve<'a> {
         let mut child = self
             .place
             .command(&words)
+            .envs(self.environment)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -1,8 +1,7 @@
 //! A server replaced under its users: connections stay, nothing accepted is lost, and whatever the new
 //! process does or does not, the old one goes on.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::Signal;
 use sawmill_tests::dice::Dice;
@@ -13,6 +12,7 @@ use sawmill_tests::place::Place;
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::{self, Minio, StoreUnderTest};
+use sawmill_tests::successor::impostor;
 
 on_each_store!(
     a_server_is_replaced_again_and_again_under_load,
@@ -56,31 +56,6 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     check_nothing_accepted_lost(&accepted, &image).unwrap_or_else(|violation| panic!("{violation}"));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-}
-
-/// A program that says these lines of Python after it has its socket as `s`, with `say(word)` and `hear()`.
-fn impostor(place: &Place, lines: &str) -> PathBuf {
-    let path = place.path("impostor");
-    let text = format!(
-        "#!/usr/bin/python3
-import json, os, signal, socket, struct, sys
-s = socket.socket(fileno=os.dup(0))
-def say(**word):
-    body = json.dumps(word).encode()
-    s.sendall(b'SWM1' + struct.pack('<IQ', 0, len(body)) + body)
-def hear():
-    head, fds, *_ = socket.recv_fds(s, 16, 253)
-    length = struct.unpack('<IQ', head[4:16])[1]
-    body = b''
-    while len(body) < length:
-        body += s.recv(length - len(body))
-    return body, fds
-{lines}
-"
-    );
-    std::fs::write(&path, text).expect("room for a script");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).expect("our own file");
-    path
 }
 
 /// Refused with `code` and these words, and felt by nobody.

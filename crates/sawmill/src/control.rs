@@ -2,10 +2,12 @@
 //!
 //! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
 //! the volume's state folder. Invariants: nobody listening means nobody attached *on this machine*; somebody
-//! listening who does not answer is an error, never "nobody".
+//! listening who does not answer is an error, never "nobody"; nor is a volume that is on its way from one
+//! process to the next: that is waited for.
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,6 +22,12 @@ pub(crate) const WRITER_SOCKET: &str = "control.sock";
 /// How long a healthy process may take to answer a question that needs no waiting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long a volume may be on its way from one process to the next.
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often it is looked for meanwhile.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// Slack that a long poll's answer is given past its own deadline.
 const POLL_SLACK: Duration = Duration::from_secs(10);
 
@@ -28,8 +36,46 @@ pub(crate) fn reader_socket(pid: u32) -> String {
     format!("reader-{pid}.sock")
 }
 
-/// The process that serves the volume for writing, or one that serves it read-only, or nobody.
+/// Removes the sockets of readers that have died. A socket gets its name when somebody listens on it, so what
+/// nobody listens on is nobody's.
+pub(crate) fn sweep_dead_readers(volume_folder: &Path) {
+    for socket in sockets(volume_folder) {
+        let is_reader = socket.file_name().is_some_and(|name| name.as_bytes().starts_with(b"reader-"));
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if is_reader && UnixStream::connect(&socket).is_err_and(refused) {
+            // Another server may sweep as well.
+            let _ = fs::remove_file(&socket);
+        }
+    }
+}
+
+/// The process that serves the volume for writing, or one that serves it read-only, or nobody. While it is
+/// handed over, whoever has it afterwards.
 pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
+    attached_within(volume_folder, HANDED_OVER_WITHIN)
+}
+
+fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<ProcessStatus>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match attached_now(volume_folder)? {
+            Some(process) if process.handing_over && process.volumes.is_empty() => {
+                if Instant::now() >= deadline {
+                    let text = format!(
+                        "process {} is handing the volume in {} over to another process; try again",
+                        process.pid,
+                        volume_folder.display()
+                    );
+                    return Err(Failure::new(Exit::Unavailable, text));
+                }
+            }
+            other => return Ok(other),
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
         if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
@@ -228,6 +274,8 @@ fn split_answer(answer: &[u8]) -> Option<(u16, &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -252,6 +300,47 @@ mod tests {
         let error = wait(folder.path(), "disk1", "stored", None).unwrap_err();
         assert_eq!(error.exit(), Exit::NotFound);
         assert!(error.to_string().contains("sawmill serve disk1"), "{error}");
+    }
+
+    /// Says once that the volume is on its way, as the process that hands it over does.
+    fn hand_over_once(listener: &UnixListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let body = r#"{"version":"1","pid":7,"uptime_ms":1,"handing_over":true,"volumes":[],"doors":[],"stores":[],
+            "cache":null}"#;
+        let _ = stream.read(&mut [0; 4096]).unwrap();
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    }
+
+    #[test]
+    fn a_volume_on_its_way_to_another_process_is_waited_for_and_never_nobodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| hand_over_once(&listener));
+            let failure = attached_within(folder.path(), Duration::ZERO).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Unavailable);
+            assert!(failure.to_string().contains("process 7 is handing"), "{failure}");
+        });
+        std::thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                (0..3).for_each(|_| hand_over_once(&listener));
+                drop(listener);
+            });
+            assert!(attached(folder.path()).unwrap().is_none(), "it has ended, and nobody came after it");
+            ends.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn sockets_of_dead_readers_are_swept_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let live = UnixListener::bind(path(&reader_socket(1))).unwrap();
+        drop(UnixListener::bind(path(&reader_socket(2))).unwrap());
+        drop(UnixListener::bind(path(WRITER_SOCKET)).unwrap());
+        sweep_dead_readers(folder.path());
+        assert_eq!(sockets(folder.path()), [path(WRITER_SOCKET), path(&reader_socket(1))]);
+        drop(live);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A process that serves volumes: what it knows of them, and what it is told to do with them.
 //!
-//! Invariants: a volume is absent only while another process may have it (`handoff`), and its doors are
-//! quiet then; orders are refused meanwhile. Not here: how all of it is opened (`wiring`), and what a
-//! number means (`admin`).
+//! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again: requests
+//! wait meanwhile and orders are refused. One that never can be is given up: requests fail. Not here: how all
+//! of it is opened (`wiring`), and what a number means (`admin`).
 
 use std::path::PathBuf;
 use std::process;
@@ -29,12 +29,27 @@ use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::{Asked, HandOffOrder};
 
+/// What this process has of a volume.
+enum Held {
+    Open(Arc<Volume>),
+    /// It was let go of in a hand-off.
+    Away(Absent),
+    /// It could not be opened again and will not be, without somebody who mends something.
+    GivenUp(Absent),
+}
+
+/// A volume that this process had open.
+struct Absent {
+    /// What was known when it was let go of.
+    last: VolumeStatus,
+    reason: String,
+}
+
 /// One volume and what was used to open it.
 pub(crate) struct Served {
     pub(crate) address: VolumeAddress,
     shown: String,
-    volume: RwLock<Option<Arc<Volume>>>,
-    is_given_up: AtomicBool,
+    held: RwLock<Held>,
     /// What the doors hold: it stays when the volume is closed and opened again.
     gate: Arc<Gate>,
     meter: Arc<Meter<Arc<Gate>>>,
@@ -53,8 +68,8 @@ impl Served {
     ) -> Self {
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
-        let (volume, is_given_up) = (RwLock::new(Some(volume)), AtomicBool::new(false));
-        Served { address, shown, volume, is_given_up, gate, meter, store, folder, journal_path }
+        let held = RwLock::new(Held::Open(volume));
+        Served { address, shown, held, gate, meter, store, folder, journal_path }
     }
 
     /// The export's name: the volume's, with the cut that is shown.
@@ -62,19 +77,29 @@ impl Served {
         &self.shown
     }
 
-    /// The open volume. Errors: `Unavailable` while it is handed over.
+    /// The open volume. Errors: `Unavailable` while it is away; the text says why.
     pub(crate) fn volume(&self) -> Result<Arc<Volume>> {
-        self.volume.read().clone().ok_or_else(|| {
-            let text = format!("volume {} is being handed over to another process; try again", self.shown);
-            Failure::new(Exit::Unavailable, text)
-        })
+        match &*self.held.read() {
+            Held::Open(volume) => Ok(Arc::clone(volume)),
+            Held::Away(Absent { reason, .. }) | Held::GivenUp(Absent { reason, .. }) => {
+                Err(Failure::new(Exit::Unavailable, format!("volume {}: {reason}", self.shown)))
+            }
+        }
     }
 
     /// Closes the volume as if the process had died: what was accepted is in its journal, and another process
     /// may open it when the last of the answer is dropped. Requests from now on wait.
     pub(crate) fn close_as_it_is(&self, patience: Duration) -> sawmill_device::Result<Option<Arc<Volume>>> {
         self.gate.shut(patience)?;
-        let Some(volume) = self.volume.write().take() else { return Ok(None) };
+        let mut held = self.held.write();
+        let (closed, last) = match &mut *held {
+            Held::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
+            Held::Away(absent) | Held::GivenUp(absent) => (None, std::mem::take(&mut absent.last)),
+        };
+        let reason = "it is being handed over to another process; try again".to_owned();
+        *held = Held::Away(Absent { last, reason });
+        drop(held);
+        let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
         self.gate.replace(Arc::new(Away(*self.gate.geometry())))?;
         Ok(Some(volume))
@@ -83,15 +108,45 @@ impl Served {
     /// Puts the volume back, opened anew: its doors go on with it.
     pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
         self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
-        *self.volume.write() = Some(volume);
+        *self.held.write() = Held::Open(volume);
         self.gate.open();
         Ok(())
     }
 
+    /// The volume cannot be opened again at present: its users wait.
+    pub(crate) fn keep_away(&self, why: &Failure) {
+        if let Held::Away(absent) = &mut *self.held.write() {
+            absent.reason =
+                format!("a hand-off was taken back, and it cannot be opened again; it is tried on: {why}");
+        }
+    }
+
     /// The volume will not be open again in this process: its users get errors instead of waiting.
-    pub(crate) fn give_up(&self) {
-        self.is_given_up.store(true, Ordering::Release);
+    pub(crate) fn give_up(&self, why: &Failure) {
+        let mut held = self.held.write();
+        if let Held::Away(absent) = &mut *held {
+            let reason = format!(
+                "a hand-off was taken back, and it could not be opened again; what was accepted is in its \
+                 journal; mend what is wrong and hand off again, or start its server anew: {why}"
+            );
+            *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
+        }
+        drop(held);
         self.gate.open();
+    }
+
+    fn is_away(&self) -> bool {
+        matches!(*self.held.read(), Held::Away(_))
+    }
+
+    /// What is known of the volume, open or not.
+    fn known(&self) -> VolumeStatus {
+        match &*self.held.read() {
+            Held::Open(volume) => volume_status(volume),
+            Held::Away(absent) | Held::GivenUp(absent) => {
+                VolumeStatus { health: closed(absent.reason.clone()), ..absent.last.clone() }
+            }
+        }
     }
 
     /// The volume as doors show it.
@@ -110,29 +165,40 @@ impl Served {
     }
 
     pub(crate) fn health(&self) -> HealthStatus {
-        match self.volume() {
-            Ok(volume) => HealthStatus::new(&volume.status().health),
-            Err(failure) => {
-                HealthStatus { state: "closed".into(), since_ms: None, reason: Some(failure.to_string()) }
-            }
-        }
+        self.known().health
     }
 
     pub(crate) fn positions(&self) -> PositionsStatus {
-        self.volume().map(|volume| PositionsStatus::new(volume.status().positions)).unwrap_or_default()
+        self.known().positions
+    }
+}
+
+fn closed(reason: String) -> HealthStatus {
+    HealthStatus { state: "closed".into(), since_ms: None, reason: Some(reason) }
+}
+
+/// What a volume says of itself.
+fn volume_status(volume: &Volume) -> VolumeStatus {
+    let record = volume.record();
+    VolumeStatus {
+        block_bytes: record.block_bytes,
+        segment_bytes: record.segment_bytes,
+        flush: record.flush_mode.to_string(),
+        created_unix_ms: record.created_unix_ms,
+        ..VolumeStatus::new(&volume.status())
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
         // Nothing to a volume that was closed in order; the others keep what was accepted in their journal.
-        if let Some(volume) = self.volume.write().take() {
+        if let Held::Open(volume) = &*self.held.read() {
             volume.close_now();
         }
     }
 }
 
-/// In the place of a volume that another process may have. Its gate is shut: nobody asks it.
+/// In the place of a volume that another process may have. Its gate is shut until it is given up.
 struct Away(Geometry);
 
 impl BlockDevice for Away {
@@ -147,6 +213,7 @@ impl BlockDevice for Away {
 }
 
 /// The read cache with the path it is at.
+#[derive(Clone)]
 pub(crate) struct Cache {
     pub(crate) path: PathBuf,
     pub(crate) cache: Arc<ReadCache>,
@@ -196,7 +263,12 @@ impl Serving {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
             uptime_ms: milliseconds(self.started.elapsed()),
-            volumes: asked.into_iter().filter_map(|served| self.volume_status(served)).collect(),
+            handing_over: asked.iter().any(|served| self.is_at_another(served)),
+            volumes: asked
+                .into_iter()
+                .filter(|served| !self.is_at_another(served))
+                .map(|served| self.volume_status(served))
+                .collect(),
             doors: doors
                 .iter()
                 .map(|open| DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts()))
@@ -206,11 +278,13 @@ impl Serving {
         }
     }
 
-    /// `None` while it is handed over.
-    fn volume_status(&self, served: &Served) -> Option<VolumeStatus> {
-        let volume = served.volume().ok()?;
-        let record = volume.record();
-        let mut known = VolumeStatus::new(&volume.status());
+    /// Whether a volume is between two processes, or with the next one already.
+    fn is_at_another(&self, served: &Served) -> bool {
+        self.is_handing_off.load(Ordering::Acquire) && served.is_away()
+    }
+
+    fn volume_status(&self, served: &Served) -> VolumeStatus {
+        let mut known = served.known();
         let meter = served.store.meter();
         if let ("serving", Some(since)) = (known.health.state.as_str(), meter.unavailable_since) {
             // The store's calls fail; the engine hears of it only when their retries are used up.
@@ -225,7 +299,7 @@ impl Serving {
         let clients = doors.iter().filter_map(|open| open.nbd.as_ref()).flat_map(|nbd| nbd.clients());
         let connected = clients.filter(|client| client.export.as_deref() == Some(served.name()));
         let addresses = self.doors.addresses(served.name());
-        Some(VolumeStatus {
+        VolumeStatus {
             store: served.address.store_url.clone(),
             uris: addresses.iter().map(|(_, address)| address.clone()).collect(),
             doors: addresses
@@ -234,13 +308,9 @@ impl Serving {
                 .collect(),
             clients: connected.map(|client| client.peer).collect(),
             journal_path: served.journal_path.as_ref().map(|path| path.display().to_string()),
-            block_bytes: record.block_bytes,
-            segment_bytes: record.segment_bytes,
-            flush: record.flush_mode.to_string(),
-            created_unix_ms: record.created_unix_ms,
             operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
             ..known
-        })
+        }
     }
 
     /// Waits until everything that a volume has accepted is as safe as asked.
@@ -267,9 +337,30 @@ impl Serving {
 
     /// Volumes that another process may have, or that still have to be opened again.
     pub(crate) fn away(&self) -> impl Iterator<Item = &Served> {
-        let is_away =
-            |served: &&Served| served.volume.read().is_none() && !served.is_given_up.load(Ordering::Acquire);
-        self.volumes.iter().filter(is_away)
+        self.volumes.iter().filter(|served| served.is_away())
+    }
+
+    /// Volumes that were given up, each with the reason.
+    pub(crate) fn given_up(&self) -> Vec<String> {
+        let reason = |served: &Served| match &*served.held.read() {
+            Held::GivenUp(absent) => Some(format!("volume {}: {}", served.name(), absent.reason)),
+            _ => None,
+        };
+        self.volumes.iter().filter_map(reason).collect()
+    }
+
+    /// Doors go on that show anything that is not away. The others stay quiet, and their users wait.
+    pub(crate) fn resume_doors(&self) {
+        let away: Vec<&str> = self.away().map(Served::name).collect();
+        self.doors.resume_but(&away);
+    }
+
+    /// Leaves the doors of volumes that are away as a killed process leaves them: for its next server.
+    pub(crate) fn leave_away(&self) {
+        let away: Vec<&str> = self.away().map(Served::name).collect();
+        if !away.is_empty() {
+            self.doors.leave(&away);
+        }
     }
 
     pub(crate) fn served(&self, name: &str) -> Result<&Served> {
@@ -309,6 +400,8 @@ impl Serving {
         if self.is_handing_off.load(Ordering::Acquire) {
             return Err(Failure::new(Exit::InUse, "a hand-off is on its way; add the door afterwards"));
         }
+        // A door to nothing would only take requests and let them wait.
+        drop(served.volume()?);
         self.doors.open(plan, &[served.as_shown()])?;
         let addresses = self.doors.addresses(served.name());
         let (kind, address) = addresses.last().cloned().unwrap_or_default();

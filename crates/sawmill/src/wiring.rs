@@ -275,6 +275,7 @@ fn check_free(listen: &Listen, option: &str) -> Result<()> {
 pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Result<Admin> {
     let mut doors: Vec<Door> = loopback.into_iter().collect();
     for served in &serving.volumes {
+        control::sweep_dead_readers(&served.folder);
         let socket = match served.journal_path {
             Some(_) => served.folder.join(control::WRITER_SOCKET),
             None => served.folder.join(control::reader_socket(process::id())),

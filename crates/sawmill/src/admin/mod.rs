@@ -27,6 +27,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -44,6 +45,7 @@ use sawmill_volume::Safety;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
+use crate::control;
 use crate::exit::{Exit, Failure, Result};
 use order::Order;
 use status::ProcessStatus;
@@ -171,9 +173,11 @@ impl Admin {
         }
     }
 
-    /// The control sockets are another process's from now on: they stay when this one ends.
+    /// The control sockets are another process's from now on: they stay when this one ends. Not those of
+    /// readers, which are named after their process.
     pub(crate) fn leave(&self) {
-        self.sockets.lock().clear();
+        let own = control::reader_socket(process::id());
+        self.sockets.lock().retain(|socket| socket.ends_with(&own));
     }
 }
 
@@ -202,19 +206,19 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             path.display()
         )));
     }
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // The journal's lock is ours, so whoever made this socket is gone.
-            fs::remove_file(path).and_then(|()| UnixListener::bind(path))
-        }
-        other => other,
-    };
-    let listener =
-        listener.map_err(|error| Failure::io(format!("cannot listen on {}", path.display()), &error))?;
-    // The folder is its owner's alone, so nobody else can connect before this either.
-    let private = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    // It has its name when somebody listens, and the name is never without a socket: in a hand-off the process
+    // before this one still has it, and nobody shall find the volume unserved. Otherwise whoever made the old
+    // one is gone, since the journal's lock is ours.
+    let unnamed = path.with_extension("new");
+    let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
+    match fs::remove_file(&unnamed) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&unnamed).map_err(cannot)?;
+    let private = fs::set_permissions(&unnamed, fs::Permissions::from_mode(0o600));
     let ready = private.and_then(|()| listener.set_nonblocking(true));
-    ready.map_err(|error| Failure::io(format!("cannot set up {}", path.display()), &error))?;
+    ready.and_then(|()| fs::rename(&unnamed, path)).map_err(cannot)?;
     Ok(listener)
 }
 

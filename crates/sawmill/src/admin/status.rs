@@ -22,6 +22,9 @@ pub(crate) struct ProcessStatus {
     pub(crate) pid: u32,
     /// Time since start.
     pub(crate) uptime_ms: u64,
+    /// Something of what was asked about is on its way to another process, and not in `volumes`: ask again.
+    #[serde(default)]
+    pub(crate) handing_over: bool,
     /// The volumes it serves.
     pub(crate) volumes: Vec<VolumeStatus>,
     /// Its front doors.

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::status::VolumeStatus;
 use super::*;
-use crate::control;
 
 /// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer is fenced.
 fn subject() -> Subject {

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Context;
 use crate::admin::order::encoded;
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Failure, Result};
 use crate::handoff::Done;
 use crate::units::parse_duration;
 use crate::{control, output};
@@ -50,6 +50,15 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         target.push_str(&format!("&binary={}", encoded(&binary.to_string_lossy())));
     }
     let done: Done = control::order_shown(&folder, &address.name, &target)?;
+    if done.unheard {
+        let text = format!(
+            "process {} took over and was not heard of again: see whether it serves, else start a server; \
+             what was accepted is in the journals: {}",
+            done.pid,
+            done.lost_doors.join("; ")
+        );
+        return Err(Failure::new(Exit::Unavailable, text));
+    }
     if context.json {
         output::json(&done)?;
     } else {

@@ -3,7 +3,6 @@
 //! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
 //! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
 
-use std::cell::Cell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,12 +23,15 @@ use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
 use crate::doors::plan::{DoorOptions, resolve};
 use crate::exit::{Exit, Failure, Result};
-use crate::handoff::predecessor::Predecessor;
-use crate::handoff::{Asked, successor};
+use crate::handoff::predecessor::{self, Predecessor};
+use crate::handoff::{Asked, Done, successor};
 use crate::output;
 use crate::serving::{Served, Serving};
 use crate::units::{parse_duration, parse_size};
 use crate::wiring::{self, CachePlan, JournalPlan, Plan};
+
+/// How often volumes are tried that could not be opened again after a hand-off that was taken back.
+const AGAIN_EVERY: Duration = Duration::from_millis(500);
 
 /// How often changes of health are looked for.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
@@ -230,17 +232,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     announce(context.json, &serving, &admin);
     notify(sd_notify::NotifyState::Ready);
     match serve_on(context.json, &plan, &serving, &admin, &hear) {
-        Until::HandedOver => {
+        Until::HandedOver(done) => {
             // Everything is the successor's: nothing here may be closed, stored or removed.
             admin.finish_answers();
-            return Ok(Exit::Ok);
-        }
-        Until::SignalWhileAway => {
-            // As if killed: quiet doors wait for the next server, and the journals have what was accepted.
-            tracing::warn!("stopping at once; what is not stored yet stays in the journal");
-            serving.doors.let_go();
-            serving.close_now();
-            return Ok(Exit::Negative);
+            return match done.unheard {
+                false => Ok(Exit::Ok),
+                // Whoever manages services shall start another.
+                true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
+            };
         }
         Until::Signal => {}
     }
@@ -407,22 +406,22 @@ fn notify(state: sd_notify::NotifyState<'_>) {
 /// Why serving ended.
 enum Until {
     Signal,
-    /// The same, while a volume could not be opened again after a hand-off that was taken back.
-    SignalWhileAway,
-    HandedOver,
+    HandedOver(Done),
 }
 
 /// Serves until the first signal or a hand-off; tells of changes of health.
 fn serve_on(json: bool, plan: &Plan, serving: &Arc<Serving>, admin: &Admin, hear: &Receiver<Heard>) -> Until {
     let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
     loop {
-        match hear.recv_timeout(HEALTH_EVERY) {
+        let is_any_away = serving.away().next().is_some();
+        match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
             Ok(Heard::Collect) => serving.collect_all(),
             Ok(Heard::HandOff(asked)) => {
                 if let Some(until) = hand_off(plan, serving, admin, hear, &asked) {
                     return until;
                 }
             }
+            Err(RecvTimeoutError::Timeout) if is_any_away => predecessor::open_again(plan, serving),
             Err(RecvTimeoutError::Timeout) => {}
             _ => return Until::Signal,
         }
@@ -453,37 +452,30 @@ fn hand_off(
     hear: &Receiver<Heard>,
     asked: &Asked,
 ) -> Option<Until> {
-    let was_interrupted = Cell::new(false);
-    let is_interrupted = || {
-        was_interrupted
-            .set(was_interrupted.get() || hear.try_iter().any(|heard| matches!(heard, Heard::Signal)));
-        was_interrupted.get()
-    };
-    let predecessor = Predecessor { plan, serving, admin, is_interrupted: &is_interrupted };
-    let outcome = predecessor.hand_off(&asked.order);
+    let outcome = Predecessor { plan, serving, admin }.hand_off(&asked.order);
     match &outcome {
         Ok(done) => tracing::info!("process {} serves from now on, after {} ms", done.pid, done.stall_ms),
         Err(failure) => tracing::error!("{failure}"),
     }
-    let successor = outcome.as_ref().ok().map(|done| done.pid);
+    let done = outcome.as_ref().ok().cloned();
     // Whoever asked may be gone.
     let _ = asked.answer.send(outcome);
-    match (successor, is_interrupted()) {
-        (Some(pid), interrupted) => {
-            if interrupted && let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+    let is_interrupted = hear.try_iter().any(|heard| matches!(heard, Heard::Signal));
+    match done {
+        Some(done) => {
+            if is_interrupted && let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
                 // Who wanted this process to end meant the server.
                 let _ = kill_process(pid, Signal::TERM);
             }
-            Some(Until::HandedOver)
+            Some(Until::HandedOver(done))
         }
-        (None, true) if serving.away().next().is_some() => Some(Until::SignalWhileAway),
-        (None, true) => Some(Until::Signal),
-        (None, false) => None,
+        None => is_interrupted.then_some(Until::Signal),
     }
 }
 
 /// Closes the doors, then all volumes at once; a further signal cuts it short.
 fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+    serving.leave_away();
     start_closing(serving, tell)?;
     let mut open = serving.volumes.len();
     let mut worst = None;
@@ -521,7 +513,9 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
                 let tell = tell.clone();
                 scope.spawn(move || {
                     // One that a failed hand-off left closed has all that was accepted in its journal.
-                    let outcome = served.volume().and_then(|volume| volume.close().map_err(Failure::from));
+                    let outcome =
+                        served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
+                    let outcome = outcome.and_then(|volume| volume.close().map_err(Failure::from));
                     let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
                     // Nobody listens any more when a further signal has cut this short.
                     let _ = tell.send(Heard::Closed(index, outcome));

@@ -1,8 +1,7 @@
 //! The doors of a serving process: opened, added and removed while it runs, handed over as one.
 //!
-//! Invariants: a door shows volumes that are open; doors are quieted all or none; what is handed over of a
-//! door is preceded by a piece named `door` that says which plan it is of, what it shows and how many
-//! pieces follow. Rooms: [`plan`] (what was asked for), `open` (each kind of door). Not here: what a door
+//! Invariants: a door is opened for volumes that are open; what is handed over of a door is preceded by a
+//! piece named `door` that says which plan it is of, what it shows and how many pieces follow. Rooms: [`plan`] (what was asked for), `open` (each kind of door). Not here: what a door
 //! speaks.
 
 mod open;
@@ -10,7 +9,7 @@ pub(crate) mod plan;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -22,6 +21,9 @@ use sawmill_sys::FileLock;
 use crate::exit::{Exit, Failure, Result};
 use open::{Orphans, Workers};
 use plan::DoorPlan;
+
+/// Threads that quiet doors: each mostly waits.
+const QUIETERS_MAX: usize = 64;
 
 /// What doors show: an open volume.
 #[derive(Clone)]
@@ -167,24 +169,61 @@ impl Doors {
         }
     }
 
-    /// No door takes a request, and none is in flight; or an error, and all go on.
+    /// No door takes a request, and none is in flight. All are asked at once: a slow one costs the others its
+    /// own time and no more. A door that has ended is left behind. After an error some are quiet and some are
+    /// not: resume them.
     pub(crate) fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
         let deadline = Instant::now() + patience;
         let all = self.all();
-        for (index, open) in all.iter().enumerate() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Err(error) = open.door.quiesce(left) {
-                all[..index].iter().for_each(|open| open.door.resume());
-                let text = format!("{}: {error}", open.door.address());
-                return Err(Error::new(error.kind(), text));
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        let work = || {
+            while let Some(open) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                match open.door.quiesce(left) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::Closed => {
+                        tracing::warn!("a door that has ended is left behind: {error}");
+                        self.open.write().retain(|other| !Arc::ptr_eq(other, open));
+                    }
+                    Err(error) => {
+                        let text = format!("{}: {error}", open.door.address());
+                        failed.lock().get_or_insert(Error::new(error.kind(), text));
+                    }
+                }
             }
-        }
-        Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..all.len().min(QUIETERS_MAX) {
+                // Without another thread it takes longer.
+                let _ = std::thread::Builder::new().name("quiet".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().map_or(Ok(()), Err)
     }
 
-    /// All doors go on.
-    pub(crate) fn resume(&self) {
-        self.all().iter().for_each(|open| open.door.resume());
+    /// All doors go on, but those that show nothing else than volumes that are `away`.
+    pub(crate) fn resume_but(&self, away: &[&str]) {
+        let stays = |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
+        self.all().iter().filter(|open| !stays(open)).for_each(|open| open.door.resume());
+    }
+
+    /// Leaves the doors of these volumes behind, as a process that is killed does. Devices and mounts wait
+    /// for the next server; connections end.
+    pub(crate) fn leave(&self, away: &[&str]) {
+        let _one_at_a_time = self.changing.lock();
+        let is_away = |name: &String| away.contains(&name.as_str());
+        for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
+            if open.shows.iter().all(is_away) {
+                open.door.let_go();
+                open.claim.lock().take();
+            } else {
+                // It goes on for other volumes, and has requests that wait for this one.
+                open.door.stop_now();
+            }
+            self.open.write().retain(|other| !Arc::ptr_eq(other, open));
+        }
     }
 
     /// What another process needs to go on with all doors; they must be quiet.
@@ -266,3 +305,6 @@ impl Doors {
         open::take_over(plan, &shown, pieces, &self.workers)
     }
 }
+
+#[cfg(test)]
+mod tests;

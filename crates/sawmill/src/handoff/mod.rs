@@ -68,6 +68,9 @@ pub(crate) struct Done {
     pub(crate) stall_ms: u64,
     /// Doors that could not be had, each with the reason.
     pub(crate) lost_doors: Vec<String>,
+    /// It was not heard of after it had everything: it may be dead, as a killed server is.
+    #[serde(default)]
+    pub(crate) unheard: bool,
 }
 
 /// What the two say to each other.

@@ -22,9 +22,6 @@ const STORE_FIRST: Duration = Duration::from_secs(5);
 /// How long threads that still look at a closed volume may keep it from going.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often volumes that could not be opened again are tried.
-const AGAIN_EVERY: Duration = Duration::from_millis(500);
-
 /// The process that shall take over, as its predecessor sees it. Dropped, it is ended.
 struct Successor {
     child: Child,
@@ -72,8 +69,6 @@ pub(crate) struct Predecessor<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) serving: &'a Arc<Serving>,
     pub(crate) admin: &'a Admin,
-    /// Whether somebody wants this process to end.
-    pub(crate) is_interrupted: &'a dyn Fn() -> bool,
 }
 
 impl Predecessor<'_> {
@@ -91,12 +86,11 @@ impl Predecessor<'_> {
         let quiet = Instant::now();
         let deadline = quiet + order.stall_max;
         // Half of the time for what is in flight, half for the other process.
-        self.serving.doors.quiesce(order.stall_max / 2).map_err(|error| refuse(error.into()))?;
-        let switched = self.switch(&successor, deadline);
-        if let Err(failure) = switched {
+        let quieted = self.serving.doors.quiesce(order.stall_max / 2).map_err(Failure::from);
+        if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             drop(successor);
-            self.go_on();
-            return Err(refuse(failure));
+            open_again(self.plan, self.serving);
+            return Err(with_absent(refuse(failure), self.serving));
         }
         let done = self.leave(successor, version, prepared_ms, quiet);
         drop(held);
@@ -190,55 +184,56 @@ impl Predecessor<'_> {
         // As long as it lives: whoever manages services must hear of it before this process ends.
         let heard = hear(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
-        let lost_doors = match heard {
-            Ok(Word::Serving { lost_doors }) => lost_doors,
-            Ok(word) => vec![unexpected(&word).to_string()],
+        let (unheard, lost_doors) = match heard {
+            Ok(Word::Serving { lost_doors }) => (false, lost_doors),
+            Ok(word) => (true, vec![unexpected(&word).to_string()]),
             // It has the volumes: nothing here may touch them any more.
-            Err(failure) => vec![format!("the new process was not heard of again: {failure}")],
+            Err(failure) => (true, vec![format!("the new process was not heard of again: {failure}")]),
         };
-        Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors }
+        Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }
     }
+}
 
-    /// Opens everything again and goes on. Requests wait while a volume cannot be opened that may be in time.
-    /// One that never will be is given up: its users get errors, those of the others go on.
-    fn go_on(&self) {
-        // What was accepted when the server was started was a loss of then.
-        let options = OpenOptions { accept_journal_loss: false, ..self.plan.options.clone() };
-        let plan = Plan { options, ..self.plan.clone() };
-        while !self.open_again(&plan) {
-            if (self.is_interrupted)() {
-                return;
-            }
-            std::thread::sleep(AGAIN_EVERY);
-        }
-        self.serving.doors.resume();
+/// Tries to open what a hand-off that was taken back left away, and goes on with the doors of what is open.
+/// Users of a volume that may be had later wait; one that never will be is given up, and its users get errors.
+pub(crate) fn open_again(plan: &Plan, serving: &Serving) {
+    // What was accepted when the server was started was a loss of then.
+    let options = OpenOptions { accept_journal_loss: false, ..plan.options.clone() };
+    let plan = Plan { options, ..plan.clone() };
+    let mut held = serving.cache.lock();
+    if held.is_none() {
+        *held = wiring::open_cache(&plan.cache, plan.cache_bytes).unwrap_or_else(|failure| {
+            tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
+            None
+        });
     }
+    // Volumes may take long to open; whoever asks about the cache meanwhile has an answer.
+    let cache = held.clone();
+    drop(held);
+    for served in serving.away() {
+        let (store, journal) = (&served.store, served.journal_path.as_deref());
+        let opened = wiring::open_volume(&plan, &served.address, store, journal, cache.as_ref())
+            .and_then(|volume| served.put_back(volume).map_err(Failure::from));
+        let Err(failure) = opened else { continue };
+        let name = served.name();
+        if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
+            tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
+            served.keep_away(&failure);
+        } else {
+            tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
+            served.give_up(&failure);
+        }
+    }
+    serving.resume_doors();
+}
 
-    /// Whether nothing is left to wait for.
-    fn open_again(&self, plan: &Plan) -> bool {
-        let mut cache = self.serving.cache.lock();
-        if cache.is_none() {
-            *cache = wiring::open_cache(&plan.cache, plan.cache_bytes).unwrap_or_else(|failure| {
-                tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
-                None
-            });
-        }
-        let mut waits = false;
-        for served in self.serving.away() {
-            let (store, journal) = (&served.store, served.journal_path.as_deref());
-            let opened = wiring::open_volume(plan, &served.address, store, journal, cache.as_ref())
-                .and_then(|volume| served.put_back(volume).map_err(Failure::from));
-            let Err(failure) = opened else { continue };
-            let name = served.name();
-            if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
-                tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
-                waits = true;
-            } else {
-                tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
-                served.give_up();
-            }
-        }
-        !waits
+/// Also says which volumes did not come back.
+fn with_absent(failure: Failure, serving: &Serving) -> Failure {
+    let away = serving.away().filter_map(|served| served.volume().err().map(|why| why.to_string()));
+    let absent: Vec<String> = away.chain(serving.given_up()).collect();
+    match absent.is_empty() {
+        true => failure,
+        false => Failure::new(failure.exit(), format!("{failure}; {}", absent.join("; "))),
     }
 }
 

@@ -80,9 +80,6 @@ fn talk(
         Word::Yours => {}
         word => return Err(unexpected(&word)),
     }
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(std::process::id())]) {
-        tracing::warn!("cannot tell the service manager: {error}");
-    }
     // Until then the other process may hold a door. If it died instead, it holds none either.
     if let Err(failure) = hear(stream, None) {
         tracing::warn!("the process before this one ended early: {failure}");
@@ -99,6 +96,10 @@ fn talk(
     };
     lost.iter().for_each(|error| tracing::error!("a door was lost in a hand-off: {error}"));
     let lost_doors = lost.iter().map(ToString::to_string).collect();
+    // Users are served, whatever the service manager does; and it hears of this process before that one ends.
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(std::process::id())]) {
+        tracing::warn!("cannot tell the service manager: {error}");
+    }
     if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
         tracing::warn!("the process before this one did not hear that it is served: {failure}");
     }

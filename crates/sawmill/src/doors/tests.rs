@@ -1,0 +1,132 @@
+//! All doors as one, with doors that only count what is asked of them.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use sawmill_device::Result;
+use sawmill_frontend::DoorCounts;
+
+use super::*;
+
+/// Says what is asked of it. Quiet when all of its peers are asked as well, and not before.
+struct Fake {
+    name: &'static str,
+    said: Sender<String>,
+    peers: Mutex<Vec<Sender<()>>>,
+    asked: Mutex<Receiver<()>>,
+    outcome: Option<ErrorKind>,
+}
+
+impl Fake {
+    fn say(&self, what: &str) {
+        self.said.send(format!("{} {what}", self.name)).unwrap();
+    }
+}
+
+impl Door for Fake {
+    fn kind(&self) -> &'static str {
+        "fake"
+    }
+
+    fn address(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn counts(&self) -> DoorCounts {
+        DoorCounts::default()
+    }
+
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        let peers = self.peers.lock();
+        peers.iter().for_each(|peer| peer.send(()).unwrap());
+        for _ in 0..peers.len() {
+            let late = |_| Error::new(ErrorKind::Unavailable, "alone");
+            self.asked.lock().recv_timeout(patience).map_err(late)?;
+        }
+        self.say("quiet");
+        self.outcome.map_or(Ok(()), |kind| Err(Error::new(kind, "as was wanted")))
+    }
+
+    fn resume(&self) {
+        self.say("resumes");
+    }
+
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        Ok(vec![Handed::new("piece").with("of", self.name)])
+    }
+
+    fn let_go(&self) {
+        self.say("let go");
+    }
+
+    fn stop(&self) {
+        self.say("stops");
+    }
+
+    fn stop_now(&self) {
+        self.say("stops now");
+    }
+}
+
+/// Doors by name, what they show, and how quieting them ends.
+fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiver<String>) {
+    let (said, hear) = channel();
+    let (tell, asked): (Vec<_>, Vec<_>) = fakes.iter().map(|_| channel()).unzip();
+    let doors = Doors::default();
+    for (index, (&(name, shows, outcome), asked)) in fakes.iter().zip(asked).enumerate() {
+        let mut peers = tell.clone();
+        peers.remove(index);
+        let (said, peers, asked) = (said.clone(), Mutex::new(peers), Mutex::new(asked));
+        let door = Arc::new(Fake { name, said, peers, asked, outcome });
+        let shows = shows.iter().map(|&name| name.to_owned()).collect();
+        let plan = DoorPlan::parse("ublk").unwrap();
+        doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, nbd: None, claim: Mutex::default() }));
+    }
+    (doors, hear)
+}
+
+fn sorted(hear: &Receiver<String>) -> Vec<String> {
+    let mut said: Vec<_> = hear.try_iter().collect();
+    said.sort();
+    said
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[test]
+fn doors_are_quieted_side_by_side() {
+    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], None), ("c", &["ash"], None)]);
+    doors.quiesce(PATIENCE).unwrap();
+    assert_eq!(sorted(&hear), ["a quiet", "b quiet", "c quiet"]);
+}
+
+#[test]
+fn a_door_that_cannot_be_quiet_is_named() {
+    let failing = Some(ErrorKind::Unavailable);
+    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], failing)]);
+    let error = doors.quiesce(PATIENCE).unwrap_err();
+    assert_eq!((error.kind(), error.to_string().contains("b: ")), (ErrorKind::Unavailable, true), "{error}");
+    assert_eq!(doors.all().len(), 2);
+    drop(sorted(&hear));
+    doors.resume_but(&[]);
+    assert_eq!(sorted(&hear), ["a resumes", "b resumes"]);
+}
+
+#[test]
+fn a_door_that_has_ended_is_left_behind_and_stops_no_hand_off() {
+    let ended = Some(ErrorKind::Closed);
+    let (doors, _hear) = doors(&[("a", &["oak"], ended), ("b", &["oak"], None)]);
+    doors.quiesce(PATIENCE).unwrap();
+    let handed = doors.hand_over().unwrap();
+    assert_eq!(handed.iter().map(|piece| piece.what.as_str()).collect::<Vec<_>>(), ["door", "piece"]);
+    assert_eq!(handed[1].fact("of").unwrap(), "b");
+}
+
+#[test]
+fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
+    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["ash"], None), ("c", &["oak", "ash"], None)]);
+    doors.resume_but(&["ash"]);
+    assert_eq!(sorted(&hear), ["a resumes", "c resumes"]);
+    doors.leave(&["ash"]);
+    assert_eq!(sorted(&hear), ["b let go", "c stops now"], "nobody waits for what nobody answers");
+    assert_eq!(doors.addresses("oak"), [("fake", "a".to_owned())]);
+}

@@ -1,0 +1,101 @@
+//! Programs for `sawmill handoff --binary`: one that only pretends to be a server, and one that sets
+//! something up before it becomes the real one.
+//!
+//! Either may hold still at a point until the test has done what it has to do there: nothing is left to time.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+
+use crate::machine::{sawmill_binary, wait_until};
+use crate::place::Place;
+
+/// What an impostor says until its predecessor has let go of its volumes and given it its doors.
+pub const TAKES_ALL: &str = "say(word='hello', conversation=1, version='9.9')
+say(word='prepared')
+hear()
+hear()
+";
+
+/// A program that runs these lines of Python. It has its socket as `s`, `say(word)` and `hear()`, and
+/// `hold(name)`, which waits for the test; see [`reached`].
+#[must_use]
+pub fn impostor(place: &Place, lines: &str) -> PathBuf {
+    let folder = place.path("");
+    let text = format!(
+        "#!/usr/bin/python3
+import json, os, signal, socket, struct, sys
+s = socket.socket(fileno=os.dup(0))
+def say(**word):
+    body = json.dumps(word).encode()
+    s.sendall(b'SWM1' + struct.pack('<IQ', 0, len(body)) + body)
+def hear():
+    head, fds, *_ = socket.recv_fds(s, 16, 253)
+    length = struct.unpack('<IQ', head[4:16])[1]
+    body = b''
+    while len(body) < length:
+        body += s.recv(length - len(body))
+    return body, fds
+def hold(name):
+    open({folder:?} + '/hold-' + name).read()
+{lines}
+"
+    );
+    script(place, "impostor", &text)
+}
+
+/// A program that runs these lines of a shell, and then is the real server. `hold NAME` waits for the test.
+#[must_use]
+pub fn real_after(place: &Place, lines: &str) -> PathBuf {
+    let (folder, real) = (place.path(""), sawmill_binary());
+    let text = format!(
+        "#!/bin/sh
+hold() {{ cat '{}/hold-'$1 < /dev/null; }}
+{lines}
+exec '{}' \"$@\"
+",
+        folder.display(),
+        real.display()
+    );
+    script(place, "after", &text)
+}
+
+fn script(place: &Place, name: &str, text: &str) -> PathBuf {
+    for hold in text.split("hold").skip(1).map(|rest| rest.trim_start_matches([' ', '(', '\''])) {
+        let end = hold.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(hold.len());
+        let pipe = pipe(place, &hold[..end]);
+        if !pipe.exists() {
+            mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("room for a pipe");
+        }
+    }
+    let path = place.path(name);
+    std::fs::write(&path, text).expect("room for a script");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("our own file");
+    path
+}
+
+fn pipe(place: &Place, name: &str) -> PathBuf {
+    place.path(&format!("hold-{name}"))
+}
+
+/// A program that holds still. It goes on when this is dropped.
+pub struct Held(File);
+
+impl Held {
+    /// Lets it go on.
+    pub fn go_on(self) {
+        drop(self.0);
+    }
+}
+
+/// Waits until a program holds still under this name.
+#[must_use]
+pub fn reached(place: &Place, name: &str) -> Held {
+    let pipe: &Path = &pipe(place, name);
+    let nobody_reads = OFlags::NONBLOCK.bits() as i32;
+    Held(wait_until(&format!("a program holds still at {name}"), || {
+        File::options().write(true).custom_flags(nobody_reads).open(pipe).ok()
+    }))
+}
