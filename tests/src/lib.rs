@@ -4,7 +4,8 @@
 //! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
-//! running `sawmill serve`), `successor` (programs that take its place, or pretend to), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
+//! running `sawmill serve`), `successor` (programs that take its place, or pretend to), `bad_disk` (a
+//! journal disk that fails), `load` (a stamped load that can be cut
 //! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
 //! copier that follows), `torture` (kills, faults and journal losses without end). From the crash checker
 //! (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and the judge

@@ -1,5 +1,8 @@
 //! Many doors, one volume: opened and closed while it is served, all showing the same bytes.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use sawmill_tests::machine::can_mount;
 use sawmill_tests::nbd::{Client, Dialect};
 use sawmill_tests::place::Place;
@@ -48,6 +51,75 @@ fn a_door_that_was_added_survives_a_hand_off() {
     assert_eq!(client.read(0, 6), Ok(b"before".to_vec()));
     let _ = place.sawmill(&["door", "remove", "disk", &uri]).ok();
     assert!(client.read(0, 6).is_err());
+}
+
+#[test]
+fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    let mut server = place.serve("disk").start();
+    let socket = |name: &str| format!("unix:{}", place.path(name).display());
+    let add = |name: &str| place.sawmill(&["door", "add", "disk", "--nbd", &socket(name)]).ok();
+    let (second, third) = (add("second.sock"), add("third.sock"));
+    let _ = place.sawmill(&["door", "remove", "disk", third.trim()]).ok();
+    let before = doors(&place);
+    assert_eq!(before.len(), 2);
+    server.connect().write(0, b"before").expect("accepted");
+    server.kill();
+    server = place.serve("disk").start();
+    assert_eq!(doors(&place), before);
+    // As well of a server that took over: it was not there when the door was added.
+    server.hand_off(&place, "disk");
+    server.kill();
+    let taken = std::os::unix::net::UnixListener::bind(place.path("fourth.sock")).expect("a socket");
+    let journals = place.journals();
+    let note = journals[0].parent().expect("in the state folder").join("doors");
+    let left = std::fs::read_to_string(&note).expect("the door is noted");
+    std::fs::write(&note, format!("iscsi=1\nnbd={}\n{left}", socket("fourth.sock"))).expect("our own file");
+    server = place.serve("disk").start();
+    drop(taken);
+    assert_eq!(doors(&place), before, "what cannot be had stops nothing: {}", server.stderr());
+    assert!(server.stderr().contains("iscsi") && server.stderr().contains("fourth"), "{}", server.stderr());
+    let client = Client::connect(second.trim(), Dialect::Structured).expect("the second door is open");
+    assert_eq!(client.read(0, 6), Ok(b"before".to_vec()));
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let server = place.serve("disk").start();
+    assert_eq!(doors(&place), before[..1]);
+    assert_eq!(server.connect().read(0, 6), Ok(b"before".to_vec()));
+}
+
+#[test]
+fn a_file_that_was_added_survives_a_crash_under_its_users() {
+    requires!(can_mount());
+    let place = Place::new(&store::folder());
+    place.create("disk", "8M", &[]);
+    let server = place.serve("disk").start();
+    let mount = place.path("mount").display().to_string();
+    let file = place.sawmill(&["door", "add", "disk", "--fuse", &mount]).ok().trim().to_owned();
+    // A process of its own: one that starts others while it has the file open would wait for its server then.
+    let lines = "import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+os.pwrite(fd, b'before', 0)
+print('written', flush=True)
+sys.stdin.readline()
+print(os.pread(fd, 6, 0).decode())";
+    let mut user = std::process::Command::new("python3")
+        .args(["-c", lines, &file])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3 is there");
+    let mut said = BufReader::new(user.stdout.take().expect("a pipe")).lines();
+    assert_eq!(said.next().and_then(Result::ok).as_deref(), Some("written"));
+    server.kill();
+    drop(user.stdin.take());
+    let server = place.serve("disk").start();
+    assert_eq!(doors(&place).len(), 2, "{}", server.stderr());
+    assert_eq!(said.next().and_then(Result::ok).as_deref(), Some("before"), "{}", server.stderr());
+    assert!(user.wait().is_ok_and(|ended| ended.success()));
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]

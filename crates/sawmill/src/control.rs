@@ -305,8 +305,8 @@ mod tests {
     /// Says once that the volume is on its way, as the process that hands it over does.
     fn hand_over_once(listener: &UnixListener) {
         let (mut stream, _) = listener.accept().unwrap();
-        let body = r#"{"version":"1","pid":7,"uptime_ms":1,"handing_over":true,"volumes":[],"doors":[],"stores":[],
-            "cache":null}"#;
+        let body = r#"{"version":"1","pid":7,"uptime_ms":1,"handing_over":true,
+            "volumes":[],"doors":[],"stores":[],"cache":null}"#;
         let _ = stream.read(&mut [0; 4096]).unwrap();
         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
     }

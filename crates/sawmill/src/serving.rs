@@ -24,6 +24,7 @@ use crate::admin::status::{
     VolumeDoor, VolumeStatus, milliseconds,
 };
 use crate::config::VolumeAddress;
+use crate::doors::added::Added;
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
@@ -56,6 +57,8 @@ pub(crate) struct Served {
     pub(crate) store: Arc<Client>,
     pub(crate) folder: PathBuf,
     pub(crate) journal_path: Option<PathBuf>,
+    /// Doors that were added to it. Readers have none: their folder is the writer's as well.
+    added: Option<Added>,
 }
 
 impl Served {
@@ -69,7 +72,8 @@ impl Served {
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
         let held = RwLock::new(Held::Open(volume));
-        Served { address, shown, held, gate, meter, store, folder, journal_path }
+        let added = journal_path.as_ref().map(|_| Added::of(&folder));
+        Served { address, shown, held, gate, meter, store, folder, journal_path, added }
     }
 
     /// The export's name: the volume's, with the cut that is shown.
@@ -389,7 +393,8 @@ impl Serving {
             }
             Order::AddDoor(plan) => self.add_door(served, plan),
             Order::RemoveDoor { address } => {
-                self.doors.remove(name, &address)?;
+                let plan = self.doors.remove(name, &address)?;
+                served.added.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
                 Ok(serde_json::json!({ "removed": address }))
             }
             Order::HandOff(order) => self.order_hand_off(order),
@@ -402,10 +407,34 @@ impl Serving {
         }
         // A door to nothing would only take requests and let them wait.
         drop(served.volume()?);
-        self.doors.open(plan, &[served.as_shown()])?;
+        self.doors.open(plan.clone(), &[served.as_shown()])?;
         let addresses = self.doors.addresses(served.name());
         let (kind, address) = addresses.last().cloned().unwrap_or_default();
+        if let Some(Err(failure)) = served.added.as_ref().map(|added| added.note(&plan)) {
+            // Users of a door that would not come back after a crash might wait for ever.
+            self.doors.remove(served.name(), &address)?;
+            return Err(failure);
+        }
         Ok(serde_json::json!({ "door": kind, "address": address }))
+    }
+
+    /// Opens doors that were added to a server that died. One that cannot be had is no reason to serve nobody.
+    pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
+        for served in &self.volumes {
+            let left = served.added.iter().flat_map(|added| added.left(of_serve));
+            for plan in left {
+                tracing::info!(volume = served.name(), "a door that was added comes back: {plan}");
+                if let Err(failure) = self.doors.open(plan.clone(), &[served.as_shown()]) {
+                    tracing::error!(volume = served.name(), "the door {plan} does not come back: {failure}");
+                }
+            }
+        }
+    }
+
+    /// The doors were closed in order: none of what is still here comes back by itself.
+    pub(crate) fn forget_added_doors(&self) {
+        let here = self.volumes.iter().filter(|served| !served.is_away());
+        here.filter_map(|served| served.added.as_ref()).for_each(Added::forget_all);
     }
 
     /// Asks the serving thread to hand everything over, and waits for the outcome.

@@ -129,6 +129,7 @@ pub(crate) fn serve(places: &Places, plan: Plan, hand_off: HandOffBell) -> Resul
     let serving = Serving::new(volumes, cache, plan.options.gc.start, started, hand_off);
     let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
     serving.doors.open_all(&plan.doors, &shown)?;
+    serving.open_added_doors(&plan.doors);
     let serving = Arc::new(serving);
     let admin = start_admin(&serving, plan.admin.map(Door::Loopback))?;
     Ok((serving, admin))

@@ -206,9 +206,9 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             path.display()
         )));
     }
-    // It has its name when somebody listens, and the name is never without a socket: in a hand-off the process
-    // before this one still has it, and nobody shall find the volume unserved. Otherwise whoever made the old
-    // one is gone, since the journal's lock is ours.
+    // It has its name when somebody listens, and the name is never without a socket: in a hand-off the
+    // process before this one still has it, and nobody shall find the volume unserved. Otherwise whoever made
+    // the old one is gone, since the journal's lock is ours.
     let unnamed = path.with_extension("new");
     let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
     match fs::remove_file(&unnamed) {

@@ -26,6 +26,9 @@ enum What {
     /// List the doors of a volume.
     List(Volume),
     /// Open doors beside those that are there.
+    ///
+    /// They move with a hand-off, and come back when the server is started again after a crash. A server that
+    /// is stopped in order forgets them: what shall always be there belongs to the options of `serve`.
     Add(Add),
     /// Close a door: requests in flight finish, its users see the device end.
     Remove(Remove),

@@ -494,6 +494,7 @@ fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiv
                 tracing::warn!("stopping at once; what is not stored yet stays in the journal");
                 serving.close_now();
                 serving.doors.stop_now();
+                serving.forget_added_doors();
                 serving.save_cache();
                 return Ok(Exit::Negative);
             }
@@ -508,6 +509,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
         serving.doors.stop();
+        serving.forget_added_doors();
         std::thread::scope(|scope| {
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();

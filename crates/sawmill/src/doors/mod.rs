@@ -1,9 +1,12 @@
 //! The doors of a serving process: opened, added and removed while it runs, handed over as one.
 //!
 //! Invariants: a door is opened for volumes that are open; what is handed over of a door is preceded by a
-//! piece named `door` that says which plan it is of, what it shows and how many pieces follow. Rooms: [`plan`] (what was asked for), `open` (each kind of door). Not here: what a door
-//! speaks.
+//! piece named `door` that says which plan it is of, what it shows and how many pieces follow.
+//!
+//! Rooms: [`plan`] (what was asked for), `open` (each kind of door), [`added`] (what comes back after a crash
+//! although no option says so). Not here: what a door speaks.
 
+pub(crate) mod added;
 mod open;
 pub(crate) mod plan;
 
@@ -102,7 +105,8 @@ impl Doors {
     }
 
     /// Closes the door of this address that shows this volume: requests in flight finish, users see it end.
-    pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<()> {
+    /// Returns what it was opened by.
+    pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
@@ -127,7 +131,7 @@ impl Doors {
             _ => found.door.stop(),
         }
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
-        Ok(())
+        Ok(found.plan.clone())
     }
 
     fn demand_ours(&self) -> Result<()> {

@@ -195,7 +195,8 @@ impl Predecessor<'_> {
 }
 
 /// Tries to open what a hand-off that was taken back left away, and goes on with the doors of what is open.
-/// Users of a volume that may be had later wait; one that never will be is given up, and its users get errors.
+/// Users of a volume that may be had later wait; one that never will be is given up, and its users get
+/// errors.
 pub(crate) fn open_again(plan: &Plan, serving: &Serving) {
     // What was accepted when the server was started was a loss of then.
     let options = OpenOptions { accept_journal_loss: false, ..plan.options.clone() };

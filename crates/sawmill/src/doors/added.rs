@@ -1,0 +1,139 @@
+//! Doors that were added to a volume while it was served, noted so that they come back after a crash: users
+//! of a device or a mount that a dead server left wait for exactly that.
+//!
+//! A file `doors` in the volume's state folder, one [`DoorPlan`] a line. Invariants: a door is noted from
+//! the time it is open until it is removed or the server is stopped in order; a line that cannot be read
+//! stops nothing. Not here: doors that are options of `serve`, which come back by themselves.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+use super::plan::DoorPlan;
+use crate::exit::{Failure, Result};
+
+/// The note of one volume.
+pub(crate) struct Added {
+    path: PathBuf,
+    /// Held while the file is read and written anew.
+    changing: Mutex<()>,
+}
+
+impl Added {
+    /// The note in a volume's state folder.
+    pub(crate) fn of(folder: &Path) -> Self {
+        Added { path: folder.join("doors"), changing: Mutex::new(()) }
+    }
+
+    /// Notes a door that is open.
+    pub(crate) fn note(&self, plan: &DoorPlan) -> Result<()> {
+        self.change(|lines| lines.push(plan.to_string()))
+    }
+
+    /// Forgets a door that is closed. One that was not noted is fine.
+    pub(crate) fn forget(&self, plan: &DoorPlan) -> Result<()> {
+        let line = plan.to_string();
+        self.change(|lines| {
+            if let Some(at) = lines.iter().position(|noted| *noted == line) {
+                lines.remove(at);
+            }
+        })
+    }
+
+    /// Forgets all: the doors were closed in order.
+    pub(crate) fn forget_all(&self) {
+        let _one_at_a_time = self.changing.lock();
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("{} is left; its doors will come back: {error}", self.path.display());
+            }
+            _ => {}
+        }
+    }
+
+    /// The doors that a server before this one had and that `others` do not bring back.
+    pub(crate) fn left(&self, others: &[DoorPlan]) -> Vec<DoorPlan> {
+        let read = |line: &String| match DoorPlan::parse(line) {
+            Ok(plan) => Some(plan),
+            Err(failure) => {
+                tracing::error!("{}: a door is left closed: {failure}", self.path.display());
+                None
+            }
+        };
+        // There may be several devices of any number.
+        let is_missing = |plan: &DoorPlan| *plan == DoorPlan::Ublk { id: None } || !others.contains(plan);
+        self.lines()
+            .unwrap_or_else(|failure| {
+                tracing::error!("doors that were added do not come back: {failure}");
+                Vec::new()
+            })
+            .iter()
+            .filter_map(read)
+            .filter(is_missing)
+            .collect()
+    }
+
+    fn lines(&self) -> Result<Vec<String>> {
+        match fs::read_to_string(&self.path) {
+            Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(Failure::io(format!("cannot read {}", self.path.display()), &error)),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<String>)) -> Result<()> {
+        let _one_at_a_time = self.changing.lock();
+        let before = self.lines()?;
+        let mut lines = before.clone();
+        change(&mut lines);
+        if lines == before {
+            return Ok(());
+        }
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        let anew = self.path.with_extension("new");
+        let written = fs::write(&anew, text).and_then(|()| fs::rename(&anew, &self.path));
+        written.map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_is_left_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = |text: &str| DoorPlan::parse(text).unwrap();
+        let note = || Added::of(folder.path());
+        assert_eq!(note().left(&[]), []);
+        for text in ["ublk", "fuse=/mnt/a", "ublk"] {
+            note().note(&plan(text)).unwrap();
+        }
+        assert_eq!(note().left(&[]), [plan("ublk"), plan("fuse=/mnt/a"), plan("ublk")]);
+        let of_serve = [plan("ublk"), plan("fuse=/mnt/a")];
+        assert_eq!(note().left(&of_serve), [plan("ublk"), plan("ublk")], "a mount is one, devices are many");
+        note().forget(&plan("ublk")).unwrap();
+        note().forget(&plan("vhost-user=/never/noted")).unwrap();
+        assert_eq!(note().left(&[]), [plan("fuse=/mnt/a"), plan("ublk")]);
+        note().forget_all();
+        note().forget_all();
+        assert_eq!(note().left(&[]), []);
+    }
+
+    #[test]
+    fn a_line_without_meaning_costs_its_own_door_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
+        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::Ublk { id: Some(3) }]);
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_kept_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = Added::of(&folder.path().join("gone"));
+        let failure = note.note(&DoorPlan::Ublk { id: None }).unwrap_err();
+        assert!(failure.to_string().contains("doors"), "{failure}");
+    }
+}
