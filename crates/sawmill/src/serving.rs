@@ -418,7 +418,8 @@ impl Serving {
         Ok(serde_json::json!({ "door": kind, "address": address }))
     }
 
-    /// Opens doors that were added to a server that died. One that cannot be had is no reason to serve nobody.
+    /// Opens doors that were added to a server that died. One that cannot be had is no reason to serve
+    /// nobody.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
         for served in &self.volumes {
             let left = served.added.iter().flat_map(|added| added.left(of_serve));

@@ -10,7 +10,7 @@
 //! | quiets its doors, lets go of volumes and cache; `Go`, and a parcel of doors | |
 //! | | opens the volumes; `Opened` |
 //! | `Yours`; forgets its doors; `Gone` | |
-//! | | goes on with the doors; `Serving` |
+//! | | goes on with the doors; tells the service manager; `Serving` |
 //! | ends | |
 //!
 //! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever
