@@ -28,6 +28,9 @@ const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
 /// How often it is looked for meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// How often a process is asked that ends without an answer.
+const ASKED_MAX: u32 = 100;
+
 /// Slack that a long poll's answer is given past its own deadline.
 const POLL_SLACK: Duration = Duration::from_secs(10);
 
@@ -209,43 +212,79 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     sockets
 }
 
+/// Asks what may be asked twice. `None`: nobody listens. A process that ends without an answer may have
+/// handed over just then: whoever came after it is asked.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+    for _ in 1..ASKED_MAX {
+        match request_once("GET", socket, target, patience)? {
+            Answer::Nobody => return Ok(None),
+            Answer::Whole(body) => return Ok(Some(body)),
+            Answer::Ended => std::thread::sleep(LOOK_EVERY),
+        }
+    }
     request("GET", socket, target, patience)
 }
 
-/// One request over a Unix socket. `None`: nobody listens.
+/// One request. `None`: nobody listens. Ending without an answer is an error: what was ordered may be done.
 fn request(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
+    match request_once(method, socket, target, patience)? {
+        Answer::Nobody => Ok(None),
+        Answer::Whole(body) => Ok(Some(body)),
+        Answer::Ended => Err(silent(socket, &io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// What came of a request.
+enum Answer {
+    Nobody,
+    /// Somebody took the connection, and closed it without a word.
+    Ended,
+    Whole(Vec<u8>),
+}
+
+fn silent(socket: &Path, error: &io::Error) -> Failure {
+    Failure::new(
+        Exit::Unavailable,
+        format!(
+            "a process listens on {} but gives no answer ({error}); look at it before going on",
+            socket.display()
+        ),
+    )
+}
+
+/// One request over a Unix socket.
+fn request_once(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Answer> {
     let mut stream = match UnixStream::connect(socket) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
+            return Ok(Answer::Nobody);
         }
         Err(error) => {
             return Err(Failure::io(format!("cannot ask the process behind {}", socket.display()), &error));
         }
     };
-    let silent = |error: io::Error| {
-        Failure::new(
-            Exit::Unavailable,
-            format!(
-                "a process listens on {} but gives no answer ({error}); look at it before going on",
-                socket.display()
-            ),
-        )
-    };
+    let silent = |error: io::Error| silent(socket, &error);
     stream.set_read_timeout(patience).map_err(silent)?;
     stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
     let request = format!(
         "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     );
-    stream.write_all(request.as_bytes()).map_err(silent)?;
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).map_err(silent)?;
+    let heard = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_end(&mut answer));
+    match heard {
+        Ok(0) => return Ok(Answer::Ended),
+        Err(error) if answer.is_empty() && is_ended(&error) => return Ok(Answer::Ended),
+        heard => drop(heard.map_err(silent)?),
+    }
     let (status, body) = split_answer(&answer).ok_or_else(|| silent(io::ErrorKind::UnexpectedEof.into()))?;
     match status {
-        200 => Ok(Some(body.to_vec())),
+        200 => Ok(Answer::Whole(body.to_vec())),
         _ => Err(refusal(status, body)),
     }
+}
+
+fn is_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 /// The failure that a refused request carries: `{"error": text, "exit": code}`.
@@ -328,6 +367,26 @@ mod tests {
             });
             assert!(attached(folder.path()).unwrap().is_none(), "it has ended, and nobody came after it");
             ends.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_ends_while_it_is_asked_is_followed_by_who_came_after_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..3).for_each(|_| drop(listener.accept().unwrap()));
+                hand_over_once(&listener);
+            });
+            let failure = attached_within(folder.path(), Duration::ZERO).unwrap_err();
+            assert!(failure.to_string().contains("process 7 is handing"), "{failure}");
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(listener.accept().unwrap()));
+            // Twice is not once: an order may have been carried out.
+            let failure = resize(folder.path(), 4096).unwrap_err();
+            assert!(failure.to_string().contains("gives no answer"), "{failure}");
         });
     }
 
