@@ -286,6 +286,11 @@ fn missing_in(row: &str, functions: &BTreeMap<String, BTreeSet<String>>) -> Vec<
 #[test]
 fn every_promise_names_a_test_that_exists() {
     let promises = std::fs::read_to_string(repository().join("PROMISES.md")).expect("PROMISES.md");
+    let mut numbers = BTreeSet::new();
+    let rows = promises.lines().filter(|row| row.starts_with("| P"));
+    let twice = |row: &&str| !numbers.insert(row.split(' ').nth(1).unwrap_or_default().to_owned());
+    let rows = rows.filter(twice).map(|row| format!("the number stands twice: {row:.40}"));
+    none(&rows.collect::<Vec<_>>());
     let functions = functions();
     let mut faults = Vec::new();
     // A promise is a table row that begins with its number.

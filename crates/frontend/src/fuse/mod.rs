@@ -2,9 +2,9 @@
 //!
 //! Works on every Linux with the fuse module, also for users who are not root. Rooms:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
-//! (what another process needs), `kept` (its keeper, watched), `protocol` and `answer` (the codec, pure), `link` (the descriptor, shared),
-//! `worker` (what is asked), `ticket` and `seek` (requests in flight), [`server`](FuseDoor),
-//! [`metrics`](FuseMetrics).
+//! (what another process needs), `kept` (its keeper, watched), `protocol` and `answer` (the codec, pure),
+//! `link` (the descriptor, shared), `worker` (what is asked), `ticket` and `seek` (requests in flight),
+//! [`server`](FuseDoor), [`metrics`](FuseMetrics).
 //!
 //! A few worker threads read the same descriptor. None waits for the device: an answer goes from whichever
 //! thread completes the request, with one system call. The page cache is left out (direct I/O), so all who
