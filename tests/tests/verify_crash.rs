@@ -12,6 +12,8 @@ use sawmill_tests::machine::{can_mount, wait_until};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::requires;
 use sawmill_tests::store;
+use sawmill_verify::bridge::{LoopDevice, Mounted};
+use sawmill_verify::file_system::FileSystem;
 use serde_json::Value;
 
 fn images(usual: usize) -> String {
@@ -188,9 +190,10 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished
     // The command asks this test to do it, and waits until it is done.
     let (wanted, done) = (place.path("crash.wanted"), place.path("crash.done"));
     let crash = format!(
-        "touch '{}'; until rm '{}' 2>/dev/null; do sleep 0.01; done",
+        "touch '{0}'; while [ -e '{0}' -o ! -e '{1}' ]; do [ -d '{2}' ] || exit 1; sleep 0.01; done; rm '{1}'",
         wanted.display(),
-        done.display()
+        done.display(),
+        place.path("").display()
     );
     let words = ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
     let words = [&words[..], &["--crash", &crash], more].concat();
@@ -236,6 +239,30 @@ fn a_loop_device_that_lost_what_it_answered_is_found_out() {
     let report = said(&finished);
     assert_eq!((finished.code, &report["ok"]), (Some(1), &Value::Bool(false)), "{report:#}");
     assert!(report["found"].is_string() && report["round"].is_u64(), "{report:#}");
+}
+
+#[test]
+fn a_device_that_somebody_uses_is_not_overwritten_by_a_check() {
+    use rustix::fs::{FlockOperation, flock};
+    let place = place();
+    let disk = fs::File::create(place.path("disk")).expect("a file");
+    disk.set_len(8 << 20).expect("a sparse file");
+    flock(&disk, FlockOperation::NonBlockingLockExclusive).expect("nobody has it");
+    let path = place.path("disk").display().to_string();
+    let line = ["verify-crash", "--target", &path, "--crash", "true"];
+    place.sawmill(&line).refused(5, &["--overwrite", &path]);
+    place.sawmill(&[&line[..], &["--overwrite"]].concat()).refused(11, &[&path, "unmount"]);
+    requires!(can_mount());
+    // A loop device takes the bytes of a file system that is mounted on it from nobody either.
+    let other = place.path("other");
+    fs::File::create(&other).and_then(|file| file.set_len(8 << 20)).expect("a sparse file");
+    let device = LoopDevice::new(&other).expect("a loop device");
+    FileSystem::Ext4.make(device.path()).expect("made");
+    let mounted = Mounted::new(device.path(), &place.path("mounted"), "").expect("mounted");
+    let node = device.path().display().to_string();
+    let line = ["verify-crash", "--target", &node, "--overwrite", "--crash", "true"];
+    place.sawmill(&line).refused(11, &[&node, "mounted"]);
+    mounted.unmount().expect("unmounted");
 }
 
 #[test]

@@ -155,3 +155,134 @@ impl Crashes<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use sawmill_device::{Error as DeviceError, ErrorKind, Geometry, MemoryDevice, Operation, Request};
+
+    use super::*;
+
+    const AREA_BYTES: u64 = 1 << 20;
+
+    /// Memory that a few requests do not reach.
+    struct Failing {
+        memory: MemoryDevice,
+        requests: AtomicU64,
+        /// From this request on, with which error. Reads go on.
+        fails: Option<(u64, ErrorKind)>,
+        block_bytes: u64,
+    }
+
+    impl Failing {
+        fn new(fails: Option<(u64, ErrorKind)>) -> Self {
+            let memory = MemoryDevice::new(AREA_BYTES);
+            Failing { memory, requests: AtomicU64::new(0), fails, block_bytes: 1 }
+        }
+    }
+
+    impl BlockDevice for Failing {
+        fn geometry(&self) -> &Geometry {
+            self.memory.geometry()
+        }
+
+        fn submit(&self, request: Request) {
+            let number = self.requests.fetch_add(1, Ordering::Relaxed);
+            let aligned = (request.address | request.length).is_multiple_of(self.block_bytes);
+            match self.fails {
+                _ if !aligned => request.fail(DeviceError::new(ErrorKind::Invalid, "not whole blocks")),
+                Some((from, kind)) if number >= from && request.operation != Operation::Read => {
+                    request.fail(DeviceError::new(kind, "planted"));
+                }
+                _ => self.memory.submit(request),
+            }
+        }
+    }
+
+    fn crashes() -> Crashes<'static> {
+        Crashes {
+            command: "true",
+            rounds: 3,
+            requests: 200,
+            area_bytes: AREA_BYTES,
+            trim: true,
+            seed: 1,
+            keeps: Keeps::Answered,
+            rule: Rule::Prefix,
+            may_go: false,
+        }
+    }
+
+    /// What is found on devices that `open` gives, and what the folder holds then.
+    fn survey(crashes: Crashes<'_>, open: impl Fn() -> Result<Arc<dyn BlockDevice>>) -> Result<Survey> {
+        let folder = tempfile::tempdir().expect("a folder");
+        crashes.run(open, folder.path(), |_| ())
+    }
+
+    #[test]
+    fn a_device_that_keeps_everything_is_not_blamed_by_any_rule() {
+        for (keeps, rule) in [
+            (Keeps::Answered, Rule::Prefix),
+            (Keeps::Answered, Rule::Sector),
+            (Keeps::Flushed, Rule::Prefix),
+            (Keeps::Flushed, Rule::Sector),
+        ] {
+            let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(AREA_BYTES));
+            let survey = survey(Crashes { keeps, rule, ..crashes() }, || Ok(Arc::clone(&device)));
+            let survey = survey.expect("carried out");
+            assert_eq!((survey.found, survey.rounds), (None, 3), "{keeps:?} {rule:?}");
+            assert!(survey.answered >= 600 && survey.demanded > 100, "{keeps:?} {rule:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_answered_and_is_gone_is_found_by_every_rule_that_asks_for_it() {
+        for rule in [Rule::Prefix, Rule::Sector] {
+            let open = || Ok(Arc::new(MemoryDevice::new(AREA_BYTES)) as Arc<dyn BlockDevice>);
+            let survey = survey(Crashes { rule, ..crashes() }, open).expect("carried out");
+            assert!(matches!(survey.found, Some((1, _))), "{rule:?}: {survey:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_a_finding_and_a_connection_that_ends_is_one_where_it_may_not() {
+        let at = |kind| {
+            let device: Arc<dyn BlockDevice> = Arc::new(Failing::new(Some((150, kind))));
+            move || Ok(Arc::clone(&device))
+        };
+        let found = survey(crashes(), at(ErrorKind::Unavailable)).expect("carried out").found;
+        assert!(found.is_some_and(|(round, what)| round == 1 && what.contains("error (the last: 5)")));
+        let gone = survey(crashes(), at(ErrorKind::Closed)).expect("carried out");
+        assert!(gone.found.is_some_and(|(_, what)| what.contains("no answer")));
+        let export = Crashes { may_go: true, rounds: 1, ..crashes() };
+        let gone = survey(export, at(ErrorKind::Closed)).expect("carried out");
+        assert_eq!((gone.found, gone.unanswered > 0), (None, true));
+    }
+
+    #[test]
+    fn every_request_is_whole_blocks_of_the_device() {
+        let geometry = Geometry { block_bytes: 4096, ..*MemoryDevice::new(AREA_BYTES).geometry() };
+        /// Says larger blocks than it needs.
+        struct Large(Geometry, Failing);
+        impl BlockDevice for Large {
+            fn geometry(&self) -> &Geometry {
+                &self.0
+            }
+            fn submit(&self, request: Request) {
+                self.1.submit(request);
+            }
+        }
+        let inner = Failing { block_bytes: 4096, ..Failing::new(None) };
+        let device: Arc<dyn BlockDevice> = Arc::new(Large(geometry, inner));
+        let survey = survey(crashes(), || Ok(Arc::clone(&device))).expect("carried out");
+        assert_eq!(survey.found, None);
+    }
+
+    #[test]
+    fn a_command_that_fails_ends_the_check_with_what_it_said() {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(AREA_BYTES));
+        let failed = survey(Crashes { command: "echo not here; false", ..crashes() }, || Ok(device.clone()));
+        assert!(failed.expect_err("it failed").to_string().ends_with(": not here"));
+    }
+}

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sawmill_device::BlockDevice;
+use sawmill_sys::FileLock;
 use sawmill_verify::crash::{Crashes, Keeps};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 use serde::Serialize;
@@ -38,6 +39,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments, command: &str, targe
         return Err(Failure::usage(text));
     }
     arguments.may_overwrite(target)?;
+    // Else a file system that is mounted on it would be overwritten under its users.
+    let _held = if is_uri(target) { None } else { Some(hold(target)?) };
     let folder = tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
     let crashes = Crashes {
         command,
@@ -67,6 +70,18 @@ pub(super) fn run(context: &Context, arguments: &Arguments, command: &str, targe
         document.print()?
     }
     Ok(if ok { Exit::Ok } else { Exit::Negative })
+}
+
+/// The right to overwrite a device or a file that nobody else uses.
+fn hold(target: &str) -> Result<FileLock> {
+    FileLock::take(Path::new(target)).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            let text =
+                format!("{target} is mounted, or another process works on it; unmount it, or end that");
+            Failure::new(Exit::InUse, text)
+        }
+        _ => Failure::io(format!("cannot open {target}"), &error),
+    })
 }
 
 fn open(target: &str) -> sawmill_verify::Result<Arc<dyn BlockDevice>> {
