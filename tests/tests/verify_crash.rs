@@ -190,7 +190,7 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished
     // The command asks this test to do it, and waits until it is done.
     let (wanted, done) = (place.path("crash.wanted"), place.path("crash.done"));
     let crash = format!(
-        "touch '{0}'; while [ -e '{0}' -o ! -e '{1}' ]; do [ -d '{2}' ] || exit 1; sleep 0.01; done; rm '{1}'",
+        "touch '{0}'; until [ ! -e '{0}' -a -e '{1}' ]; do cd '{2}' || exit; sleep 0.01; done; rm '{1}'",
         wanted.display(),
         done.display(),
         place.path("").display()
