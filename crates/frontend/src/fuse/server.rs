@@ -89,11 +89,16 @@ impl FuseDoor {
         let handed = handed.into_iter().find(|piece| piece.what == "fuse");
         let handed =
             handed.ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
-        let keeper = options.keeper.as_ref().map(|wanted| match Keeper::at(&wanted.socket) {
-            Some(keeper) => Ok(keeper),
-            None => Keeper::start(&wanted.socket, &wanted.command, &handed),
+        let keeper = options.keeper.as_ref().and_then(|wanted| match Keeper::at(&wanted.socket) {
+            Some(keeper) => Some(keeper),
+            None => Keeper::start(&wanted.socket, &wanted.command, &handed)
+                .inspect_err(|error| {
+                    // Users wait behind this door: what it lacks is said, and no reason to end it.
+                    tracing::error!("fuse: the mount goes on, and would end with this server: {error}");
+                })
+                .ok(),
         });
-        Self::go_on(&options, device, handed, keeper.transpose()?)
+        Self::go_on(&options, device, handed, keeper)
     }
 
     fn go_on(

@@ -1,6 +1,6 @@
 //! A server that is held: quiet, resumed, let go, on trial, stopped.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,6 +206,31 @@ fn a_client_in_its_handshake_is_no_obstacle() {
     assert_eq!(staying.answer().cookie, cookie);
     leaving.expect_closed();
     assert_eq!(server.metrics().connections, 1);
+}
+
+#[test]
+fn a_client_at_any_byte_of_its_handshake_is_ended_and_may_come_again() {
+    let device = memory();
+    let mut served = serve(device.clone());
+    let mut witness = served.client(Style::Simple);
+    // The client's flags, then its choice of the export.
+    let mut said = 3u32.to_be_bytes().to_vec();
+    said.extend(b"IHAVEOPT");
+    [7u32, 10, 4].iter().for_each(|field| said.extend(field.to_be_bytes()));
+    said.extend(b"disk\0\0");
+    for cut in [0, 1, 4, 5, 12, 19, 20, 23, said.len() - 1] {
+        let mut stream = UnixStream::connect(&served.path).expect("somebody listens");
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        stream.write_all(&said[..cut]).expect("it is taken");
+        served = replaced(served, device.clone());
+        // Or reset, where the last bytes were on their way.
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "after {cut} bytes nobody answers");
+        assert_eq!(served.server.clients().len(), 1, "after {cut} bytes it is nobody's client");
+        served.raw().go("disk");
+        witness.write_ok(0, &[cut as u8; 10]);
+        served.wait_for_connections(1);
+    }
+    assert_eq!(served.server.counts().protocol_violations, 0, "to be cut short is no fault of theirs");
 }
 
 #[test]
