@@ -4,26 +4,22 @@
 //! Not here: what the keeper does.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
-};
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::wire::{Packet, receive, send};
 use crate::Handed;
+use crate::unix_socket::UnixSocket;
 
 /// How long a keeper may take to answer; it has nothing else to do.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
-/// Servers that may be asking at once.
-const BACKLOG: i32 = 8;
 
 /// A keeper that runs.
 pub struct Keeper {
@@ -36,29 +32,28 @@ fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Unavailable, format!("keeper: {}: {what}: {error}", path.display()))
 }
 
-fn socket(path: &Path) -> Result<(OwnedFd, SocketAddrUnix)> {
-    let address = SocketAddrUnix::new(path).map_err(|_| {
-        let text = format!("keeper: {}: a socket's path has at most 107 bytes", path.display());
-        Error::new(ErrorKind::Invalid, text)
-    })?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(|error| failed(path, "no socket", error))?;
-    Ok((socket, address))
+/// Connects to the keeper at this path, if one is there.
+fn connected(path: &Path) -> Result<Option<UnixStream>> {
+    let stream = match UnixStream::connect(path) {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(no_socket(path, "cannot be asked", &error)),
+    };
+    let timed = stream.set_read_timeout(Some(ANSWER_TIME_MAX));
+    let timed = timed.and_then(|()| stream.set_write_timeout(Some(ANSWER_TIME_MAX)));
+    timed.map_err(|error| failed(path, "cannot be asked", error))?;
+    Ok(Some(stream))
 }
 
-/// Connects to the keeper at this path, if one is there.
-fn connected(path: &Path) -> Result<Option<OwnedFd>> {
-    let (socket, address) = socket(path)?;
-    match connect(&socket, &address) {
-        Ok(()) => (),
-        Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
-        Err(error) => return Err(failed(path, "cannot be asked", error)),
+/// A path that is no socket's is the user's own to shorten; all else may be better later.
+fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::InvalidInput {
+        let text = format!("keeper: {}: a socket's path has at most 107 bytes", path.display());
+        return Error::new(ErrorKind::Invalid, text);
     }
-    for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-        sockopt::set_socket_timeout(&socket, timeout, Some(ANSWER_TIME_MAX))
-            .map_err(|error| failed(path, "cannot be asked", error))?;
-    }
-    Ok(Some(socket))
+    failed(path, what, error)
 }
 
 impl Keeper {
@@ -73,15 +68,7 @@ impl Keeper {
             let text = format!("keeper: {}: another keeper runs there", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        let (listener, address) = socket(path)?;
-        let _ = std::fs::remove_file(path);
-        // Nobody can connect before it listens, so nobody can before it is its owner's alone.
-        let private = std::fs::Permissions::from_mode(0o600);
-        bind(&listener, &address)
-            .map_err(std::io::Error::from)
-            .and_then(|()| std::fs::set_permissions(path, private))
-            .and_then(|()| Ok(listen(&listener, BACKLOG)?))
-            .map_err(|error| failed(path, "the socket cannot be made", error))?;
+        let listener = UnixSocket::listen("keeper", path)?.socket;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(|error| failed(path, "the keeper cannot be started", error))?;
@@ -101,7 +88,8 @@ impl Keeper {
                 Ok(Some((Keeper { socket: path.to_owned(), child: Mutex::default() }, handed)))
             }
             // It was about to end.
-            Ok(Packet::Nothing) | Err(Errno::CONNRESET | Errno::PIPE) => Ok(None),
+            Ok(Packet::Nothing) => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
             Ok(other) => Err(failed(path, "is no keeper: it answers", format!("{other:?}"))),
             Err(error) => Err(failed(path, "does not answer", error)),
         }
@@ -132,7 +120,7 @@ impl Keeper {
     /// keeper of a version that does not know how.
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
-            (Packet::Done, line) => Ok(line),
+            (Packet::Done, line) => Ok(line.into()),
             (other, _) => Err(failed(&self.socket, "cannot be watched: it answers", format!("{other:?}"))),
         }
     }
@@ -141,7 +129,7 @@ impl Keeper {
         Ok(self.converse(packet)?.0)
     }
 
-    fn converse(&self, packet: &Packet) -> Result<(Packet, OwnedFd)> {
+    fn converse(&self, packet: &Packet) -> Result<(Packet, UnixStream)> {
         let gone = || failed(&self.socket, "the keeper has gone", "nobody listens");
         let socket = connected(&self.socket)?.ok_or_else(gone)?;
         let answer = send(&socket, packet)

@@ -3,12 +3,13 @@
 //! Its standard input is the socket that it listens on, made by who started it. Not here: asking it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, getsockname, sockopt};
+use rustix::net::sockopt;
 
 use super::wire::{Packet, receive, send};
 use crate::Handed;
@@ -30,12 +31,8 @@ pub fn keep() -> std::io::Result<()> {
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-    let listener = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    let address: SocketAddrUnix = getsockname(&listener)?.try_into()?;
-    let path = address.path_bytes().map(|bytes| {
-        use std::os::unix::ffi::OsStrExt;
-        PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
-    });
+    let listener = UnixListener::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?);
+    let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
     let mut holder = Holder { listener, path, held: None, watchers: Vec::new() };
     while holder.hear() {}
     holder.vanish();
@@ -43,7 +40,7 @@ pub fn keep() -> std::io::Result<()> {
 }
 
 struct Holder {
-    listener: OwnedFd,
+    listener: UnixListener,
     path: Option<PathBuf>,
     held: Option<Handed>,
     /// Connections of those who wait for this process's end: they hear of it when the kernel closes these.
@@ -75,15 +72,14 @@ impl Holder {
             Err(Errno::INTR) => return true,
             Err(_) => return false,
         }
-        let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else { return true };
+        let Ok((socket, _)) = self.listener.accept() else { return true };
         !is_ours(&socket) || self.serve(socket)
     }
 
-    fn serve(&mut self, socket: OwnedFd) -> bool {
-        for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-            if sockopt::set_socket_timeout(&socket, timeout, Some(SILENCE_MAX)).is_err() {
-                return true;
-            }
+    fn serve(&mut self, socket: UnixStream) -> bool {
+        let timed = socket.set_read_timeout(Some(SILENCE_MAX));
+        if timed.and_then(|()| socket.set_write_timeout(Some(SILENCE_MAX))).is_err() {
+            return true;
         }
         match receive(&socket) {
             Ok(Packet::Hold(handed)) => {
@@ -110,7 +106,7 @@ impl Holder {
             Ok(Packet::Watch) => {
                 self.watchers.retain(lives);
                 if self.watchers.len() < WATCHERS_MAX && send(&socket, &Packet::Done).is_ok() {
-                    self.watchers.push(socket);
+                    self.watchers.push(socket.into());
                 }
                 true
             }
@@ -119,7 +115,7 @@ impl Holder {
     }
 
     /// Says so only once its place is free for another.
-    fn end(&mut self, socket: &OwnedFd, answer: &Packet) -> bool {
+    fn end(&mut self, socket: &UnixStream, answer: &Packet) -> bool {
         self.vanish();
         let _ = send(socket, answer);
         false

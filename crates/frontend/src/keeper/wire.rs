@@ -1,22 +1,16 @@
-//! What is said on a keeper's socket: one packet each way, descriptors beside it.
+//! What is said on a keeper's socket: one message each way ([`passing`](crate::passing)), of a verb and, with
+//! some, a parcel of the one piece that is meant ([`pack`]).
 //!
-//! A packet is a magic word, a verb and, with some, a [`Handed`]: lengths as little-endian 32-bit numbers,
-//! then bytes. Invariant: no length is believed before the packet is known to hold it. Not here: who says
-//! what when.
+//! A keeper and who asks it may be of different versions: what is said of messages and parcels in
+//! `docs/format/hand_over.md` holds here. Not here: who says what when.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use sawmill_device::{Error, ErrorKind, Result};
 
-use crate::Handed;
+use crate::{Handed, pack, passing, unpack};
 
-const MAGIC: [u8; 4] = *b"SWK1";
 /// More than any door's facts.
 const PACKET_BYTES_MAX: usize = 16 << 10;
 /// What one packet may carry of descriptors.
@@ -54,107 +48,53 @@ impl Packet {
         }
     }
 
-    fn handed(&self) -> Option<&Handed> {
+    fn handed(&self) -> &[Handed] {
         match self {
-            Packet::Hold(handed) | Packet::Here(handed) => Some(handed),
-            Packet::Give | Packet::End | Packet::Watch | Packet::Done | Packet::Nothing => None,
+            Packet::Hold(handed) | Packet::Here(handed) => std::slice::from_ref(handed),
+            Packet::Give | Packet::End | Packet::Watch | Packet::Done | Packet::Nothing => &[],
         }
     }
-}
-
-fn push(to: &mut Vec<u8>, bytes: &[u8]) {
-    to.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-    to.extend_from_slice(bytes);
-}
-
-fn take<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (length, rest) = from.split_first_chunk::<4>()?;
-    let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-    *from = rest;
-    Some(bytes)
-}
-
-fn text(from: &mut &[u8]) -> Option<String> {
-    String::from_utf8(take(from)?.to_vec()).ok()
 }
 
 /// The bytes of a packet; descriptors go beside them.
 pub(super) fn encode(packet: &Packet) -> Vec<u8> {
-    let mut to = MAGIC.to_vec();
-    to.push(packet.verb());
-    if let Some(handed) = packet.handed() {
-        push(&mut to, handed.what.as_bytes());
-        push(&mut to, &handed.bytes);
-        for (name, value) in &handed.facts {
-            push(&mut to, name.as_bytes());
-            push(&mut to, value.as_bytes());
-        }
-    }
-    to
+    let mut bytes = vec![packet.verb()];
+    bytes.extend(pack(packet.handed()).0);
+    bytes
 }
 
-/// Understands the bytes of a packet; `None` when they are none.
-pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Packet> {
-    let rest = bytes.strip_prefix(&MAGIC)?;
-    let (verb, rest) = rest.split_first()?;
-    let handed = || {
-        let mut rest = rest;
-        let (what, bytes) = (text(&mut rest)?, take(&mut rest)?.to_vec());
-        let mut facts = std::collections::BTreeMap::new();
-        while !rest.is_empty() {
-            facts.insert(text(&mut rest)?, text(&mut rest)?);
-        }
-        Some(Handed { what, facts, bytes, descriptors })
-    };
-    Some(match verb {
-        1 => Packet::Hold(handed()?),
-        2 => Packet::Give,
-        3 => Packet::End,
-        4 => Packet::Done,
-        5 => Packet::Here(handed()?),
-        6 => Packet::Nothing,
-        7 => Packet::Watch,
-        _ => return None,
+/// Understands the bytes of a packet. Errors: `Invalid` when they are none.
+pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> {
+    let invalid = |what: &str| Error::new(ErrorKind::Invalid, format!("keeper: a packet {what}"));
+    let (verb, rest) = bytes.split_first().ok_or_else(|| invalid("without a verb"))?;
+    let mut pieces = unpack(rest, descriptors)?;
+    let piece = pieces.pop();
+    Ok(match (verb, piece, pieces.is_empty()) {
+        (1, Some(handed), true) => Packet::Hold(handed),
+        (2, None, _) => Packet::Give,
+        (3, None, _) => Packet::End,
+        (4, None, _) => Packet::Done,
+        (5, Some(handed), true) => Packet::Here(handed),
+        (6, None, _) => Packet::Nothing,
+        (7, None, _) => Packet::Watch,
+        _ => return Err(invalid("of a verb that is not known, or that has other pieces")),
     })
 }
 
-/// Sends one packet.
-pub(super) fn send(socket: impl AsFd, packet: &Packet) -> Result<(), Errno> {
+/// Sends one packet. Errors: as [`passing::send`](crate::passing::send); `Invalid` for one that is too long.
+pub(super) fn send(stream: &UnixStream, packet: &Packet) -> Result<()> {
     let bytes = encode(packet);
-    let none = Vec::new();
-    let descriptors = packet.handed().map_or(&none, |handed| &handed.descriptors);
+    let descriptors: Vec<_> =
+        packet.handed().iter().flat_map(|handed| &handed.descriptors).map(AsFd::as_fd).collect();
     if bytes.len() > PACKET_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
-        return Err(Errno::MSGSIZE);
+        let text = format!("keeper: {} bytes and {} files are too much", bytes.len(), descriptors.len());
+        return Err(Error::new(ErrorKind::Invalid, text));
     }
-    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-        return Err(Errno::MSGSIZE);
-    }
-    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+    passing::send(stream, &bytes, &descriptors)
 }
 
-/// Receives one packet. Errors: BADMSG when it cannot be understood, CONNRESET when there is none.
-pub(super) fn receive(socket: impl AsFd) -> Result<Packet, Errno> {
-    let mut bytes = vec![0; PACKET_BYTES_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-            Err(Errno::INTR) => (),
-            other => break other?,
-        }
-    };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(sent) = message {
-            descriptors.extend(sent);
-        }
-    }
-    if received.bytes == 0 {
-        return Err(Errno::CONNRESET);
-    }
-    decode(&bytes[..received.bytes], descriptors).ok_or(Errno::BADMSG)
+/// Receives one packet. Errors: as [`passing::receive`](crate::passing::receive).
+pub(super) fn receive(stream: &UnixStream) -> Result<Packet> {
+    let (bytes, descriptors) = passing::receive(stream, PACKET_BYTES_MAX, DESCRIPTORS_MAX)?;
+    decode(&bytes, descriptors)
 }

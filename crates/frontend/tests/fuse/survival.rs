@@ -186,11 +186,12 @@ fn a_keeper_gives_nothing_to_other_users() {
         std::fs::set_permissions(path, open.clone()).expect("ours");
     }
     let script = "
-import socket, sys
-s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX)
 s.connect(sys.argv[1])
 try:
-    s.send(b'SWK1\\x02')
+    give = b'\\x02SAWMHAND' + struct.pack('<QQ', 1, 0)
+    s.send(b'SWM1' + struct.pack('<IQ', 0, len(give)) + give)
     sys.exit(len(s.recv(100)))
 except ConnectionError:
     sys.exit(0)";
