@@ -9,53 +9,11 @@ use crate::DoorCounts;
 /// A snapshot of what a door counted since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuseMetrics {
-    /// Reads taken.
-    pub reads: u64,
-    /// Writes taken.
-    pub writes: u64,
-    /// Syncs taken.
-    pub flushes: u64,
-    /// Punched holes.
-    pub discards: u64,
-    /// Zeroed ranges.
-    pub write_zeroes: u64,
-    /// All else: names, attributes, seeks.
-    pub others: u64,
-    /// Bytes of writes' payload.
-    pub bytes_in: u64,
-    /// Bytes of reads' data.
-    pub bytes_out: u64,
-    /// Requests answered with an error by the device.
-    pub errors: u64,
+    /// What all doors count. The connection is the mount; a flush is a sync, a discard a punched hole, other
+    /// requests are for names, attributes, seeks; a violation is a request that could not be understood.
+    pub counts: DoorCounts,
     /// Requests that came for the second time, after another server's death.
     pub resent: u64,
-    /// Requests given to the device and not answered yet.
-    pub in_flight: u64,
-    /// Requests that could not be understood.
-    pub malformed: u64,
-}
-
-impl FuseMetrics {
-    /// The same under the names that all doors share.
-    #[must_use]
-    pub fn counts(&self, mounted: bool) -> DoorCounts {
-        DoorCounts {
-            connections: u64::from(mounted),
-            connections_total: 1,
-            reads: self.reads,
-            writes: self.writes,
-            flushes: self.flushes,
-            discards: self.discards,
-            write_zeroes: self.write_zeroes,
-            others: self.others,
-            bytes_in: self.bytes_in,
-            bytes_out: self.bytes_out,
-            errors: self.errors,
-            in_flight: self.in_flight,
-            protocol_violations: self.malformed,
-            ..DoorCounts::default()
-        }
-    }
 }
 
 /// The counters of one door.
@@ -75,9 +33,12 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn snapshot(&self, in_flight: u64) -> FuseMetrics {
+    pub(super) fn snapshot(&self, mounted: bool, in_flight: u64) -> FuseMetrics {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        FuseMetrics {
+        let counts = DoorCounts {
+            connections: u64::from(mounted),
+            connections_total: 1,
+            connections_refused: 0,
             reads: of(&self.reads),
             writes: of(&self.writes),
             flushes: of(&self.flushes),
@@ -87,10 +48,10 @@ impl Counters {
             bytes_in: of(&self.bytes_in),
             bytes_out: of(&self.bytes_out),
             errors: of(&self.errors),
-            resent: of(&self.resent),
             in_flight,
-            malformed: of(&self.malformed),
-        }
+            protocol_violations: of(&self.malformed),
+        };
+        FuseMetrics { counts, resent: of(&self.resent) }
     }
 }
 

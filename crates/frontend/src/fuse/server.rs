@@ -248,7 +248,7 @@ impl FuseDoor {
     /// What was counted since the start.
     #[must_use]
     pub fn metrics(&self) -> FuseMetrics {
-        self.link.counters.snapshot(self.link.in_flight())
+        self.link.counters.snapshot(!self.link.is_finished(), self.link.in_flight())
     }
 
     /// Tells the kernel, and the loop device, that the device has another size now. Not while the door is
@@ -346,7 +346,7 @@ impl Door for FuseDoor {
     }
 
     fn counts(&self) -> DoorCounts {
-        self.metrics().counts(!self.link.is_finished())
+        self.metrics().counts
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {

@@ -60,7 +60,7 @@ fn many_writes_are_at_the_device_at_once_and_no_worker_waits() {
         }
         // More than there are workers, to one file.
         wait_until("all writes at the device", || device.count() == writers as usize);
-        assert_eq!(shown.door.metrics().in_flight, writers);
+        assert_eq!(shown.door.metrics().counts.in_flight, writers);
         assert_eq!(std::fs::metadata(shown.path()).expect("answered meanwhile").len(), SIZE);
         device.release();
     });
@@ -125,7 +125,7 @@ fn holes_and_zeroed_ranges_read_as_zeroes() {
     }
     assert_eq!(errno(allocate(&file, FallocateFlags::empty(), SIZE - 1, 2)), Errno::NOSPC);
     assert_eq!(errno(allocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096)), Errno::OPNOTSUPP);
-    let metrics = shown.door.metrics();
+    let metrics = shown.door.metrics().counts;
     assert_eq!((metrics.discards, metrics.write_zeroes), (1, 2));
 }
 
@@ -226,7 +226,7 @@ fn the_folder_has_one_file_and_room_for_no_other() {
     assert_eq!((facts.f_blocks * facts.f_frsize, facts.f_bavail), (SIZE, 0));
     let attribute = rustix::fs::setxattr(shown.path(), "user.note", b"x", XattrFlags::empty());
     assert_eq!(attribute.expect_err("there is no room for attributes"), Errno::OPNOTSUPP);
-    assert_eq!(shown.door.metrics().malformed, 0);
+    assert_eq!(shown.door.metrics().counts.protocol_violations, 0);
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn errors_of_the_device_reach_the_user_of_the_file() {
         assert_eq!(errno(file.read_at(&mut [0; 4], 0)), expected);
         assert_eq!(errno(file.sync_all()), expected);
         assert_eq!(errno(data_from(&file, 0)), expected);
-        assert_eq!(shown.door.metrics().errors, 4);
+        assert_eq!(shown.door.metrics().counts.errors, 4);
     }
 }
 
@@ -271,5 +271,5 @@ fn a_device_with_short_requests_gets_no_longer_ones() {
     let mut back = vec![0; bytes.len()];
     file.read_exact_at(&mut back, 100).expect("in range");
     assert!(back == bytes);
-    assert!(shown.door.metrics().writes >= 128);
+    assert!(shown.door.metrics().counts.writes >= 128);
 }

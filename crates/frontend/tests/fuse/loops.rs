@@ -41,7 +41,7 @@ fn lives_on(make: &[&str], check: &[&str]) {
         run("umount", &[path]);
     }
     run(check[0], &[&check[1..], &[&device]].concat());
-    let metrics = shown.door.metrics();
+    let metrics = shown.door.metrics().counts;
     assert!(metrics.flushes > 0 && metrics.discards > 0 && metrics.errors == 0, "{metrics:?}");
     shown.door.stop();
 }
