@@ -18,6 +18,9 @@ pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
 /// The file in a volume's folder that names its store.
 pub(crate) const STORE_FILE: &str = "store";
 
+/// The folder in a user's state folder with the facts of ublk devices that are served without privileges.
+pub(crate) const UBLK_FOLDER: &str = "ublk";
+
 /// What the process environment says about places.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
@@ -85,6 +88,11 @@ impl Places {
     pub(crate) fn state_folder(&self) -> Result<PathBuf> {
         self.home_folder(self.state_home.as_ref(), ".local/state", "XDG_STATE_HOME")
             .map(|folder| folder.join("sawmill"))
+    }
+
+    /// Where the facts of ublk devices are that this user's servers have without privileges.
+    pub(crate) fn ublk_folder(&self) -> Result<PathBuf> {
+        Ok(self.state_folder()?.join(UBLK_FOLDER))
     }
 
     /// The folder of one volume of one store below the state folder: named by the volume's id, or, when that

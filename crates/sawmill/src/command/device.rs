@@ -81,7 +81,10 @@ struct Added {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    let UblkOptions { run_folder, link_folder, .. } = UblkOptions::new("any");
+    let UblkOptions { mut run_folder, link_folder, .. } = UblkOptions::new("any");
+    if !rustix::process::geteuid().is_root() {
+        run_folder = context.places.ublk_folder()?;
+    }
     match &arguments.what {
         What::List => list(context, &run_folder),
         What::Delete(device) => {
@@ -129,7 +132,8 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
     let folder =
         folder.map(|folder| context.places.state_folder().map(|state| state.join(folder))).transpose()?;
-    let target = format!("/door/add?{}", encoded(&DoorPlan::Ublk { id: Some(id) }.to_string()));
+    let target =
+        format!("/door/add?{}", encoded(&DoorPlan::Ublk { id: Some(id), unprivileged: false }.to_string()));
     let served = match folder {
         Some(folder) => control::attached(&folder)?.map(|_| folder),
         None => None,

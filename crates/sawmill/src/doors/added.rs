@@ -63,7 +63,8 @@ impl Added {
             }
         };
         // There may be several devices of any number.
-        let is_missing = |plan: &DoorPlan| *plan == DoorPlan::Ublk { id: None } || !others.contains(plan);
+        let is_missing =
+            |plan: &DoorPlan| matches!(plan, DoorPlan::Ublk { id: None, .. }) || !others.contains(plan);
         self.lines()
             .unwrap_or_else(|failure| {
                 tracing::error!("doors that were added do not come back: {failure}");
@@ -126,14 +127,14 @@ mod tests {
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
-        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::Ublk { id: Some(3) }]);
+        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::Ublk { id: Some(3), unprivileged: false }]);
     }
 
     #[test]
     fn a_note_that_cannot_be_kept_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let note = Added::of(&folder.path().join("gone"));
-        let failure = note.note(&DoorPlan::Ublk { id: None }).unwrap_err();
+        let failure = note.note(&DoorPlan::Ublk { id: None, unprivileged: false }).unwrap_err();
         assert!(failure.to_string().contains("doors"), "{failure}");
     }
 }

@@ -18,6 +18,7 @@ use sawmill_sys::FileLock;
 
 use super::plan::DoorPlan;
 use super::{OpenDoor, Shown};
+use crate::config::UBLK_FOLDER;
 use crate::exit::{Failure, Result};
 use crate::wiring::make_folder;
 
@@ -43,8 +44,9 @@ pub(super) fn open(
             let door = FuseDoor::mount(options, Arc::clone(&volume.device))?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
         }
-        DoorPlan::Ublk { id } => {
-            let door = open_ublk(*id, only(volumes)?, workers, orphans)?;
+        DoorPlan::Ublk { id, unprivileged } => {
+            let options = ublk_options(*id, *unprivileged, only(volumes)?, workers);
+            let door = open_ublk(options, only(volumes)?, orphans)?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
         }
         DoorPlan::VhostUser { path } => {
@@ -76,12 +78,12 @@ pub(super) fn take_over(
             let door = FuseDoor::take_over(options, Arc::clone(&volume.device), pieces)?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
         }
-        DoorPlan::Ublk { id } => {
+        DoorPlan::Ublk { id, unprivileged } => {
             let volume = only(volumes)?;
             let piece = pieces.first().ok_or_else(|| {
                 Error::new(ErrorKind::Invalid, "hand-over: a ublk device without the piece that names it")
             })?;
-            let options = ublk_options(*id, volume, workers);
+            let options = ublk_options(*id, *unprivileged, volume, workers);
             let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
         }
@@ -155,31 +157,41 @@ impl Orphans {
     }
 }
 
-fn ublk_options(id: Option<u32>, volume: &Shown, workers: &Workers) -> UblkOptions {
-    UblkOptions {
+fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &Workers) -> UblkOptions {
+    let options = UblkOptions {
         id,
         link: Some(file_name(&volume.name)),
         workers: workers.0.get().cloned(),
         ..UblkOptions::new(&volume.identity)
+    };
+    if !unprivileged {
+        return options;
+    }
+    UblkOptions {
+        unprivileged,
+        // Only root makes links in /dev.
+        link: None,
+        // Each request that may be in flight has a buffer of its own.
+        queue_depth: 32,
+        request_bytes_max: 256 << 10,
+        run_folder: volume.folder.with_file_name(UBLK_FOLDER),
+        ..options
     }
 }
 
 /// A device for a volume: the one that a dead server of it left, whose users wait, or a new one. What is
 /// left of devices that nobody can use any more is removed.
-fn open_ublk(
-    id: Option<u32>,
-    volume: &Shown,
-    workers: &Workers,
-    orphans: &Orphans,
-) -> sawmill_device::Result<UblkDoor> {
+fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill_device::Result<UblkDoor> {
     hold_memory();
-    let options = ublk_options(id, volume, workers);
     for found in orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing what is left of a device");
             // Another server may have come first.
             let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
-        } else if found.is_for(&options.volume) && id.is_none_or(|id| id == found.id) {
+        } else if !options.unprivileged
+            && found.is_for(&options.volume)
+            && options.id.is_none_or(|id| id == found.id)
+        {
             return UblkDoor::recover(found.id, options, Arc::clone(&volume.device));
         }
     }

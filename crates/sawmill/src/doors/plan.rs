@@ -17,8 +17,9 @@ use crate::exit::{Failure, Result};
 pub(crate) enum DoorPlan {
     /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where others can connect.
     Nbd { listen: Listen, insecure: bool },
-    /// `ublk`, `ublk=3`: a device node, with this number or any.
-    Ublk { id: Option<u32> },
+    /// `ublk`, `ublk=3`: a device node, with this number or any; `ublk-unprivileged...` one that ends with
+    /// its server.
+    Ublk { id: Option<u32>, unprivileged: bool },
     /// `vhost-user=/path`: a socket for QEMU and its kin.
     VhostUser { path: PathBuf },
     /// `fuse=/mountpoint`: a file; `loop=/mountpoint`: that, and a loop device on it.
@@ -38,11 +39,11 @@ impl DoorPlan {
                 let listen = parse_listen(value).map_err(Failure::usage)?;
                 Ok(DoorPlan::Nbd { listen, insecure: kind == "nbd-insecure" })
             }
-            "ublk" if value.is_empty() => Ok(DoorPlan::Ublk { id: None }),
-            "ublk" => match value.parse() {
-                Ok(id) => Ok(DoorPlan::Ublk { id: Some(id) }),
-                Err(_) => Err(Failure::usage(format!("'{value}' is no number of a ublk device"))),
-            },
+            "ublk" | "ublk-unprivileged" => {
+                let number = |_| Failure::usage(format!("'{value}' is no number of a ublk device"));
+                let id = if value.is_empty() { None } else { Some(value.parse().map_err(number)?) };
+                Ok(DoorPlan::Ublk { id, unprivileged: kind == "ublk-unprivileged" })
+            }
             "vhost-user" => Ok(DoorPlan::VhostUser { path: path()? }),
             "fuse" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: false }),
             "loop" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: true }),
@@ -93,8 +94,10 @@ impl fmt::Display for DoorPlan {
                 let family = if matches!(listen, Listen::Unix(_)) { "unix" } else { "tcp" };
                 write!(f, "{kind}={family}:{listen}")
             }
-            DoorPlan::Ublk { id: None } => f.write_str("ublk"),
-            DoorPlan::Ublk { id: Some(id) } => write!(f, "ublk={id}"),
+            DoorPlan::Ublk { id, unprivileged } => {
+                f.write_str(if *unprivileged { "ublk-unprivileged" } else { "ublk" })?;
+                id.map_or(Ok(()), |id| write!(f, "={id}"))
+            }
             DoorPlan::VhostUser { path } => write!(f, "vhost-user={}", path.display()),
             DoorPlan::Fuse { mountpoint, with_loop } => {
                 write!(f, "{}={}", if *with_loop { "loop" } else { "fuse" }, mountpoint.display())
@@ -119,6 +122,11 @@ pub(crate) struct DoorOptions {
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any",
           value_parser = parse_ublk)]
     ublk: Option<UblkId>,
+
+    /// With --ublk: a device that a user without privileges may serve. It ends with its server, and its users
+    /// get errors then: no restart, no hand-off.
+    #[arg(long, requires = "ublk")]
+    ublk_unprivileged: bool,
 
     /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes a folder of sockets.
     #[arg(long, value_name = "PATH")]
@@ -151,7 +159,8 @@ impl DoorOptions {
     /// The doors asked for, in the order of the options.
     pub(crate) fn plans(&self) -> Vec<DoorPlan> {
         let nbd = self.nbd.clone().map(|listen| DoorPlan::Nbd { listen, insecure: self.insecure_listen });
-        let ublk = self.ublk.map(|UblkId(id)| DoorPlan::Ublk { id });
+        let unprivileged = self.ublk_unprivileged;
+        let ublk = self.ublk.map(|UblkId(id)| DoorPlan::Ublk { id, unprivileged });
         let vhost = self.vhost_user.clone().map(|path| DoorPlan::VhostUser { path });
         let with_loop = self.with_loop;
         let fuse = self.fuse.clone().map(|mountpoint| DoorPlan::Fuse { mountpoint, with_loop });
@@ -167,7 +176,7 @@ impl DoorOptions {
                 insecure: self.insecure_listen,
             });
         }
-        if volumes > 1 && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_) })) {
+        if volumes > 1 && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_), .. })) {
             return Err(Failure::usage(format!(
                 "--ublk=ID names one device, and there are {volumes} volumes; write --ublk"
             )));
@@ -217,6 +226,8 @@ mod tests {
             "nbd-insecure=tcp:[::1]:1",
             "ublk",
             "ublk=7",
+            "ublk-unprivileged",
+            "ublk-unprivileged=7",
             "vhost-user=/run/x y.sock",
             "fuse=/mnt/disk1",
             "loop=/mnt/disk1",
@@ -227,7 +238,9 @@ mod tests {
 
     #[test]
     fn what_is_no_door_is_refused_with_what_there_is() {
-        for text in ["", "nbd", "nbd=", "ublk=x", "vhost-user", "fuse=", "loop", "iscsi=3", "ublk=-1"] {
+        for text in
+            ["", "nbd", "nbd=", "ublk=x", "vhost-user", "fuse=", "loop", "iscsi=3", "ublk=-1", "ublk-x"]
+        {
             assert!(DoorPlan::parse(text).is_err(), "{text}");
         }
         assert!(DoorPlan::parse("iscsi").unwrap_err().to_string().contains("vhost-user=PATH"));
