@@ -100,14 +100,23 @@ pub(crate) fn served(
     address: &VolumeAddress,
 ) -> Result<Option<(PathBuf, ProcessStatus)>> {
     let Ok(folders) = fs::read_dir(state_folder) else { return Ok(None) };
+    let mut silent = None;
     for folder in folders.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()) {
-        let Some(process) = attached(&folder)? else { continue };
+        let process = match attached(&folder) {
+            Ok(Some(process)) => process,
+            Ok(None) => continue,
+            // It may be another volume's.
+            Err(failure) => {
+                silent.get_or_insert(failure);
+                continue;
+            }
+        };
         let is_it = |volume: &VolumeStatus| volume.name == address.name && volume.store == address.store_url;
         if process.volumes.iter().any(is_it) {
             return Ok(Some((folder, process)));
         }
     }
-    Ok(None)
+    silent.map_or(Ok(None), Err)
 }
 
 /// Waits until everything accepted now is as safe as `safety` says (`logged` or `stored`).

@@ -24,7 +24,7 @@ use crate::admin::status::{
     VolumeDoor, VolumeStatus, milliseconds,
 };
 use crate::config::VolumeAddress;
-use crate::doors::added::Added;
+use crate::doors::added::{Added, as_noted};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
@@ -394,7 +394,7 @@ impl Serving {
             Order::AddDoor(plan) => self.add_door(served, plan),
             Order::RemoveDoor { address } => {
                 let plan = self.doors.remove(name, &address)?;
-                served.added.as_ref().map_or(Ok(()), |added| added.forget(&plan))?;
+                served.added.as_ref().map_or(Ok(()), |added| added.forget(&as_noted(plan, &address)))?;
                 Ok(serde_json::json!({ "removed": address }))
             }
             Order::HandOff(order) => self.order_hand_off(order),
@@ -407,9 +407,9 @@ impl Serving {
         }
         // A door to nothing would only take requests and let them wait.
         drop(served.volume()?);
-        self.doors.open(plan.clone(), &[served.as_shown()])?;
-        let addresses = self.doors.addresses(served.name());
-        let (kind, address) = addresses.last().cloned().unwrap_or_default();
+        let opened = self.doors.open(plan.clone(), &[served.as_shown()])?;
+        let (kind, address) = opened.told(served.name());
+        let plan = as_noted(plan, &address);
         if let Some(Err(failure)) = served.added.as_ref().map(|added| added.note(&plan)) {
             // Users of a door that would not come back after a crash might wait for ever.
             self.doors.remove(served.name(), &address)?;

@@ -47,24 +47,22 @@ impl StagingFile {
         Self::map(allocate(path, capacity_bytes)?, capacity_bytes)
     }
 
-    /// The same out of memory laid up before, which is used up; `None` when there is none of that size.
+    /// The same out of memory laid up before, which is used up; `None` when there is none that fits.
     pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = match rustix::fs::open(spare, flags, Mode::empty()) {
-            Ok(file) => File::from(file),
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let about = rustix::fs::fstat(&file)?;
-        // In a folder where everybody may make files, another user may have made this one, to look in later.
-        let is_ours = about.st_uid == rustix::process::geteuid().as_raw()
-            && Mode::from_raw_mode(about.st_mode) == Mode::RUSR | Mode::WUSR;
-        if !is_ours || about.st_size as u64 != PREFIX_BYTES + capacity_bytes {
-            std::fs::remove_file(spare)?;
-            return Ok(None);
+        // Renamed first and looked at then: somebody else may lay up anew at any time, under the old name.
+        match std::fs::rename(spare, path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
         }
-        std::fs::rename(spare, path)?;
-        Self::map(file, capacity_bytes).map(Some)
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let taken = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
+        if let Ok(file) = taken
+            && is_fresh(&file, PREFIX_BYTES + capacity_bytes)?
+        {
+            return Self::map(file, capacity_bytes).map(Some);
+        }
+        std::fs::remove_file(path)?;
+        Ok(None)
     }
 
     /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds. Nobody may
@@ -174,6 +172,16 @@ impl StagingFile {
         });
         (ring.clone(), Consumer { ring })
     }
+}
+
+/// Whether a file can be nobody else's: another user may have made it in a folder where everybody may, to look
+/// in later, and a second name may be that of a file in use.
+fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
+    let about = rustix::fs::fstat(file)?;
+    Ok(about.st_uid == rustix::process::geteuid().as_raw()
+        && Mode::from_raw_mode(about.st_mode) == Mode::RUSR | Mode::WUSR
+        && about.st_nlink == 1
+        && about.st_size as u64 == length)
 }
 
 /// A new file of zeroes for a ring of `capacity_bytes`, replacing one of that name.

@@ -171,7 +171,9 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
         let healing = machine.healing();
         for writer in 0..2 {
             let volume = &volume;
-            scope.spawn(move || (0..64).for_each(|slot| write_slot(volume, writer * 64 + slot, 1)));
+            // Twice, so that neither can end, however unfair the machine, before the journal is full again.
+            let slots = (0..64).chain(0..64);
+            scope.spawn(move || slots.for_each(|slot| write_slot(volume, writer * 64 + slot, 1)));
         }
         let full = || {
             let status = volume.status();

@@ -14,6 +14,17 @@ use parking_lot::Mutex;
 use super::plan::DoorPlan;
 use crate::exit::{Failure, Result};
 
+/// A plan as it is noted: a device that got any number comes back with the one that its users know.
+pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {
+    match plan {
+        DoorPlan::Ublk { id: None, unprivileged } => {
+            let id = address.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
+            DoorPlan::Ublk { id, unprivileged }
+        }
+        other => other,
+    }
+}
+
 /// The note of one volume.
 pub(crate) struct Added {
     path: PathBuf,
@@ -29,7 +40,13 @@ impl Added {
 
     /// Notes a door that is open.
     pub(crate) fn note(&self, plan: &DoorPlan) -> Result<()> {
-        self.change(|lines| lines.push(plan.to_string()))
+        let line = plan.to_string();
+        self.change(|lines| {
+            // One that was lost and added again is still one.
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        })
     }
 
     /// Forgets a door that is closed. One that was not noted is fine.
@@ -62,9 +79,7 @@ impl Added {
                 None
             }
         };
-        // There may be several devices of any number.
-        let is_missing =
-            |plan: &DoorPlan| matches!(plan, DoorPlan::Ublk { id: None, .. }) || !others.contains(plan);
+        let is_missing = |plan: &DoorPlan| !others.contains(plan);
         self.lines()
             .unwrap_or_else(|failure| {
                 tracing::error!("doors that were added do not come back: {failure}");
@@ -109,18 +124,26 @@ mod tests {
         let plan = |text: &str| DoorPlan::parse(text).unwrap();
         let note = || Added::of(folder.path());
         assert_eq!(note().left(&[]), []);
-        for text in ["ublk", "fuse=/mnt/a", "ublk"] {
+        for text in ["ublk=1", "fuse=/mnt/a", "ublk=2", "fuse=/mnt/a"] {
             note().note(&plan(text)).unwrap();
         }
-        assert_eq!(note().left(&[]), [plan("ublk"), plan("fuse=/mnt/a"), plan("ublk")]);
+        assert_eq!(note().left(&[]), [plan("ublk=1"), plan("fuse=/mnt/a"), plan("ublk=2")]);
         let of_serve = [plan("ublk"), plan("fuse=/mnt/a")];
-        assert_eq!(note().left(&of_serve), [plan("ublk"), plan("ublk")], "a mount is one, devices are many");
-        note().forget(&plan("ublk")).unwrap();
+        assert_eq!(note().left(&of_serve), [plan("ublk=1"), plan("ublk=2")], "devices are many");
+        note().forget(&plan("ublk=1")).unwrap();
         note().forget(&plan("vhost-user=/never/noted")).unwrap();
-        assert_eq!(note().left(&[]), [plan("fuse=/mnt/a"), plan("ublk")]);
+        assert_eq!(note().left(&[]), [plan("fuse=/mnt/a"), plan("ublk=2")]);
         note().forget_all();
         note().forget_all();
         assert_eq!(note().left(&[]), []);
+    }
+
+    #[test]
+    fn a_device_of_any_number_is_noted_with_the_one_it_got() {
+        let plan = |text: &str| DoorPlan::parse(text).unwrap();
+        assert_eq!(as_noted(plan("ublk"), "/dev/ublkb7"), plan("ublk=7"));
+        assert_eq!(as_noted(plan("ublk-unprivileged"), "/dev/ublkb0"), plan("ublk-unprivileged=0"));
+        assert_eq!(as_noted(plan("fuse=/mnt/a"), "/mnt/a/disk"), plan("fuse=/mnt/a"));
     }
 
     #[test]

@@ -55,7 +55,11 @@ pub(crate) struct OpenDoor {
 }
 
 impl OpenDoor {
-    /// What a user opens to have this volume.
+    /// Its kind, and what a user opens to have this volume.
+    pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
+        (self.door.kind(), self.address_of(name))
+    }
+
     fn address_of(&self, name: &str) -> String {
         self.nbd.as_ref().map_or_else(|| self.door.address(), |nbd| nbd.uri(name))
     }
@@ -161,7 +165,7 @@ impl Doors {
 
     /// What users open to have this volume, with the kind of door.
     pub(crate) fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
-        self.of(volume).iter().map(|open| (open.door.kind(), open.address_of(volume))).collect()
+        self.of(volume).iter().map(|open| open.told(volume)).collect()
     }
 
     /// The volume has another size: users are told where their door can.

@@ -165,6 +165,18 @@ fn memory_laid_up_is_taken_once_and_only_as_it_was_laid_up() {
         assert!(take(bytes).is_none(), "{what}");
         assert!(!spare.exists(), "{what}: it would be in the way for ever");
     }
-    std::os::unix::fs::symlink(&path, &spare).unwrap();
-    assert!(StagingFile::take_spare(&spare, &path, 8192).is_err(), "a link leads elsewhere");
+    let elsewhere = folder.path().join("elsewhere");
+    StagingFile::lay_up(&elsewhere, 8192).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &spare).unwrap();
+    assert!(take(8192).is_none(), "a link leads elsewhere");
+    std::fs::hard_link(&elsewhere, &spare).unwrap();
+    assert!(take(8192).is_none(), "another name of a file in use");
+    assert!(elsewhere.exists() && !path.exists());
+    // What is laid up meanwhile, under the old name, is another file.
+    StagingFile::lay_up(&spare, 8192).unwrap();
+    let (ring, _consumer) = take(8192).unwrap().into_ring(4096, b"header");
+    StagingFile::lay_up(&spare, 8192).unwrap();
+    put(&ring, 1, 5000).unwrap();
+    let mut left = StagingFile::open(&path).unwrap().expect("what was staged has a name");
+    assert!(left.header().starts_with(b"header"));
 }
