@@ -112,6 +112,39 @@ fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
 }
 
 #[test]
+fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
+    let place = Place::new(&store::folder());
+    ["ash", "oak"].iter().for_each(|name| place.create(name, "8M", &[]));
+    let server = place.serve("ash").and("oak").with(&["--admin", "127.0.0.1:0"]).start();
+    let connect = |n| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects");
+    let (ash, oak) = (connect(0), connect(1));
+    ash.write(4096, &[2; 512]).expect("accepted");
+    // Whoever opens an object of `ash` from now on waits for ever.
+    let program = impostor(
+        &place,
+        &format!(
+            "{TAKES_ALL}
+for folder, _, files in os.walk({:?}):
+    for name in [os.path.join(folder, name) for name in files]:
+        if '/volumes/ash' in name:
+            os.rename(name, {:?})
+            os.mkfifo(name)
+            break
+",
+            place.path("store"),
+            place.path("aside"),
+        ),
+    );
+    hand_off_to(&place, "oak", &program).refused(7, &["serves on", "volume ash", "has not answered yet"]);
+    let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
+    oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
+    assert_eq!(ash.in_flight(), 1, "neither answered nor failed");
+    let ended = server.stop();
+    assert_eq!(ended.code, Some(1), "not everything is stored: {}", ended.stderr);
+    assert_eq!(waiting.wait().err(), Some(Failure::Gone), "as when the server is killed: no error");
+}
+
+#[test]
 fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     let place = Place::new(&store::folder());
     let (server, oak, ash) = two_volumes(&place);
@@ -178,6 +211,30 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(ended.stdout.matches(r#""everything_stored":true"#).count(), 2, "{}", ended.stdout);
+}
+
+#[test]
+fn an_order_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serves_then() {
+    let place = Place::new(&store::folder());
+    let (mut server, _oak, _ash) = two_volumes(&place);
+    let collected = |server: &Server| server.stderr().matches("collected: ").count();
+    let asked_during = |server: &Server, program: &std::path::Path, hold: &str| {
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| hand_off_to(&place, "oak", program));
+            let held = reached(&place, hold);
+            server.signal(Signal::USR1);
+            held.go_on();
+            asked.join().expect("no panic")
+        })
+    };
+    let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
+    asked_during(&server, &stuck, "switch").refused(7, &["serves on"]);
+    wait_until("the old process collects both", || (collected(&server) == 2).then_some(()));
+    let slow = real_after(&place, "hold start");
+    let said = asked_during(&server, &slow, "start").json();
+    server.follow(&said);
+    wait_until("the new process collects both", || (collected(&server) == 4).then_some(()));
+    assert_eq!(server.stop().code, Some(0));
 }
 
 /// A client that has sent half of a write; `finish` sends the other half and waits for the answer.

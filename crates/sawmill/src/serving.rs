@@ -139,7 +139,7 @@ impl Served {
         self.gate.open();
     }
 
-    fn is_away(&self) -> bool {
+    pub(crate) fn is_away(&self) -> bool {
         matches!(*self.held.read(), Held::Away(_))
     }
 

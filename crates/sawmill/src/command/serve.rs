@@ -23,7 +23,8 @@ use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
 use crate::doors::plan::{DoorOptions, resolve};
 use crate::exit::{Exit, Failure, Result};
-use crate::handoff::predecessor::{self, Predecessor};
+use crate::handoff::again::Again;
+use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
 use crate::output;
 use crate::serving::{Served, Serving};
@@ -231,7 +232,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
     notify(sd_notify::NotifyState::Ready);
-    match serve_on(context.json, &plan, &serving, &admin, &hear) {
+    let again = Again::new(&plan, &serving);
+    match serve_on(context.json, &serving, &again, &admin, &hear) {
         Until::HandedOver(done) => {
             // Everything is the successor's: nothing here may be closed, stored or removed.
             admin.finish_answers();
@@ -241,7 +243,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
                 true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
             };
         }
-        Until::Signal => {}
+        Until::Signal => again.end(),
     }
     notify(sd_notify::NotifyState::Stopping);
     if context.json {
@@ -410,18 +412,24 @@ enum Until {
 }
 
 /// Serves until the first signal or a hand-off; tells of changes of health.
-fn serve_on(json: bool, plan: &Plan, serving: &Arc<Serving>, admin: &Admin, hear: &Receiver<Heard>) -> Until {
+fn serve_on(
+    json: bool,
+    serving: &Arc<Serving>,
+    again: &Arc<Again>,
+    admin: &Admin,
+    hear: &Receiver<Heard>,
+) -> Until {
     let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
     loop {
         let is_any_away = serving.away().next().is_some();
         match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
             Ok(Heard::Collect) => serving.collect_all(),
             Ok(Heard::HandOff(asked)) => {
-                if let Some(until) = hand_off(plan, serving, admin, hear, &asked) {
+                if let Some(until) = hand_off(serving, again, admin, hear, &asked) {
                     return until;
                 }
             }
-            Err(RecvTimeoutError::Timeout) if is_any_away => predecessor::open_again(plan, serving),
+            Err(RecvTimeoutError::Timeout) if is_any_away => again.try_all(),
             Err(RecvTimeoutError::Timeout) => {}
             _ => return Until::Signal,
         }
@@ -446,13 +454,13 @@ fn serve_on(json: bool, plan: &Plan, serving: &Arc<Serving>, admin: &Admin, hear
 
 /// Hands everything over. `None`: this process serves on.
 fn hand_off(
-    plan: &Plan,
     serving: &Arc<Serving>,
+    again: &Arc<Again>,
     admin: &Admin,
     hear: &Receiver<Heard>,
     asked: &Asked,
 ) -> Option<Until> {
-    let outcome = Predecessor { plan, serving, admin }.hand_off(&asked.order);
+    let outcome = Predecessor { serving, again, admin }.hand_off(&asked.order);
     match &outcome {
         Ok(done) => tracing::info!("process {} serves from now on, after {} ms", done.pid, done.stall_ms),
         Err(failure) => tracing::error!("{failure}"),
@@ -460,17 +468,20 @@ fn hand_off(
     let done = outcome.as_ref().ok().cloned();
     // Whoever asked may be gone.
     let _ = asked.answer.send(outcome);
-    let is_interrupted = hear.try_iter().any(|heard| matches!(heard, Heard::Signal));
-    match done {
-        Some(done) => {
-            if is_interrupted && let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
-                // Who wanted this process to end meant the server.
-                let _ = kill_process(pid, Signal::TERM);
-            }
-            Some(Until::HandedOver(done))
+    // Whatever was said meanwhile is heard next, if this process serves on; otherwise the server was meant.
+    let done = done?;
+    for heard in hear.try_iter() {
+        let signal = match heard {
+            Heard::Signal => Signal::TERM,
+            Heard::Collect => Signal::USR1,
+            // Who asked is told that this process is about to end.
+            Heard::HandOff(_) | Heard::Closed(..) => continue,
+        };
+        if let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
+            let _ = kill_process(pid, signal);
         }
-        None => is_interrupted.then_some(Until::Signal),
     }
+    Some(Until::HandedOver(done))
 }
 
 /// Closes the doors, then all volumes at once; a further signal cuts it short.

@@ -16,8 +16,9 @@
 //! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever
 //! the successor does or does not, it can end it, open its volumes again and go on with the doors it still
 //! has; after `Yours` it touches neither. A successor that dies then is a killed server: nothing accepted
-//! is lost. Rooms: [`predecessor`], [`successor`]. Why so: decision 0020.
+//! is lost. Rooms: [`predecessor`], [`successor`], [`again`] (when it was taken back). Why so: decision 0020.
 
+pub(crate) mod again;
 pub(crate) mod predecessor;
 pub(crate) mod successor;
 

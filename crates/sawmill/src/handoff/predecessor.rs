@@ -7,20 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sawmill_frontend::{Handed, pack};
-use sawmill_volume::{OpenOptions, Safety, Volume};
+use sawmill_volume::{Safety, Volume};
 
+use super::again::Again;
 use super::{CONVERSATION, Done, HandOffOrder, Word, hear, say, send, unexpected};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
 use crate::exit::{Exit, Failure, Result};
 use crate::serving::Serving;
-use crate::wiring::{self, Plan};
 
 /// How long everything may take to be stored before the switch, so that little is left to replay.
 const STORE_FIRST: Duration = Duration::from_secs(5);
 
 /// How long threads that still look at a closed volume may keep it from going.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long whoever asked for a hand-off that is taken back waits to hear what became of each volume.
+const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The process that shall take over, as its predecessor sees it. Dropped, it is ended.
 struct Successor {
@@ -66,8 +69,8 @@ impl Drop for Successor {
 
 /// What the serving thread lends for a hand-off.
 pub(crate) struct Predecessor<'a> {
-    pub(crate) plan: &'a Plan,
     pub(crate) serving: &'a Arc<Serving>,
+    pub(crate) again: &'a Arc<Again>,
     pub(crate) admin: &'a Admin,
 }
 
@@ -80,6 +83,8 @@ impl Predecessor<'_> {
         };
         let successor = Successor::start(order).map_err(refuse)?;
         let version = self.see_prepared(&successor, begun + order.timeout).map_err(refuse)?;
+        // Two processes never open the same volume. Nothing is tried any more while this thread is here.
+        self.again.none_on_the_way(begun + order.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
         let held = self.serving.doors.hold(order.timeout).map_err(refuse)?;
@@ -89,7 +94,8 @@ impl Predecessor<'_> {
         let quieted = self.serving.doors.quiesce(order.stall_max / 2).map_err(Failure::from);
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             drop(successor);
-            open_again(self.plan, self.serving);
+            self.again.try_all();
+            self.again.settle(Instant::now() + SETTLE_WITHIN);
             return Err(with_absent(refuse(failure), self.serving));
         }
         let done = self.leave(successor, version, prepared_ms, quiet);
@@ -192,40 +198,6 @@ impl Predecessor<'_> {
         };
         Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }
     }
-}
-
-/// Tries to open what a hand-off that was taken back left away, and goes on with the doors of what is open.
-/// Users of a volume that may be had later wait; one that never will be is given up, and its users get
-/// errors.
-pub(crate) fn open_again(plan: &Plan, serving: &Serving) {
-    // What was accepted when the server was started was a loss of then.
-    let options = OpenOptions { accept_journal_loss: false, ..plan.options.clone() };
-    let plan = Plan { options, ..plan.clone() };
-    let mut held = serving.cache.lock();
-    if held.is_none() {
-        *held = wiring::open_cache(&plan.cache, plan.cache_bytes).unwrap_or_else(|failure| {
-            tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
-            None
-        });
-    }
-    // Volumes may take long to open; whoever asks about the cache meanwhile has an answer.
-    let cache = held.clone();
-    drop(held);
-    for served in serving.away() {
-        let (store, journal) = (&served.store, served.journal_path.as_deref());
-        let opened = wiring::open_volume(&plan, &served.address, store, journal, cache.as_ref())
-            .and_then(|volume| served.put_back(volume).map_err(Failure::from));
-        let Err(failure) = opened else { continue };
-        let name = served.name();
-        if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
-            tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
-            served.keep_away(&failure);
-        } else {
-            tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
-            served.give_up(&failure);
-        }
-    }
-    serving.resume_doors();
 }
 
 /// Also says which volumes did not come back.

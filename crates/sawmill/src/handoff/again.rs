@@ -1,0 +1,183 @@
+//! Opens again what a hand-off that was taken back left away, each volume on a thread of its own: a store
+//! that does not answer holds up neither other volumes nor whoever listens to signals.
+//!
+//! Invariants: nobody waits for a store here, but for the threads, and never longer than is said; doors go on
+//! as soon as a volume of theirs is open; no volume comes back after [`Again::end`], and none is being opened
+//! while another process may open it ([`Again::none_on_the_way`]). Not here: when it is tried (`command::serve`).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use sawmill_volume::OpenOptions;
+
+use crate::exit::{Exit, Failure, Result};
+use crate::serving::{Cache, Served, Serving};
+use crate::wiring::{self, Plan};
+
+/// The volumes of a process that are to come back.
+pub(crate) struct Again {
+    plan: Plan,
+    serving: Arc<Serving>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Doors are told to go on by one thread at a time.
+    resuming: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Indexes of volumes that a thread tries to open.
+    on_the_way: Vec<usize>,
+    /// How many of them are being put back, or given up.
+    landing: usize,
+    /// Nothing is put back or given up any more.
+    has_ended: bool,
+}
+
+impl Again {
+    pub(crate) fn new(plan: &Plan, serving: &Arc<Serving>) -> Arc<Again> {
+        // What was accepted when the server was started was a loss of then.
+        let options = OpenOptions { accept_journal_loss: false, ..plan.options.clone() };
+        Arc::new(Again {
+            plan: Plan { options, ..plan.clone() },
+            serving: Arc::clone(serving),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            resuming: Mutex::default(),
+        })
+    }
+
+    /// Begins to open what is away and is not tried already, and goes on with the doors of what is open. Does
+    /// not wait.
+    pub(crate) fn try_all(self: &Arc<Self>) {
+        self.resume_doors();
+        let cache = self.cache();
+        for (index, served) in self.serving.volumes.iter().enumerate() {
+            if !served.is_away() || !self.depart(index) {
+                continue;
+            }
+            let (again, cache) = (Arc::clone(self), cache.clone());
+            let open = move || {
+                again.try_one(index, cache.as_ref());
+                again.arrive(index);
+            };
+            if let Err(error) = std::thread::Builder::new().name("open-again".into()).spawn(open) {
+                served.keep_away(&Failure::io("cannot start a thread", &error));
+                self.arrive(index);
+            }
+        }
+    }
+
+    /// Waits until nothing is being opened. Errors: `InUse`, with the names, when that lasts.
+    pub(crate) fn none_on_the_way(&self, deadline: Instant) -> Result<()> {
+        let mut state = self.state.lock();
+        while !state.on_the_way.is_empty() {
+            if !self.changed.wait_until(&mut state, deadline).timed_out() {
+                continue;
+            }
+            let name = |&index: &usize| self.serving.volumes[index].name();
+            let names: Vec<&str> = state.on_the_way.iter().map(name).collect();
+            if names.is_empty() {
+                break;
+            }
+            let text = format!(
+                "{} is still being opened again after the last hand-off: its store does not answer; try \
+                 again when it does",
+                names.join(", ")
+            );
+            return Err(Failure::new(Exit::InUse, text));
+        }
+        Ok(())
+    }
+
+    /// As [`none_on_the_way`](Self::none_on_the_way); what is still not open then says so to whoever asks.
+    pub(crate) fn settle(&self, deadline: Instant) {
+        if self.none_on_the_way(deadline).is_ok() {
+            return;
+        }
+        let late = self.state.lock().on_the_way.clone();
+        for index in late {
+            let why = Failure::new(Exit::Unavailable, "its store has not answered yet");
+            self.serving.volumes[index].keep_away(&why);
+        }
+    }
+
+    /// From now on what is away stays away: the process is about to end.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.has_ended = true;
+        // Their stores have answered.
+        while state.landing > 0 {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn depart(&self, index: usize) -> bool {
+        let mut state = self.state.lock();
+        if state.has_ended || state.on_the_way.contains(&index) {
+            return false;
+        }
+        state.on_the_way.push(index);
+        true
+    }
+
+    fn arrive(&self, index: usize) {
+        self.state.lock().on_the_way.retain(|&other| other != index);
+        self.changed.notify_all();
+    }
+
+    /// The read cache, opened again if it was let go of.
+    fn cache(&self) -> Option<Cache> {
+        let mut held = self.serving.cache.lock();
+        if held.is_none() {
+            *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(|failure| {
+                tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
+                None
+            });
+        }
+        held.clone()
+    }
+
+    /// Users of a volume that may be had later wait; one that never will be is given up, and its users get
+    /// errors.
+    fn try_one(&self, index: usize, cache: Option<&Cache>) {
+        let served = &self.serving.volumes[index];
+        let (store, journal) = (&served.store, served.journal_path.as_deref());
+        let opened = wiring::open_volume(&self.plan, &served.address, store, journal, cache);
+        if !self.may_land() {
+            // As it was left: what was accepted is in its journal.
+            opened.iter().for_each(|volume| volume.close_now());
+            return;
+        }
+        match opened.and_then(|volume| served.put_back(volume).map_err(Failure::from)) {
+            Ok(()) => self.resume_doors(),
+            Err(failure) => self.stay_away(served, &failure),
+        }
+        self.state.lock().landing -= 1;
+        self.changed.notify_all();
+    }
+
+    fn may_land(&self) -> bool {
+        let mut state = self.state.lock();
+        state.landing += usize::from(!state.has_ended);
+        !state.has_ended
+    }
+
+    fn stay_away(&self, served: &Served, failure: &Failure) {
+        let name = served.name();
+        if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
+            tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
+            served.keep_away(failure);
+        } else {
+            tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
+            served.give_up(failure);
+            self.resume_doors();
+        }
+    }
+
+    fn resume_doors(&self) {
+        let _one_at_a_time = self.resuming.lock();
+        self.serving.resume_doors();
+    }
+}
