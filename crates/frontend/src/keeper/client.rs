@@ -58,8 +58,15 @@ fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
 
 impl Keeper {
     /// Starts a keeper with this command, and returns when it holds `handed`.
-    /// Errors: `Unavailable` when it does not; `InUse` when one runs there already.
+    /// Errors: `Unavailable` when it does not, and then it is ended; `InUse` when one runs there already.
     pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
+        let keeper = Self::spawn(path, command)?;
+        keeper.update(handed).inspect_err(|_| keeper.reap())?;
+        Ok(keeper)
+    }
+
+    /// Starts a keeper that is yet to be told what to hold, and does not wait for it.
+    pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
         let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
             return Err(Error::new(ErrorKind::Invalid, "keeper: no command starts it"));
@@ -74,9 +81,7 @@ impl Keeper {
         let child = command.spawn().map_err(|error| failed(path, "the keeper cannot be started", error))?;
         // Its copy of the socket is the only one from here on: when the keeper dies, the asking ends.
         drop(command);
-        let keeper = Keeper { socket: path.clone(), child: Mutex::new(Some(child)) };
-        keeper.update(handed).inspect_err(|_| keeper.reap())?;
-        Ok(keeper)
+        Ok(Keeper { socket: path.clone(), child: Mutex::new(Some(child)) })
     }
 
     /// The keeper at this path and what it holds; `None` when there is none, or nothing that lives.
@@ -151,9 +156,12 @@ impl Keeper {
         self.child.lock().take();
     }
 
-    /// Lets the system forget a keeper of ours that has ended, or is about to.
+    /// Sees to it that a keeper of ours is gone. One that has not answered may yet read what it was told and
+    /// hold it for as long as the mount lives, so it is not waited for but killed.
     pub(crate) fn reap(&self) {
-        if let Some(mut child) = self.child.lock().take() {
+        let child = self.child.lock().take();
+        if let Some(mut child) = child {
+            let _ = child.kill();
             let _ = child.wait();
         }
     }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::Keeper;
 use super::wire::{Packet, decode, encode, receive, send};
 use crate::Handed;
 
@@ -49,4 +50,19 @@ fn descriptors_travel_with_their_facts() {
     assert_eq!(&back, b"through");
     drop(here);
     receive(&there).expect_err("nobody speaks any more");
+}
+
+#[test]
+fn a_keeper_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_for() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let socket = folder.path().join("socket");
+    // It does not listen, and does not end.
+    let command = ["sh".into(), "-c".into(), "exec 0<&-; exec sleep 600".into()];
+    let starting = std::thread::spawn(move || Keeper::start(&socket, &command, &handed(&[], b"")).is_err());
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !starting.is_finished() {
+        assert!(std::time::Instant::now() < deadline, "who starts it waits for its end");
+        std::thread::yield_now();
+    }
+    assert!(starting.join().expect("no panic"), "it holds nothing");
 }
