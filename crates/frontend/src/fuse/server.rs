@@ -89,7 +89,9 @@ impl FuseDoor {
         let handed = handed.into_iter().find(|piece| piece.what == "fuse");
         let handed =
             handed.ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
-        let keeper = options.keeper.as_ref().and_then(|wanted| match Keeper::at(&wanted.socket) {
+        // Flags that cannot be read are refused below.
+        let keeper = options.keeper.as_ref().filter(|_| handed.parsed("flags").is_ok_and(can_outlive));
+        let keeper = keeper.and_then(|wanted| match Keeper::at(&wanted.socket) {
             Some(keeper) => Some(keeper),
             None => Keeper::start(&wanted.socket, &wanted.command, &handed)
                 .inspect_err(|error| {
@@ -188,11 +190,7 @@ impl FuseDoor {
         size_bytes: u64,
     ) -> Result<Option<Keeper>> {
         let Some(keeper) = &options.keeper else { return Ok(None) };
-        if agreed.flags & init::RESEND == 0 {
-            // What a dead server took would be asked for never again, and its users would wait for ever.
-            tracing::warn!(
-                "fuse: this kernel is older than 6.9: the mount cannot outlive the server's death"
-            );
+        if !can_outlive(agreed.flags) {
             return Ok(None);
         }
         let handed = handed(&options.file_name, mount, kernel, agreed, None, size_bytes)?;
@@ -291,6 +289,16 @@ impl FuseDoor {
             keeper.end();
         }
     }
+}
+
+/// Whether a mount with these agreed flags can outlive its server, so that a keeper is of use.
+fn can_outlive(flags: u64) -> bool {
+    let can = flags & init::RESEND != 0;
+    if !can {
+        // What a dead server took would be asked for never again, and its users would wait for ever.
+        tracing::warn!("fuse: this kernel is older than 6.9: the mount cannot outlive the server's death");
+    }
+    can
 }
 
 /// Whether it becomes true before patience ends.

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
-use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
 use sawmill_frontend::{Door, Handed};
 
 use crate::devices::{Elsewhere, Held};
+use crate::process::SOCKET;
 use crate::setting::{SIZE, memory, needs_mounts, pattern, show, show_with, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -137,4 +138,25 @@ fn what_is_not_this_mount_is_not_taken_over() {
     assert!(refused(here, handed).1.contains("lacks the descriptor"));
     shown.door.resume();
     shown.open().write_all_at(b"unharmed", 0).expect("served");
+}
+
+#[test]
+fn a_mount_of_a_kernel_that_cannot_resend_gets_no_keeper_from_who_takes_it_over() {
+    const RESEND: u64 = 1 << 39;
+    needs_mounts!();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let shown = show(memory());
+    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let mut handed = shown.door.hand_over().expect("quiet");
+    let flags: u64 = handed[0].parsed("flags").expect("a number");
+    handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
+    // A start leaves this socket, also one that fails.
+    let socket = place.path().join(SOCKET);
+    let keeper = Some(KeeperOptions { socket: socket.clone(), command: vec!["false".into()] });
+    let options = FuseOptions { keeper, ..FuseOptions::new(shown.folder.path(), "disk") };
+    let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
+    shown.door.let_go();
+    assert!(!socket.exists(), "users would wait for ever for what a dead server had taken");
+    shown.open().write_all_at(b"served", 0).expect("by the next");
+    new.stop();
 }
