@@ -1,7 +1,7 @@
 //! A server replaced under its users: connections stay, nothing accepted is lost, and whatever the new
 //! process does or does not, the old one goes on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use sawmill_tests::dice::Dice;
@@ -58,6 +58,15 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
+/// Where memory for the next staging file of the one volume here is laid up.
+fn spare_of(place: &Place) -> PathBuf {
+    let names = std::fs::read_dir(place.memory()).expect("the folder in memory").flatten();
+    let mut names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let staging = names.find(|name| name.ends_with(".staging")).expect("a staging file");
+    let (volume, _) = staging.rsplit_once('-').expect("volume and journal");
+    place.memory().join(format!("{volume}.spare"))
+}
+
 /// Refused with `code` and these words, and felt by nobody.
 fn refused_unfelt(
     place: &Place,
@@ -110,6 +119,10 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     }
     refused_unfelt(&place, &mut load, &clients, &place.path("nowhere"), &[], (3, &["cannot start"]));
     refused_unfelt(&place, &mut load, &clients, Path::new("/bin/false"), &[], (7, &["did not get ready"]));
+    let spare = spare_of(&place);
+    std::fs::write(&spare, "laid up by a process that got ready and no further").expect("a file in memory");
+    refused_unfelt(&place, &mut load, &clients, &impostor(&place, &ready), &[], (7, &["serves on"]));
+    assert!(!spare.exists(), "memory that nobody will use");
     // After all that, one that can.
     let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
     assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");

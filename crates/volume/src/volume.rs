@@ -61,7 +61,7 @@ pub struct Volume {
     pub(crate) shared: Arc<Shared>,
     recovery: RecoveryReport,
     driver: Driver,
-    /// Files in memory that a clean end removes.
+    /// Files in memory that a clean end removes: the staging file, and what is laid up for the next one.
     memory: Vec<PathBuf>,
     lock: Mutex<Option<Lock>>,
 }
@@ -383,6 +383,13 @@ impl Volume {
             let text = format!("no memory can be laid up in {}: {error}", spare.display());
             Error::new(ErrorKind::Full, text)
         })
+    }
+
+    /// Gives back what was laid up for an open that does not come.
+    pub fn give_back_laid_up(&self) {
+        if let [_, spare] = &self.memory[..] {
+            let _ = std::fs::remove_file(spare);
+        }
     }
 
     /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks

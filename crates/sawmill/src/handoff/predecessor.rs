@@ -77,6 +77,15 @@ pub(crate) struct Predecessor<'a> {
 impl Predecessor<'_> {
     /// Hands everything over. After an error this process goes on as before.
     pub(crate) fn hand_off(&self, order: &HandOffOrder) -> Result<Done> {
+        let outcome = self.try_hand_off(order);
+        if outcome.is_err() {
+            let here = self.serving.volumes.iter().filter_map(|served| served.volume().ok());
+            here.for_each(|volume| volume.give_back_laid_up());
+        }
+        outcome
+    }
+
+    fn try_hand_off(&self, order: &HandOffOrder) -> Result<Done> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
             Failure::new(failure.exit(), format!("not handed over, this process serves on: {failure}"))
