@@ -28,6 +28,9 @@ use plan::DoorPlan;
 /// Threads that quiet doors: each mostly waits.
 const QUIETERS_MAX: usize = 64;
 
+/// Threads that take doors over: each may wait for a kernel or a keeper.
+const TAKERS_MAX: usize = 64;
+
 /// What doors show: an open volume.
 #[derive(Clone)]
 pub(crate) struct Shown {
@@ -256,18 +259,51 @@ impl Doors {
         Ok(all)
     }
 
-    /// Goes on with the doors of another process. A door that cannot be had is named in the answer; the
-    /// others are open.
+    /// Goes on with the doors of another process, side by side: one that is slow holds up no other. A door
+    /// that cannot be had is named in the answer; the others are open.
     pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
         let mut failed: Vec<Error> = self.workers.share_from(volumes.len()).err().into_iter().collect();
         let mut handed = handed.into_iter();
+        let mut doors = Vec::new();
         while let Some(head) = handed.next() {
-            let outcome = self.take_over_one(&head, &mut handed, volumes);
+            match pieces_of(&head, &mut handed) {
+                Ok(pieces) => doors.push((head, pieces)),
+                Err(error) => failed.push(error),
+            }
+        }
+        failed
+            .extend(self.take_over_with(doors, |(head, pieces)| self.take_over_one(&head, pieces, volumes)));
+        failed
+    }
+
+    /// Opens each door by `open`, lets it go on at once, and keeps them in their order.
+    fn take_over_with<T: Send>(
+        &self,
+        doors: Vec<T>,
+        open: impl Fn(T) -> sawmill_device::Result<OpenDoor> + Sync,
+    ) -> Vec<Error> {
+        let threads = doors.len().min(TAKERS_MAX);
+        let next = Mutex::new(doors.into_iter().enumerate());
+        let taken = Mutex::new(Vec::new());
+        let work = || loop {
+            let Some((index, door)) = next.lock().next() else { return };
+            let outcome = open(door);
+            outcome.iter().for_each(|opened| opened.door.resume());
+            taken.lock().push((index, outcome));
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without another thread it takes longer.
+                let _ = std::thread::Builder::new().name("take-over".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        let mut taken = taken.into_inner();
+        taken.sort_by_key(|(index, _)| *index);
+        let mut failed = Vec::new();
+        for (_, outcome) in taken {
             match outcome {
-                Ok(opened) => {
-                    opened.door.resume();
-                    self.open.write().push(Arc::new(opened));
-                }
+                Ok(opened) => self.open.write().push(Arc::new(opened)),
                 Err(error) => failed.push(error),
             }
         }
@@ -297,14 +333,9 @@ impl Doors {
     fn take_over_one(
         &self,
         head: &Handed,
-        handed: &mut std::vec::IntoIter<Handed>,
+        pieces: Vec<Handed>,
         volumes: &[Shown],
     ) -> sawmill_device::Result<OpenDoor> {
-        if head.what != "door" {
-            let text = format!("hand-over: a {} where a door was expected", head.what);
-            return Err(Error::new(ErrorKind::Invalid, text));
-        }
-        let pieces: Vec<Handed> = handed.take(head.parsed("pieces")?).collect();
         let plan = DoorPlan::parse(head.fact("plan")?);
         let plan = plan.map_err(|failure| Error::new(ErrorKind::Invalid, failure.to_string()))?;
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
@@ -312,6 +343,15 @@ impl Doors {
             volumes.iter().filter(|volume| shows.contains(&volume.name.as_str())).cloned().collect();
         open::take_over(plan, &shown, pieces, &self.workers)
     }
+}
+
+/// What belongs to a door of another process.
+fn pieces_of(head: &Handed, handed: &mut std::vec::IntoIter<Handed>) -> sawmill_device::Result<Vec<Handed>> {
+    if head.what != "door" {
+        let text = format!("hand-over: a {} where a door was expected", head.what);
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(handed.take(head.parsed("pieces")?).collect())
 }
 
 #[cfg(test)]

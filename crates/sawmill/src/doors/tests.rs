@@ -130,3 +130,27 @@ fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
     assert_eq!(sorted(&hear), ["b let go", "c stops now"], "nobody waits for what nobody answers");
     assert_eq!(doors.addresses("oak"), [("fake", "a".to_owned())]);
 }
+
+#[test]
+fn a_door_that_is_slow_to_be_taken_over_and_is_lost_holds_up_no_other() {
+    let (theirs, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], None)]);
+    let handed = std::mem::take(&mut *theirs.open.write());
+    let slow_first: Vec<Option<Arc<OpenDoor>>> =
+        std::iter::once(None).chain(handed.into_iter().map(Some)).collect();
+    let hear = Mutex::new(hear);
+    let heard = Mutex::new(Vec::new());
+    let ours = Doors::default();
+    let failed = ours.take_over_with(slow_first, |door| match door {
+        Some(door) => Ok(Arc::into_inner(door).expect("nobody else has it")),
+        None => {
+            let others = (0..2).map_while(|_| hear.lock().recv_timeout(PATIENCE).ok());
+            heard.lock().extend(others);
+            Err(Error::new(ErrorKind::Unavailable, "lost"))
+        }
+    });
+    assert_eq!(failed.len(), 1);
+    heard.lock().sort();
+    assert_eq!(*heard.lock(), ["a resumes", "b resumes"], "before the first is given up");
+    let kept: Vec<String> = ours.all().iter().map(|open| open.door.address()).collect();
+    assert_eq!(kept, ["a", "b"], "in their order");
+}
