@@ -24,6 +24,7 @@ mod machine;
 mod moment;
 mod output;
 mod past;
+mod program;
 mod serving;
 mod trace;
 mod transfer;

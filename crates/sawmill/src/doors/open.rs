@@ -233,7 +233,7 @@ fn fuse_options(
     attach_loop: bool,
     volume: &Shown,
 ) -> sawmill_device::Result<(FuseOptions, FileLock)> {
-    let own = std::env::current_exe().map_err(|error| {
+    let own = crate::program::own().map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("fuse: the own program cannot be found: {error}"))
     })?;
     // Not named like a control socket. One for each mount of the volume.

@@ -36,12 +36,7 @@ impl Successor {
     /// Starts the program with this process's own arguments.
     fn start(order: &HandOffOrder) -> Result<Successor> {
         let own =
-            std::env::current_exe().map_err(|error| Failure::io("cannot find the own program", &error))?;
-        // A program that was replaced on the disk has this at the end of its name: the new one is meant.
-        let own = match own.to_str().and_then(|own| own.strip_suffix(" (deleted)")) {
-            Some(replaced) => replaced.into(),
-            None => own,
-        };
+            crate::program::own().map_err(|error| Failure::io("cannot find the own program", &error))?;
         let program = order.binary.as_ref().unwrap_or(&own);
         let (stream, theirs) =
             UnixStream::pair().map_err(|error| Failure::io("cannot make a socket for a hand-off", &error))?;

@@ -1,0 +1,36 @@
+//! Where this process's own program is, to start it once more: a keeper, a successor.
+//!
+//! Invariant: after an upgrade the new program is meant, at the old one's place. Not here: what is started.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// What the kernel writes behind the name of a program that is no more on the disk, or was replaced there.
+const GONE: &[u8] = b" (deleted)";
+
+/// The path of the own program, or of the one that has replaced it on the disk.
+pub(crate) fn own() -> io::Result<PathBuf> {
+    std::env::current_exe().map(without_mark)
+}
+
+fn without_mark(path: PathBuf) -> PathBuf {
+    match path.as_os_str().as_bytes().strip_suffix(GONE) {
+        Some(replaced) => OsStr::from_bytes(replaced).into(),
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_was_replaced_is_the_new_one_at_its_place() {
+        assert_eq!(without_mark("/usr/bin/sawmill (deleted)".into()), PathBuf::from("/usr/bin/sawmill"));
+        assert_eq!(without_mark("/usr/bin/sawmill".into()), PathBuf::from("/usr/bin/sawmill"));
+        let odd = OsStr::from_bytes(b"/opt/\xff/sawmill (deleted)");
+        assert_eq!(without_mark(odd.into()), PathBuf::from(OsStr::from_bytes(b"/opt/\xff/sawmill")));
+    }
+}
