@@ -3,7 +3,8 @@
 //!
 //! Invariants: nobody waits for a store here, but for the threads, and never longer than is said; doors go on
 //! as soon as a volume of theirs is open; no volume comes back after [`Again::end`], and none is being opened
-//! while another process may open it ([`Again::none_on_the_way`]). Not here: when it is tried (`command::serve`).
+//! while another process may open it ([`Again::none_on_the_way`]).
+//! Not here: when it is tried (`command::serve`).
 
 use std::sync::Arc;
 use std::time::Instant;
