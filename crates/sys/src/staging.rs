@@ -174,8 +174,8 @@ impl StagingFile {
     }
 }
 
-/// Whether a file can be nobody else's: another user may have made it in a folder where everybody may, to look
-/// in later, and a second name may be that of a file in use.
+/// Whether a file can be nobody else's: another user may have made it in a folder where everybody may, to
+/// look in later, and a second name may be that of a file in use.
 fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
     let about = rustix::fs::fstat(file)?;
     Ok(about.st_uid == rustix::process::geteuid().as_raw()
