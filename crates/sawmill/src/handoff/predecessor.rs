@@ -131,12 +131,13 @@ impl Predecessor<'_> {
     fn lighten(&self) {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
-                // Best effort: what is not stored by then is replayed.
-                scope.spawn(move || {
+                let store = move || {
                     if let Ok(true) = volume.wait(Safety::Stored, Some(STORE_FIRST)) {
                         volume.checkpoint(STORE_FIRST);
                     }
-                });
+                };
+                // Best effort, also where no thread can be had: what is not stored by then is replayed.
+                drop(std::thread::Builder::new().name("lighten".into()).spawn_scoped(scope, store));
             }
             self.serving.save_cache();
         });
