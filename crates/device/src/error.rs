@@ -32,6 +32,10 @@ pub enum ErrorKind {
     Corrupt,
     /// The device is closed or closing.
     Closed,
+    /// Nobody answered in the time that was set: see why, or wait longer.
+    TimedOut,
+    /// The way to where the bytes are is cut.
+    Unreachable,
     /// A bug, or a device that broke its contract.
     Internal,
 }
@@ -41,19 +45,21 @@ impl ErrorKind {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            ErrorKind::Invalid => 22,    // EINVAL
-            ErrorKind::ReadOnly => 1,    // EPERM: what NBD prescribes for writes to a read-only export
-            ErrorKind::NotFound => 2,    // ENOENT
-            ErrorKind::Exists => 17,     // EEXIST
-            ErrorKind::Refused => 5,     // EIO
-            ErrorKind::Fenced => 108,    // ESHUTDOWN
-            ErrorKind::Unavailable => 5, // EIO
-            ErrorKind::Denied => 13,     // EACCES
-            ErrorKind::InUse => 16,      // EBUSY
-            ErrorKind::Full => 28,       // ENOSPC
-            ErrorKind::Corrupt => 5,     // EIO
-            ErrorKind::Closed => 108,    // ESHUTDOWN
-            ErrorKind::Internal => 5,    // EIO
+            ErrorKind::Invalid => 22,     // EINVAL
+            ErrorKind::ReadOnly => 1,     // EPERM: what NBD prescribes for writes to a read-only export
+            ErrorKind::NotFound => 2,     // ENOENT
+            ErrorKind::Exists => 17,      // EEXIST
+            ErrorKind::Refused => 5,      // EIO
+            ErrorKind::Fenced => 108,     // ESHUTDOWN
+            ErrorKind::Unavailable => 5,  // EIO
+            ErrorKind::Denied => 13,      // EACCES
+            ErrorKind::InUse => 16,       // EBUSY
+            ErrorKind::Full => 28,        // ENOSPC
+            ErrorKind::Corrupt => 5,      // EIO
+            ErrorKind::Closed => 108,     // ESHUTDOWN
+            ErrorKind::TimedOut => 110,   // ETIMEDOUT
+            ErrorKind::Unreachable => 67, // ENOLINK
+            ErrorKind::Internal => 5,     // EIO
         }
     }
 }

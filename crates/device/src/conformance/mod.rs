@@ -1,7 +1,8 @@
 //! The contract as tests, one function per clause (D1 to D10), for any device: `all` runs every one.
 //!
-//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero. It panics with the
-//! clause's number when the clause is broken. A read-only device keeps the clauses of [`read_only`].
+//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, that takes 8 KiB in a
+//! request. It panics with the clause's number when the clause is broken. A read-only device keeps the
+//! clauses of [`read_only`].
 //!
 //! Not here: what a device survives (the durable half of D4, D8 after a restart). Who has something to lose
 //! tests that where it can be lost.
@@ -20,44 +21,67 @@ use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation
 /// The smallest device that these tests can use.
 pub const SIZE_BYTES_MIN: u64 = 16 << 20;
 
-type Device = Arc<dyn BlockDevice>;
+/// What the clauses test.
+pub type Device = Arc<dyn BlockDevice>;
+
+/// One test of the contract.
+#[derive(Clone, Copy)]
+pub struct Clause {
+    /// The name of its function, which begins with the clause's number.
+    pub name: &'static str,
+    /// Tests a fresh device; panics with the number and the reason when the clause is broken.
+    pub test: fn(Device),
+}
+
+macro_rules! clauses {
+    ($($test:ident),* $(,)?) => { &[$(Clause { name: stringify!($test), test: $test }),*] };
+}
+
+/// Every clause.
+pub const ALL: &[Clause] = clauses![
+    d1_every_request_is_answered_exactly_once,
+    d2_no_request_is_lost,
+    d3_reads_return_the_newest_completed_write,
+    d3_random_requests_agree_with_a_byte_vector,
+    d4_flush_and_fua_complete,
+    d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes,
+    d5_neighbours_may_write_at_the_same_time,
+    d6_bad_requests_are_invalid_and_change_nothing,
+    d7_a_read_only_device_refuses_changes,
+    d8_overlapping_writes_end_in_one_state,
+    d9_zeroed_ranges_read_as_zeroes,
+    d10_geometry_is_sound_and_constant,
+    allocation_covers_the_range_and_holes_read_as_zeroes,
+];
+
+/// The clauses that a read-only device of zeroes can show.
+pub const READ_ONLY: &[Clause] = clauses![
+    d1_every_request_is_answered_exactly_once,
+    d2_no_request_is_lost,
+    d6_bad_requests_are_invalid_and_change_nothing,
+    d7_a_read_only_device_refuses_changes,
+    d10_geometry_is_sound_and_constant,
+    allocation_covers_the_range_and_holes_read_as_zeroes,
+];
+
+/// The clauses that a device which keeps nothing can show.
+pub const NULL: &[Clause] = clauses![
+    d1_every_request_is_answered_exactly_once,
+    d2_no_request_is_lost,
+    d6_bad_requests_are_invalid_and_change_nothing,
+    d10_geometry_is_sound_and_constant,
+    allocation_covers_the_range_and_holes_read_as_zeroes,
+];
 
 /// Runs every clause, each on a fresh device from `make`.
 pub fn all(make: &dyn Fn() -> Device) {
-    let clauses = [
-        d1_every_request_is_answered_exactly_once,
-        d2_no_request_is_lost,
-        d3_reads_return_the_newest_completed_write,
-        d3_random_requests_agree_with_a_byte_vector,
-        d4_flush_and_fua_complete,
-        d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes,
-        d5_neighbours_may_write_at_the_same_time,
-        d6_bad_requests_are_invalid_and_change_nothing,
-        d7_a_read_only_device_refuses_changes,
-        d8_overlapping_writes_end_in_one_state,
-        d9_zeroed_ranges_read_as_zeroes,
-        d10_geometry_is_sound_and_constant,
-        allocation_covers_the_range_and_holes_read_as_zeroes,
-    ];
-    for clause in clauses {
-        clause(make());
-    }
+    ALL.iter().for_each(|clause| (clause.test)(make()));
 }
 
 /// Runs the clauses that a read-only device of zeroes can show.
 pub fn read_only(make: &dyn Fn() -> Device) {
     assert!(make().geometry().read_only, "a device made for `read_only` is read-only");
-    let clauses = [
-        d1_every_request_is_answered_exactly_once,
-        d2_no_request_is_lost,
-        d6_bad_requests_are_invalid_and_change_nothing,
-        d7_a_read_only_device_refuses_changes,
-        d10_geometry_is_sound_and_constant,
-        allocation_covers_the_range_and_holes_read_as_zeroes,
-    ];
-    for clause in clauses {
-        clause(make());
-    }
+    READ_ONLY.iter().for_each(|clause| (clause.test)(make()));
 }
 
 /// D1: every kind of request is answered once, also one submitted from within an answer.
@@ -350,10 +374,11 @@ pub fn d7_a_read_only_device_refuses_changes(device: Device) {
 /// D8: writers over one range at once; all later readers see the same bytes, each from one of the writers.
 pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     let base = 1_000_003_u64;
+    let longest = u64::from(device.geometry().request_bytes_max.min(40_000));
     let mut random = Random(8);
     for round in 0..20 {
         let (tell, hear) = channel();
-        let ranges: Vec<_> = (0..8).map(|_| (random.below(30_000), 1 + random.below(40_000))).collect();
+        let ranges: Vec<_> = (0..8).map(|_| (random.below(30_000), 1 + random.below(longest))).collect();
         let before = read(&device, base, 70_000);
         thread::scope(|scope| {
             for (writer, (start, length)) in ranges.iter().enumerate() {
@@ -487,12 +512,23 @@ fn expect<T>(result: Result<T>, what: &str) -> T {
     result.unwrap_or_else(|error| panic!("{what} failed: {error}"))
 }
 
+/// Reads any length, in pieces that the device takes.
 fn read(device: &Device, address: u64, length: usize) -> Vec<u8> {
-    expect(device.read_at(address, length), "a read in range")
+    let longest = device.geometry().request_bytes_max as usize;
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
+        let piece = longest.min(length - bytes.len());
+        bytes.extend(expect(device.read_at(address + bytes.len() as u64, piece), "a read in range"));
+    }
+    bytes
 }
 
+/// Writes any length, in pieces that the device takes.
 fn write(device: &Device, address: u64, bytes: &[u8]) {
-    expect(device.write_at(address, bytes), "a write in range");
+    let longest = device.geometry().request_bytes_max as usize;
+    for (number, piece) in bytes.chunks(longest).enumerate() {
+        expect(device.write_at(address + (number * longest) as u64, piece), "a write in range");
+    }
 }
 
 fn zero(bytes: &[u8]) -> bool {

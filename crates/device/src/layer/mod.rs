@@ -3,11 +3,13 @@
 //! A layer that wants to hear an outcome wraps the request's exchange (`Request::wrap`); a layer that only
 //! decides passes the request on or answers it.
 
+mod align;
 mod fault;
 mod gate;
 mod meter;
 mod read_only;
 
+pub use align::Align;
 pub use fault::{Decision, Fault};
 pub use gate::Gate;
 pub use meter::{LATENCY_BUCKETS, Meter, MeterSnapshot, OperationSnapshot};

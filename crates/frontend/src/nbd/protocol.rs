@@ -148,6 +148,8 @@ impl From<ErrorKind> for Errno {
             | ErrorKind::InUse
             | ErrorKind::Unavailable
             | ErrorKind::Corrupt
+            | ErrorKind::TimedOut
+            | ErrorKind::Unreachable
             | ErrorKind::Internal => Errno::Io,
         }
     }

@@ -276,6 +276,7 @@ fn every_kind_of_failure_has_an_error_number_clients_know() {
         (ErrorKind::Full, Errno::NoSpace),
         (ErrorKind::Corrupt, Errno::Io),
         (ErrorKind::Closed, Errno::Shutdown),
+        (ErrorKind::TimedOut, Errno::Io),
         (ErrorKind::Internal, Errno::Io),
     ] {
         assert_eq!(Errno::from(kind), errno, "{kind:?}");

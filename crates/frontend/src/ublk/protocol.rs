@@ -102,6 +102,8 @@ pub(super) fn errno(kind: ErrorKind) -> i32 {
         | ErrorKind::Denied
         | ErrorKind::Full
         | ErrorKind::Corrupt
+        | ErrorKind::TimedOut
+        | ErrorKind::Unreachable
         | ErrorKind::Internal => kind.errno(),
     }
 }

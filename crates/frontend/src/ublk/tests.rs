@@ -124,6 +124,8 @@ fn no_error_asks_the_kernel_to_try_again() {
         ErrorKind::Full,
         ErrorKind::Corrupt,
         ErrorKind::Closed,
+        ErrorKind::TimedOut,
+        ErrorKind::Unreachable,
         ErrorKind::Internal,
     ];
     for kind in all {

@@ -1,0 +1,368 @@
+//! Any byte range (D5) on a device that takes whole blocks only, by read-modify-write of the edge blocks.
+//!
+//! Invariants:
+//! - The device inside sees multiples of the unit only, and none longer than it can take.
+//! - From the read to the write of a read-modify-write no other change of the same blocks is under way, also
+//!   none of whole blocks: it would be overwritten with what was read before it (`claims`).
+//! - Waiting is by age: a change waits only for changes that were submitted before it, so none starves.
+//! - No lock is held while the device inside or an exchange's outcome is called, and what was let in by an
+//!   answer is submitted from one loop: a long line of waiters needs no deep stack.
+//!
+//! Reads wait for nothing: a read-modify-write stores a neighbour's bytes as they are. Whole blocks pass as
+//! they come: reads untouched, changes with their outcome heard. Not here: threads, and resizes:
+//! the geometry of the device inside is that of the beginning.
+
+mod claims;
+mod mend;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use self::claims::Claims;
+use self::mend::Mend;
+use crate::{
+    Allocation, BlockDevice, Error, ErrorKind, Exchange, Geometry, Operation, Outcome, Reply, Request, Result,
+};
+
+/// The smallest unit: the sector of the Linux kernel.
+const UNIT_BYTES_MIN: u32 = 512;
+
+/// The device `D`, which takes whole blocks, for requests of any bytes.
+///
+/// Dropped with requests under way, it answers what waits in it with an error of kind `Internal`; an answer
+/// of `D` may then be the last to let go of `D`. Who minds that hands in an `Arc` and keeps another.
+pub struct Align<D>(Arc<Core<D>>);
+
+/// What is left of a change that may start: it has its blocks.
+enum Work<D> {
+    /// Whole blocks, as they came.
+    Pass(Request),
+    /// Edges to read, then all to write.
+    Mend(Arc<Mend<D>>),
+}
+
+struct Line<D> {
+    claims: Claims<Work<D>>,
+    /// Let in and not yet started.
+    ready: VecDeque<Work<D>>,
+    /// A thread starts what is ready.
+    starting: bool,
+}
+
+struct Core<D> {
+    inner: D,
+    geometry: Geometry,
+    unit_bytes: u64,
+    /// The longest read or write of the device inside, in whole units.
+    longest: u64,
+    line: Mutex<Line<D>>,
+}
+
+impl<D: BlockDevice + 'static> Align<D> {
+    /// Takes any bytes for `inner`, which takes multiples of `unit_bytes` at multiples of `unit_bytes`.
+    ///
+    /// `Invalid`: the unit is not a power of two from 512 on, or size or limit of `inner` do not fit it.
+    pub fn new(inner: D, unit_bytes: u32) -> Result<Self> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        let (unit, seen) = (u64::from(unit_bytes), *inner.geometry());
+        if !unit_bytes.is_power_of_two() || unit_bytes < UNIT_BYTES_MIN {
+            return invalid(format!("blocks of {unit_bytes} bytes: take a power of two from 512 on"));
+        }
+        if seen.size_bytes % unit != 0 {
+            return invalid(format!(
+                "a device of {} bytes is not of whole blocks of {unit_bytes} bytes: give it a size that is",
+                seen.size_bytes
+            ));
+        }
+        let longest = seen.request_bytes_max / unit_bytes * unit_bytes;
+        if longest == 0 {
+            return invalid(format!(
+                "a device that takes {} bytes in a request cannot take a block of {unit_bytes}",
+                seen.request_bytes_max
+            ));
+        }
+        let preferred_bytes = seen.preferred_bytes.min(longest);
+        let geometry = Geometry { request_bytes_max: longest, preferred_bytes, ..seen };
+        let line = Line { claims: Claims::new(), ready: VecDeque::new(), starting: false };
+        let (longest, line) = (longest.into(), Mutex::new(line));
+        Ok(Align(Arc::new(Core { inner, geometry, unit_bytes: unit, longest, line })))
+    }
+
+    /// The device inside.
+    #[must_use]
+    pub fn inner(&self) -> &D {
+        &self.0.inner
+    }
+
+    /// How many changes wait for others.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.line.lock().claims.waiting()
+    }
+}
+
+impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
+    fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        let core = &self.0;
+        if let Err(error) = request.check(&core.geometry) {
+            return request.fail(error);
+        }
+        let whole = (request.address | request.length) & (core.unit_bytes - 1) == 0;
+        match request.operation {
+            Operation::Flush => core.inner.submit(request),
+            Operation::Read | Operation::Prefetch | Operation::Allocation if whole => {
+                core.inner.submit(request);
+            }
+            Operation::Read => core.read(request),
+            Operation::Prefetch => {
+                let blocks = core.around(&request_range(&request));
+                core.inner.submit(to(request, &blocks));
+            }
+            Operation::Allocation => core.allocation(request),
+            Operation::Discard => core.discard(request),
+            Operation::Write | Operation::WriteZeroes if whole => core.pass(request),
+            Operation::Write | Operation::WriteZeroes => {
+                let blocks = core.around(&request_range(&request));
+                core.enter(blocks, true, |claim| Work::Mend(Mend::new(core, claim, request)));
+            }
+        }
+    }
+}
+
+/// The bytes that a request is about; it has been checked.
+fn request_range(request: &Request) -> Range<u64> {
+    request.address..request.address + request.length
+}
+
+/// The request for another range.
+fn to(mut request: Request, range: &Range<u64>) -> Request {
+    (request.address, request.length) = (range.start, range.end - range.start);
+    request
+}
+
+impl<D: BlockDevice + 'static> Core<D> {
+    /// The blocks that hold the bytes.
+    fn around(&self, bytes: &Range<u64>) -> Range<u64> {
+        let mask = self.unit_bytes - 1;
+        // The size is a multiple of the unit, so rounding up does not overflow.
+        bytes.start & !mask..(bytes.end + mask) & !mask
+    }
+
+    /// Cuts blocks into pieces that the device inside takes.
+    fn pieces(&self, blocks: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let longest = self.longest;
+        let count = (blocks.end - blocks.start).div_ceil(longest);
+        (0..count).map(move |number| {
+            let start = blocks.start + number * longest;
+            start..blocks.end.min(start + longest)
+        })
+    }
+
+    fn read(&self, request: Request) {
+        let bytes = request_range(&request);
+        let pieces: Vec<_> = self.pieces(self.around(&bytes)).collect();
+        let gather = Gather { request: Some(request), left: pieces.len(), failed: None };
+        let gather = Arc::new(Mutex::new(gather));
+        for piece in pieces {
+            let (address, length) = (piece.start, piece.end - piece.start);
+            let part = ReadPart {
+                gather: gather.clone(),
+                wanted: bytes.clone(),
+                address,
+                bytes: vec![0; length as usize],
+            };
+            let (operation, flags) = (Operation::Read, Default::default());
+            self.inner.submit(Request::new(operation, address, length, flags, Box::new(part)));
+        }
+    }
+
+    fn allocation(&self, request: Request) {
+        let (bytes, length) = (request_range(&request), request.length);
+        let blocks = self.around(&bytes);
+        let skip = bytes.start - blocks.start;
+        let trimmed = request.wrap(|inner| Box::new(Trim { inner, skip, length }));
+        self.inner.submit(to(trimmed, &blocks));
+    }
+
+    /// Discards the blocks that lie in the range whole; the rest keeps its bytes (D9).
+    fn discard(self: &Arc<Self>, request: Request) {
+        let mask = self.unit_bytes - 1;
+        let bytes = request_range(&request);
+        let blocks = (bytes.start + mask) & !mask..bytes.end & !mask;
+        if blocks.is_empty() {
+            return request.done();
+        }
+        self.pass(to(request, &blocks));
+    }
+
+    /// A change of whole blocks.
+    fn pass(self: &Arc<Self>, request: Request) {
+        self.enter(request_range(&request), false, |claim| {
+            let core = Arc::downgrade(self);
+            Work::Pass(request.wrap(|inner| Box::new(Passing { inner, core, claim })))
+        });
+    }
+
+    /// Starts a change when it has its blocks: now, or when those before it have left.
+    fn enter(self: &Arc<Self>, blocks: Range<u64>, alone: bool, work: impl FnOnce(usize) -> Work<D>) {
+        let mut line = self.line.lock();
+        let (claim, free) = line.claims.enter(blocks, alone);
+        if free {
+            drop(line);
+            self.start(work(claim));
+        } else {
+            line.claims.wait(claim, work(claim));
+        }
+    }
+
+    fn start(&self, work: Work<D>) {
+        match work {
+            Work::Pass(request) => self.inner.submit(request),
+            Work::Mend(mend) => mend.read_edges(self),
+        }
+    }
+
+    /// A change has ended; those that waited for it alone are ready. Followed by `start_ready`.
+    fn leave(&self, claim: usize) {
+        let mut line = self.line.lock();
+        let Line { claims, ready, .. } = &mut *line;
+        claims.leave(claim, |work| ready.push_back(work));
+    }
+
+    /// Starts what is ready, unless a caller further up the stack or another thread does.
+    fn start_ready(&self) {
+        let mut line = self.line.lock();
+        if line.starting {
+            return;
+        }
+        line.starting = true;
+        while let Some(work) = line.ready.pop_front() {
+            drop(line);
+            self.start(work);
+            line = self.line.lock();
+        }
+        line.starting = false;
+    }
+}
+
+/// The exchange of a change of whole blocks.
+struct Passing<D> {
+    inner: Box<dyn Exchange>,
+    core: Weak<Core<D>>,
+    claim: usize,
+}
+
+impl<D: BlockDevice + 'static> Exchange for Passing<D> {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Passing { inner, core, claim } = *self;
+        let core = core.upgrade();
+        core.iter().for_each(|core| core.leave(claim));
+        inner.complete(outcome);
+        core.iter().for_each(|core| core.start_ready());
+    }
+}
+
+/// A read of more than it was asked for, until all its pieces have come.
+struct Gather {
+    request: Option<Request>,
+    left: usize,
+    failed: Option<Error>,
+}
+
+/// The exchange of one piece.
+struct ReadPart {
+    gather: Arc<Mutex<Gather>>,
+    wanted: Range<u64>,
+    /// Of the first of the bytes.
+    address: u64,
+    bytes: Vec<u8>,
+}
+
+impl Exchange for ReadPart {
+    fn fill(&mut self, _: u64, _: &mut [u8]) {}
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let mut gather = self.gather.lock();
+        let Gather { request, left, failed } = &mut *gather;
+        match (outcome, request.as_mut()) {
+            (Ok(_), Some(request)) => {
+                let end = self.address + self.bytes.len() as u64;
+                let (start, end) = (self.address.max(self.wanted.start), end.min(self.wanted.end));
+                let from = (start - self.address) as usize..(end - self.address) as usize;
+                let into = (start - self.wanted.start) as usize..(end - self.wanted.start) as usize;
+                match request.buffer().get_mut(into) {
+                    Some(into) => into.copy_from_slice(&self.bytes[from]),
+                    None => {
+                        let text = format!("a read of {:?} came with a buffer too short for it", self.wanted);
+                        *failed = Some(Error::new(ErrorKind::Internal, text));
+                    }
+                }
+            }
+            (Err(error), _) => *failed = Some(error),
+            (Ok(_), None) => (),
+        }
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        let (request, failed) = (request.take(), failed.take());
+        drop(gather);
+        if let Some(request) = request {
+            request.complete(failed.map_or(Ok(Reply::Done), Err));
+        }
+    }
+}
+
+/// The exchange of an allocation query of more than was asked for.
+struct Trim {
+    inner: Box<dyn Exchange>,
+    skip: u64,
+    length: u64,
+}
+
+impl Exchange for Trim {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Trim { inner, mut skip, length } = *self;
+        let trim = |reply| {
+            let Reply::Allocation(runs) = reply else { return reply };
+            let mut left = length;
+            let mut trimmed = Vec::with_capacity(runs.len());
+            for Allocation { length, data } in runs {
+                let length = (length - length.min(skip), skip = skip.saturating_sub(length)).0.min(left);
+                left -= length;
+                if length > 0 {
+                    trimmed.push(Allocation { length, data });
+                }
+            }
+            Reply::Allocation(trimmed)
+        };
+        inner.complete(outcome.map(trim));
+    }
+}
