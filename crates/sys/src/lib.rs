@@ -3,6 +3,8 @@
 //! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device,
 //! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
 //! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
+//! [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of another process),
+//! [`in_own_session`] (a program that outlives its starter),
 //! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
 //! [`discard`](discard()) (and zeroes, on files and block devices), [`ublk`] (the kernel's driver for block
 //! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk).
@@ -11,20 +13,26 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod aligned;
+mod arena;
+mod attached;
 mod direct_file;
 mod discard;
 mod loop_device;
 mod mapping;
 pub mod reclaim;
+mod session;
 mod shared;
 pub mod staging;
 pub mod sync;
 pub mod ublk;
 
 pub use aligned::AlignedBytes;
+pub use arena::{Arena, Lease};
+pub use attached::{Attached, Lent};
 pub use direct_file::{DirectFile, FileLock, OpenMode};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::LoopDevice;
+pub use session::in_own_session;
 pub use shared::SharedMemory;
 pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
 

@@ -1,0 +1,136 @@
+//! Memory that another process made and shares with this one, lent to whoever works on a part of it.
+//!
+//! Invariants: a [`Lent`] is the only access that this process has to its range while it lives; ranges that
+//! are lent lie inside the mapping and are disjoint, whatever the other process asks for. The file is sealed
+//! against shrinking, or it is refused: nobody can take the memory away. What the other process writes where
+//! it should not makes bytes wrong, and nothing worse. Not here: memory that is made here (`arena`).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use crate::mapping::Mapping;
+use crate::sync::Mutex;
+
+/// See the head of this file.
+pub struct Attached {
+    mapping: Mapping,
+    length: usize,
+    /// What is lent: start and end.
+    lent: Mutex<BTreeMap<usize, usize>>,
+}
+
+/// A range of attached memory, for this holder alone until it is dropped.
+pub struct Lent {
+    memory: Arc<Attached>,
+    offset: usize,
+    length: usize,
+}
+
+impl Attached {
+    /// The first `length` bytes of a file that somebody sent. Errors: `InvalidInput` when the file is
+    /// shorter, or could become so.
+    pub fn open(file: OwnedFd, length: usize) -> io::Result<Arc<Self>> {
+        let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if length == 0 || length as u64 > held {
+            return Err(refused(format!("{length} bytes are not in shared memory of {held} bytes")));
+        }
+        let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(refused("shared memory that can be taken away again".to_owned()));
+        }
+        let mapping = Mapping::plain(&File::from(file), 0, length)?;
+        Ok(Arc::new(Attached { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.length
+    }
+
+    /// The `length` bytes at `offset`. `None` when they are not all inside, are none, or some are lent.
+    #[must_use]
+    pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<Lent> {
+        let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
+        let end = offset.checked_add(length).filter(|end| *end <= self.length && length > 0)?;
+        let mut lent = self.lent.lock();
+        // Ranges are disjoint, so the last one that begins before our end is the only one that can reach in.
+        if lent.range(..end).next_back().is_some_and(|(_, other_end)| *other_end > offset) {
+            return None;
+        }
+        lent.insert(offset, end);
+        drop(lent);
+        Some(Lent { memory: Arc::clone(self), offset, length })
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self` keeps; no
+        // other loan of this process overlaps it. What another process writes there meanwhile is bytes, of
+        // which nothing is assumed.
+        unsafe { std::slice::from_raw_parts(self.memory.mapping.at(self.offset), self.length) }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` excludes every other access of this process.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.mapping.at(self.offset), self.length) }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.memory.lent.lock().remove(&self.offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arena;
+
+    #[test]
+    fn ranges_are_disjoint_and_inside() {
+        let arena = Arena::create("test", 16384).unwrap();
+        let memory = Attached::open(arena.file().try_clone().unwrap().into(), 16384).unwrap();
+        let one = memory.lend(4096, 4096).unwrap();
+        for (offset, length) in [(4096, 1), (8191, 1), (0, 4097), (0, 16384), (4000, 200), (8191, 100)] {
+            assert!(memory.lend(offset, length).is_none(), "{length} bytes at {offset} are lent");
+        }
+        for (offset, length) in [(16384, 1), (0, 16385), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
+            assert!(memory.lend(offset, length).is_none(), "{length} bytes at {offset} are not there");
+        }
+        assert!(memory.lend(0, 4096).is_some() && memory.lend(8192, 8192).is_some());
+        drop(one);
+        assert_eq!(memory.lend(0, 16384).unwrap().len(), 16384, "all came back");
+    }
+
+    #[test]
+    fn the_maker_sees_what_is_written() {
+        let arena = Arena::create("test", 8192).unwrap();
+        let lease = arena.lease(8192).unwrap();
+        let memory = Attached::open(arena.file().try_clone().unwrap().into(), 8192).unwrap();
+        memory.lend(4096, 10).unwrap().fill(7);
+        assert_eq!((lease[4095], lease[4096], lease[4105], lease[4106]), (0, 7, 7, 0));
+    }
+
+    #[test]
+    fn memory_that_could_be_taken_away_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        assert!(Attached::open(file.into(), 8192).is_err());
+        let arena = Arena::create("test", 8192).unwrap();
+        assert!(Attached::open(arena.file().try_clone().unwrap().into(), 8193).is_err());
+    }
+}
