@@ -1,0 +1,150 @@
+//! How fast a null driver can be asked: the real host, the real protocol, a load in the same process instead
+//! of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS` prints one JSON object;
+//! `bench/scaling.py` runs it on one core and on more, and draws.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sawmill_device::{BlockDevice, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Driver, Options, connect};
+use sawmill_driver::host::{Event, Host};
+use sawmill_driver::protocol::Facts;
+
+const SIZE_BYTES: u64 = 1 << 30;
+/// Requests of a loader in flight.
+const DEPTH: u64 = 64;
+
+struct Null;
+
+impl Driver for Null {
+    fn abilities(&self) -> Abilities {
+        Abilities { flush: true, ..Abilities::default() }
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, _offset: u64, _bytes: &[u8], _fua: bool) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ChunkDriver for Null {
+    fn write(&self, _chunk: &Chunk<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self, _queue: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One loader's count, and its thread when it waits.
+struct Loader {
+    done: AtomicU64,
+    failed: AtomicU64,
+    waits: AtomicBool,
+    thread: thread::Thread,
+}
+
+struct Asked {
+    loader: Arc<Loader>,
+    bytes: Vec<u8>,
+}
+
+impl Exchange for Asked {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        if outcome.is_err() {
+            self.loader.failed.fetch_add(1, Ordering::SeqCst);
+        }
+        self.loader.done.fetch_add(1, Ordering::SeqCst);
+        if self.loader.waits.swap(false, Ordering::SeqCst) {
+            self.loader.thread.unpark();
+        }
+    }
+}
+
+/// Asks until the time is over; how many were answered.
+fn load(device: &dyn BlockDevice, operation: Operation, bytes: u64, seed: u64, until: Instant) -> (u64, u64) {
+    let (done, failed, waits) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let loader = Arc::new(Loader { done, failed, waits, thread: thread::current() });
+    let (mut asked, mut dice) = (0, seed);
+    while Instant::now() < until {
+        for _ in 0..16 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let address = (dice >> 20) % (SIZE_BYTES / bytes) * bytes;
+            let exchange = Asked { loader: Arc::clone(&loader), bytes: vec![0; bytes as usize] };
+            device.submit(Request::new(operation, address, bytes, Flags::default(), Box::new(exchange)));
+            asked += 1;
+            settle(&loader, asked, DEPTH - 1);
+        }
+    }
+    settle(&loader, asked, 0);
+    (loader.done.load(Ordering::SeqCst), loader.failed.load(Ordering::SeqCst))
+}
+
+/// Waits until no more than so many are in flight.
+fn settle(loader: &Loader, asked: u64, most: u64) {
+    while asked - loader.done.load(Ordering::SeqCst) > most {
+        loader.waits.store(true, Ordering::SeqCst);
+        if asked - loader.done.load(Ordering::SeqCst) > most {
+            thread::park();
+        }
+    }
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let [mode, operation, bytes, queues, seconds] = &words[..] else {
+        // As a test of the workspace it has nothing to say.
+        return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS");
+    };
+    let (bytes, queues): (u64, usize) = (bytes.parse().expect("bytes"), queues.parse().expect("queues"));
+    let seconds = Duration::from_secs_f64(seconds.parse().expect("seconds"));
+    let operation = if operation == "read" { Operation::Read } else { Operation::Write };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sock");
+    let (tell, hear) = mpsc::channel();
+    let tell = Box::new(move |event| drop(tell.send(event)));
+    let given = Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
+    let host = Host::start("null", &path, given, tell).expect("a host");
+    let options = Options::sized(SIZE_BYTES).socket(&path);
+    let is_batch = mode == "batch";
+    let driver = thread::spawn(move || {
+        let connection = connect(&[], &options).expect("a host");
+        if is_batch { connection.serve_chunks(&Null) } else { connection.serve(&Null) }
+    });
+    while !matches!(hear.recv().expect("a driver"), Event::Declared) {}
+    let device = host.device().expect("declared");
+    let begin = Instant::now();
+    let loaders: Vec<_> = (0..queues as u64)
+        .map(|seed| {
+            let device = Arc::clone(&device);
+            thread::spawn(move || load(&*device, operation, bytes, seed + 1, begin + seconds))
+        })
+        .collect();
+    let counts = loaders.into_iter().map(|loader| loader.join().expect("no panic"));
+    let (done, failed) = counts.fold((0, 0), |(done, failed), (more, bad)| (done + more, failed + bad));
+    let took = begin.elapsed().as_secs_f64();
+    assert_eq!(failed, 0, "a null driver refuses nothing");
+    let rate = done as f64 / took;
+    println!("{{\"requests_per_s\": {rate:.0}, \"bytes_per_s\": {:.0}}}", rate * bytes as f64);
+    host.finish().expect("it ends");
+    driver.join().expect("no panic").expect("it serves");
+    host.close();
+}

@@ -1,0 +1,172 @@
+//! Collision areas: who is newer of two writes, and which writes a driver does not have yet (thesis section
+//! 4.3).
+//!
+//! Invariants: in an area, a write that was submitted after another had completed has the higher sequence
+//! number; numbers are never used twice in the life of a device, whatever happens to its driver. A write is
+//! listed from before it completes until the driver has acknowledged it and every older write that it
+//! overlaps: until then its bytes may be needed to mend what is delivered again. A lock here is held for one
+//! area, and no other lock is taken under it.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Neighbouring areas are in different shards, so that writers do not queue on one lock.
+const SHARDS: usize = 64;
+
+/// A chunk: its queue, and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ChunkId {
+    pub(super) queue: usize,
+    pub(super) number: u64,
+}
+
+/// A write, or its part in one area, that the driver may not have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Listed {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) sequence: u64,
+    pub(super) chunk: ChunkId,
+    /// Where its bytes are in the chunk.
+    pub(super) data_at: usize,
+    pub(super) is_acknowledged: bool,
+}
+
+impl Listed {
+    fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+#[derive(Default)]
+struct Shard {
+    /// The last number given out, by area.
+    last: HashMap<u64, u64>,
+    listed: HashMap<u64, Vec<Listed>>,
+}
+
+/// What an acknowledgement means for chunks.
+#[derive(Default)]
+pub(super) struct Settled {
+    /// The write stays listed: older ones that it overlaps are on their way.
+    pub(super) is_kept: bool,
+    /// Those older ones: the sooner they are acknowledged, the sooner memory is free.
+    pub(super) older: Vec<ChunkId>,
+    /// One entry for each write of these chunks that is listed no more and was acknowledged before.
+    pub(super) released: Vec<ChunkId>,
+}
+
+/// See the head of this file.
+pub(super) struct Areas {
+    area_bytes: u64,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+impl Areas {
+    pub(super) fn new(area_bytes: u64) -> Self {
+        Areas { area_bytes, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+
+    fn shard(&self, area: u64) -> &Mutex<Shard> {
+        &self.shards[(area % SHARDS as u64) as usize]
+    }
+
+    /// The parts of `[start, end)` that lie in one area each.
+    pub(super) fn parts(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let area_bytes = self.area_bytes;
+        let mut at = start;
+        std::iter::from_fn(move || {
+            (at < end).then(|| {
+                let stop = end.min((at / area_bytes + 1).saturating_mul(area_bytes));
+                (std::mem::replace(&mut at, stop), stop)
+            })
+        })
+    }
+
+    /// How many parts a range has.
+    pub(super) fn count(&self, start: u64, end: u64) -> usize {
+        ((end - 1) / self.area_bytes - start / self.area_bytes + 1) as usize
+    }
+
+    /// Lists a write that lies in one area, and numbers it.
+    pub(super) fn list(&self, start: u64, end: u64, chunk: ChunkId, data_at: usize) -> u64 {
+        let area = start / self.area_bytes;
+        let mut shard = self.shard(area).lock();
+        let last = shard.last.entry(area).or_default();
+        *last += 1;
+        let sequence = *last;
+        let listed = Listed { start, end, sequence, chunk, data_at, is_acknowledged: false };
+        shard.listed.entry(area).or_default().push(listed);
+        sequence
+    }
+
+    /// The chunks with writes in `[start, end)` that the driver has not acknowledged.
+    pub(super) fn on_the_way(&self, start: u64, end: u64) -> Vec<ChunkId> {
+        let mut found = Vec::new();
+        for (start, end) in self.parts(start, end) {
+            let area = start / self.area_bytes;
+            let shard = self.shard(area).lock();
+            let listed = shard.listed.get(&area).into_iter().flatten();
+            let wanted = listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
+            found.extend(wanted.map(|write| write.chunk));
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// The driver has this write.
+    pub(super) fn acknowledge(&self, start: u64, sequence: u64) -> Settled {
+        let area = start / self.area_bytes;
+        let mut shard = self.shard(area).lock();
+        let mut settled = Settled::default();
+        let Some(listed) = shard.listed.get_mut(&area) else { return settled };
+        let Some(at) = listed.iter().position(|write| write.sequence == sequence) else { return settled };
+        listed[at].is_acknowledged = true;
+        settled.older = older(listed, at).map(|write| write.chunk).collect();
+        settled.is_kept = !settled.older.is_empty();
+        if !settled.is_kept {
+            listed.swap_remove(at);
+            // Whatever waited for this one alone is free too. (What waited for one of those waited for this.)
+            while let Some(free) = (0..listed.len())
+                .find(|at| listed[*at].is_acknowledged && older(listed, *at).next().is_none())
+            {
+                settled.released.push(listed.swap_remove(free).chunk);
+            }
+        }
+        if listed.is_empty() {
+            shard.listed.remove(&area);
+        }
+        settled
+    }
+
+    /// For a driver that has gone: each acknowledged write with the older ones that it overlaps and that will
+    /// be delivered again, in the order in which the bytes must be copied. From here on only those that are
+    /// not acknowledged are listed. Nobody else may use the areas meanwhile.
+    pub(super) fn mend(&self) -> Vec<(Listed, Listed)> {
+        let mut copies = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            for listed in shard.listed.values_mut() {
+                listed.sort_unstable_by_key(|write| write.sequence);
+                for at in 0..listed.len() {
+                    if listed[at].is_acknowledged {
+                        copies.extend(older(listed, at).map(|older| (listed[at], *older)));
+                    }
+                }
+                listed.retain(|write| !write.is_acknowledged);
+            }
+            shard.listed.retain(|_, listed| !listed.is_empty());
+        }
+        copies
+    }
+}
+
+/// The writes older than `listed[at]` that it overlaps and that the driver does not have.
+fn older(listed: &[Listed], at: usize) -> impl Iterator<Item = &Listed> {
+    let newer = listed[at];
+    listed.iter().filter(move |write| {
+        !write.is_acknowledged && write.sequence < newer.sequence && write.overlaps(newer.start, newer.end)
+    })
+}

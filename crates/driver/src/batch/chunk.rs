@@ -1,0 +1,69 @@
+//! The bytes of a write chunk: records, then the data of all of them in the same order (thesis tables 4.2 and
+//! 4.3). Little endian; sectors are 512 bytes whatever the block. `docs/format/write_chunk.md`.
+//!
+//! Not here: when a chunk is full, who owns its memory.
+
+/// A record on the wire.
+pub const RECORD_BYTES: usize = 32;
+/// What sectors are counted in.
+pub const SECTOR_BYTES: u64 = 512;
+/// `flag` of a record with data. (Numbers are those of the kernel's requests, as in BUSE.)
+pub const FLAG_WRITE: u64 = 1;
+
+/// One write of a chunk, or the part of it that lies in one collision area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// First byte on the disk.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Its number among all writes of its collision area, from 1 on: of two that overlap, the higher is
+    /// newer.
+    pub sequence: u64,
+}
+
+impl Record {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
+        let words = [self.address / SECTOR_BYTES, self.length / SECTOR_BYTES, self.sequence, FLAG_WRITE];
+        let mut bytes = [0; RECORD_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Of bytes; `None` when they are no record of a write.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut words = [0; 4];
+        for (word, bytes) in words.iter_mut().zip(bytes.get(..RECORD_BYTES)?.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().ok()?);
+        }
+        let [sector, sectors, sequence, flag] = words;
+        let address = sector.checked_mul(SECTOR_BYTES)?;
+        let length = sectors.checked_mul(SECTOR_BYTES)?;
+        (flag == FLAG_WRITE).then_some(Record { address, length, sequence })
+    }
+}
+
+/// The records of a chunk with their data. `None` in place of a record that makes no sense ends it.
+pub fn records(
+    chunk: &[u8],
+    metadata_bytes: usize,
+    count: usize,
+) -> impl Iterator<Item = Option<(Record, &[u8])>> {
+    let mut data_at = metadata_bytes;
+    (0..count).map(move |number| {
+        let at = number.checked_mul(RECORD_BYTES)?;
+        if at + RECORD_BYTES > metadata_bytes {
+            return None;
+        }
+        let record = Record::decode(chunk.get(at..)?)?;
+        let end = data_at.checked_add(usize::try_from(record.length).ok()?)?;
+        let data = chunk.get(data_at..end)?;
+        data_at = end;
+        Some((record, data))
+    })
+}

@@ -1,0 +1,296 @@
+//! The driver's side: fetch what there is, acknowledge it.
+//!
+//! Invariants: what is fetched on a queue comes in order; acknowledgements may come in any. A driver may
+//! fetch with several threads per queue. Not here: whether a driver is there (`recover`).
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::RwLockReadGuard;
+use sawmill_device::{Error, ErrorKind, Operation, Result};
+use sawmill_sys::Lease;
+
+use super::chunk::Record;
+use super::{Batch, ChunkId, Closed, Item, Reads, Writes};
+use crate::backend::State;
+
+/// What a write queue hands over.
+pub enum Delivery {
+    /// Writes.
+    Chunk(Chunk),
+    /// Everything handed over before on this queue is to be made durable; acknowledged with this number.
+    Flush(u64),
+    /// A range without bytes.
+    Range(RangeOrder),
+    /// Nothing comes any more.
+    End,
+}
+
+/// A discard or write-zeroes in the driver's hands: bytes of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeOrder {
+    /// What it is acknowledged with.
+    pub number: u64,
+    /// `Discard` or `WriteZeroes`.
+    pub operation: Operation,
+    /// First byte.
+    pub address: u64,
+    /// Bytes; may be as long as the disk.
+    pub length: u64,
+    /// The space shall stay allocated.
+    pub no_unmap: bool,
+}
+
+/// A write chunk in the driver's hands.
+pub struct Chunk {
+    /// What it is acknowledged with.
+    pub number: u64,
+    closed: Arc<Closed>,
+}
+
+impl Chunk {
+    /// Where it lies in the queue's write memory.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.closed.offset
+    }
+
+    /// Bytes that mean something: records, the place for more, and data.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.closed.length
+    }
+
+    /// The last ordinal given when it was closed.
+    #[must_use]
+    pub fn horizon(&self) -> u64 {
+        self.closed.horizon
+    }
+
+    /// Its records.
+    #[must_use]
+    pub fn records(&self) -> &[Record] {
+        &self.closed.records
+    }
+
+    /// Its bytes: records, then data.
+    #[must_use]
+    pub fn bytes(&self) -> impl Deref<Target = [u8]> + '_ {
+        RwLockReadGuard::map(self.closed.lease.read(), |lease: &Lease| &**lease)
+    }
+}
+
+/// A read in the driver's hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// What it is acknowledged with.
+    pub number: u64,
+    /// First byte on the disk.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where its bytes go in the queue's read memory.
+    pub offset: usize,
+}
+
+impl Batch {
+    /// The next item of a write queue, if there is one now.
+    #[must_use]
+    pub fn fetch_write_now(&self, queue: usize) -> Option<Delivery> {
+        let mut writes = self.queues[queue].writes.lock();
+        next_of(&mut writes)
+    }
+
+    /// The next item of a write queue. Waits for one; `None` when the driver is to leave (`leave`).
+    #[must_use]
+    pub fn fetch_write(&self, queue: usize) -> Option<Delivery> {
+        let age_max = self.options.chunk_age_max;
+        let shared = &self.queues[queue];
+        let mut writes = shared.writes.lock();
+        loop {
+            if self.life.is_paused() {
+                return None;
+            }
+            if let Some(delivery) = next_of(&mut writes) {
+                return Some(delivery);
+            }
+            if self.state() != State::Running {
+                return Some(Delivery::End);
+            }
+            let Some(open) = writes.open.as_ref().filter(|_| !age_max.is_zero()) else {
+                shared.writes_bell.wait(&mut writes);
+                continue;
+            };
+            let due = open.since + age_max;
+            if due <= Instant::now() {
+                self.close(queue, &mut writes);
+            } else {
+                shared.writes_bell.wait_until(&mut writes, due);
+            }
+        }
+    }
+
+    /// The driver has done with an item of a write queue: a chunk is applied, or a flush is through.
+    ///
+    /// # Errors
+    /// `Invalid` for a number that was not handed over, or was acknowledged before.
+    pub fn acknowledge_write(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
+        let item = self.queues[queue].writes.lock().fetched.remove(&number);
+        match item {
+            Some((Item::Flush(flush), _)) => self.flushed(&flush, outcome),
+            Some((Item::Range(range), _)) => self.ranged(&range, outcome),
+            Some((Item::Chunk(closed), _)) => {
+                if let Err(error) = outcome {
+                    *self.failure.lock() = Some(error);
+                }
+                self.settle(queue, closed);
+            }
+            None => {
+                let text = format!("queue {queue} handed over nothing with the number {number}");
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The driver has this chunk: its memory is free, unless older writes of the same bytes are on their way.
+    fn settle(&self, queue: usize, closed: Arc<Closed>) {
+        let number = closed.number;
+        self.ordinals.lock().open.remove(&closed.ordinal);
+        let (mut kept, mut older, mut released) = (0, Vec::new(), Vec::new());
+        for record in &closed.records {
+            let settled = self.areas.acknowledge(record.address, record.sequence);
+            kept += usize::from(settled.is_kept);
+            older.extend(settled.older);
+            released.extend(settled.released);
+        }
+        if kept > 0 {
+            // Another thread may have released some already: the count then goes below nothing and back.
+            self.keep(ChunkId { queue, number }, Some(closed), kept as isize);
+        } else {
+            drop(closed);
+        }
+        for chunk in &released {
+            self.keep(*chunk, None, -1);
+        }
+        self.close_all_of(&older);
+        self.resume_stalled(queue);
+        for chunk in released {
+            self.resume_stalled(chunk.queue);
+        }
+        self.resume_waiting();
+    }
+
+    /// Counts how many writes of an acknowledged chunk are still needed; at none it goes.
+    fn keep(&self, chunk: ChunkId, closed: Option<Arc<Closed>>, by: isize) {
+        let mut writes = self.queues[chunk.queue].writes.lock();
+        let entry = writes.kept.entry(chunk.number).or_insert((None, 0));
+        if closed.is_some() {
+            entry.0 = closed;
+        }
+        entry.1 += by;
+        if entry.1 == 0 {
+            writes.kept.remove(&chunk.number);
+        }
+    }
+
+    /// The next read of a queue, with room for its bytes. Waits for one; `None` when the driver is to leave.
+    #[must_use]
+    pub fn fetch_read(&self, queue: usize) -> Option<Read> {
+        let shared = &self.queues[queue];
+        let mut reads = shared.reads.lock();
+        loop {
+            if self.life.is_paused() {
+                return None;
+            }
+            if let Some(read) = self.next_read(&mut reads) {
+                return Some(read);
+            }
+            if self.state() != State::Running && reads.ready.is_empty() && reads.again.is_empty() {
+                return None;
+            }
+            shared.reads_bell.wait(&mut reads);
+        }
+    }
+
+    /// The next read of a queue, if there is one and room for it now.
+    #[must_use]
+    pub fn fetch_read_now(&self, queue: usize) -> Option<Read> {
+        self.next_read(&mut self.queues[queue].reads.lock())
+    }
+
+    pub(super) fn next_read(&self, reads: &mut Reads) -> Option<Read> {
+        if reads.fetched.len() >= self.options.queue_depth as usize {
+            return None;
+        }
+        let (number, request, lease) = match reads.again.pop_front() {
+            Some((number, request)) => {
+                let Some(lease) = reads.memory.lease(request.length as usize) else {
+                    reads.again.push_front((number, request));
+                    return None;
+                };
+                (number, request, lease)
+            }
+            None => {
+                let length = reads.ready.front()?.length;
+                let lease = reads.memory.lease(length as usize)?;
+                reads.last_number += 1;
+                (reads.last_number, reads.ready.pop_front()?, lease)
+            }
+        };
+        let (address, length, offset) = (request.address, request.length, lease.offset());
+        reads.fetched.insert(number, (request, lease, Instant::now()));
+        Some(Read { number, address, length, offset })
+    }
+
+    /// Lets a driver in this process fill the bytes of a read.
+    pub fn fill_read(&self, queue: usize, number: u64, fill: impl FnOnce(&mut [u8])) {
+        let taken = self.queues[queue].reads.lock().fetched.remove(&number);
+        let Some((request, mut lease, since)) = taken else { return };
+        fill(&mut lease);
+        self.queues[queue].reads.lock().fetched.insert(number, (request, lease, since));
+    }
+
+    /// The driver has put a read's bytes in their place, or could not.
+    ///
+    /// # Errors
+    /// `Invalid` for a number that was not handed over, or was acknowledged before.
+    pub fn acknowledge_read(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
+        let shared = &self.queues[queue];
+        let Some((mut request, lease, _)) = shared.reads.lock().fetched.remove(&number) else {
+            let text = format!("queue {queue} handed over no read with the number {number}");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        };
+        match outcome {
+            Ok(()) => {
+                request.buffer().copy_from_slice(&lease);
+                drop(lease);
+                request.done();
+            }
+            Err(error) => {
+                drop(lease);
+                request.fail(error);
+            }
+        }
+        // There is room for another one.
+        shared.reads_bell.notify_one();
+        Ok(())
+    }
+}
+
+pub(super) fn next_of(writes: &mut Writes) -> Option<Delivery> {
+    let (number, item) = writes.ready.pop_front()?;
+    writes.fetched.insert(number, (item.clone(), Instant::now()));
+    Some(match item {
+        Item::Chunk(closed) => Delivery::Chunk(Chunk { number, closed }),
+        Item::Flush(_) => Delivery::Flush(number),
+        Item::Range(range) => Delivery::Range(RangeOrder {
+            number,
+            operation: range.operation,
+            address: range.address,
+            length: range.length,
+            no_unmap: range.no_unmap,
+        }),
+    })
+}

@@ -1,0 +1,132 @@
+//! The batch layer as a backend: for each queue a lane of writes and a lane of reads.
+//!
+//! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads. Not here: what
+//! they mean (`deliver`).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sawmill_device::{Error, Operation, Result};
+use sawmill_sys::Arena;
+
+use super::{Batch, Delivery, RangeOrder};
+use crate::backend::{Backend, Next, State};
+use crate::protocol::{Order, OrderKind};
+
+impl Batch {
+    fn write_order(&self, queue: usize, delivery: Delivery) -> Option<Order> {
+        let order = match delivery {
+            Delivery::Chunk(chunk) => Order {
+                length: chunk.length() as u64,
+                offset: chunk.offset() as u64,
+                records: chunk.records().len() as u64,
+                horizon: chunk.horizon(),
+                floor: self.ordinals.lock().floor(),
+                ..Order::new(OrderKind::Chunk, chunk.number)
+            },
+            Delivery::Flush(number) => Order::new(OrderKind::Flush, number),
+            Delivery::Range(RangeOrder { number, operation, address, length, no_unmap }) => {
+                let is_zeroes = operation == Operation::WriteZeroes;
+                let kind = if is_zeroes { OrderKind::WriteZeroes } else { OrderKind::Discard };
+                Order { address, length, no_unmap: is_zeroes && no_unmap, ..Order::new(kind, number) }
+            }
+            Delivery::End => return None,
+        };
+        let again = order.number <= self.queues[queue].writes.lock().again_number;
+        Some(Order { again, ..order })
+    }
+}
+
+impl Backend for Batch {
+    fn lanes_per_queue(&self) -> usize {
+        2
+    }
+
+    fn memory(&self, lane: usize) -> Arc<Arena> {
+        let (writes, reads) = self.memory_of(lane / 2);
+        if lane.is_multiple_of(2) { writes } else { reads }
+    }
+
+    fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next {
+        let queue = lane / 2;
+        if lane.is_multiple_of(2) {
+            let mut delivery = self.fetch_write(queue);
+            while let Some(found) = delivery {
+                let Some(order) = self.write_order(queue, found) else { return Next::Ended };
+                orders.push(order);
+                delivery = if orders.len() < most { self.fetch_write_now(queue) } else { None };
+            }
+        } else {
+            let mut found = self.fetch_read(queue);
+            while let Some(read) = found {
+                let again = read.number <= self.queues[queue].reads.lock().again_number;
+                orders.push(Order {
+                    again,
+                    address: read.address,
+                    length: read.length,
+                    offset: read.offset as u64,
+                    ..Order::new(OrderKind::Read, read.number)
+                });
+                found = if orders.len() < most { self.fetch_read_now(queue) } else { None };
+            }
+        }
+        if !orders.is_empty() {
+            Next::Orders
+        } else if self.life.is_paused() {
+            Next::Paused
+        } else {
+            Next::Ended
+        }
+    }
+
+    fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()> {
+        if lane.is_multiple_of(2) {
+            self.acknowledge_write(lane / 2, number, outcome)
+        } else {
+            self.acknowledge_read(lane / 2, number, outcome)
+        }
+    }
+
+    fn start(&self) -> Result<()> {
+        Batch::start(self)
+    }
+
+    fn pause(&self) {
+        self.life.pause();
+        self.ring();
+    }
+
+    fn recover(&self) -> Result<()> {
+        Batch::recover(self);
+        Ok(())
+    }
+
+    fn end(&self) {
+        Batch::end(self);
+    }
+
+    fn fail_pending(&self, error: &Error) {
+        Batch::fail_pending(self, error);
+    }
+
+    fn fail(&self, error: &Error) {
+        Batch::fail(self, error);
+    }
+
+    fn is_drained(&self) -> bool {
+        Batch::is_drained(self)
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        let oldest = |queue: &super::Queue| {
+            let writes = queue.writes.lock().fetched.values().map(|(_, since)| *since).min();
+            let reads = queue.reads.lock().fetched.values().map(|(_, _, since)| *since).min();
+            writes.into_iter().chain(reads).min()
+        };
+        self.queues.iter().filter_map(oldest).min()
+    }
+
+    fn state(&self) -> State {
+        Batch::state(self)
+    }
+}

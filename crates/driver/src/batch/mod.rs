@@ -1,0 +1,266 @@
+//! BUSE in user space: a device that collects writes of many cores into chunks of shared memory, completes
+//! them at once, and hands the chunks to a driver (thesis chapter 4).
+//!
+//! Invariants:
+//! 1. A write completes when its bytes are in a chunk. The device has a volatile cache: what survives a power
+//!    cut is what a flush covered.
+//! 2. A read is handed over when every older write of its range has been acknowledged, so a driver that has
+//!    applied what it acknowledged answers right.
+//! 3. A flush stands on every queue behind the chunks of all writes that completed before it, and completes
+//!    when each queue's driver has acknowledged it.
+//! 4. What was handed over and not acknowledged when a driver went is handed to the next one again, in the
+//!    same order, with the same numbers. Where a newer write of the same bytes was acknowledged, the older
+//!    one carries the newer bytes by then: the next driver need not know what the last one had.
+//! 5. Locks are taken in this order: what waits, then one queue's writes (all of them, in their order, in
+//!    `recover` alone), then one queue's reads; an area's lock is the last.
+//!
+//! 6. A discard or write-zeroes meets no other change of the same bytes on its way: it waits for those before
+//!    it, and those after wait for it.
+//!
+//! Files: `options`, `chunk` (the bytes), `areas` (who is newer), `write`, `read`, `range` (discard,
+//! write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover` (a driver went). Not
+//! here: processes, sockets (`host`).
+
+pub mod chunk;
+pub mod options;
+
+mod areas;
+mod deliver;
+mod flush;
+mod lanes;
+mod range;
+mod read;
+mod recover;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
+use sawmill_sys::{Arena, Lease};
+
+pub use deliver::{Chunk, Delivery, RangeOrder, Read};
+pub use options::BatchOptions;
+
+use crate::backend::{Life, State};
+use crate::plain::queue_here;
+
+use self::areas::{Areas, ChunkId};
+use self::chunk::Record;
+use self::flush::Flush;
+use self::range::Range;
+
+/// See the head of this file.
+pub struct Batch {
+    options: BatchOptions,
+    geometry: Geometry,
+    areas: Areas,
+    queues: Box<[Queue]>,
+    /// Requests that wait for others of the same bytes, and what they wait for.
+    waiting: Mutex<Waiting>,
+    /// Whether `waiting` has anything in it.
+    has_waiting: AtomicBool,
+    /// What a driver said of a chunk that it could not write: the next flush says so.
+    failure: Mutex<Option<Error>>,
+    life: Life,
+    /// Chunks in the order of their opening: see `docs/format/write_chunk.md`.
+    ordinals: Mutex<Ordinals>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// In their order, with their queues.
+    requests: VecDeque<(usize, Request)>,
+    /// Discards and write-zeroes on their way to the driver: first byte and end.
+    ranges: Vec<(u64, u64)>,
+}
+
+/// One write queue and one read queue with their shared memory.
+struct Queue {
+    write_memory: Arc<Arena>,
+    writes: Mutex<Writes>,
+    /// Something to fetch, or an end.
+    writes_bell: Condvar,
+    reads: Mutex<Reads>,
+    reads_bell: Condvar,
+}
+
+/// A chunk that takes writes.
+struct Open {
+    number: u64,
+    ordinal: u64,
+    lease: Lease,
+    records: Vec<Record>,
+    data_end: usize,
+    since: Instant,
+}
+
+/// A chunk that is closed: nothing in it changes any more, but what `recover` mends.
+struct Closed {
+    number: u64,
+    ordinal: u64,
+    horizon: u64,
+    /// Bytes that mean something.
+    length: usize,
+    records: Vec<Record>,
+    offset: usize,
+    lease: RwLock<Lease>,
+}
+
+/// What stands in a write queue.
+#[derive(Clone)]
+enum Item {
+    Chunk(Arc<Closed>),
+    Flush(Arc<Flush>),
+    Range(Arc<Range>),
+}
+
+#[derive(Default)]
+struct Writes {
+    open: Option<Open>,
+    /// To be fetched.
+    ready: VecDeque<(u64, Item)>,
+    /// With the driver since then, by number.
+    fetched: BTreeMap<u64, (Item, Instant)>,
+    /// Acknowledged, and kept since older writes of the same bytes are on their way; how many such.
+    kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
+    /// Writes that found no memory.
+    stalled: VecDeque<Request>,
+    last_number: u64,
+    /// Up to this one a former driver had them, if they are still to be fetched.
+    again_number: u64,
+}
+
+struct Reads {
+    memory: Arc<Arena>,
+    ready: VecDeque<Request>,
+    /// Handed over before to a driver that went: first of all, in order.
+    again: VecDeque<(u64, Request)>,
+    fetched: BTreeMap<u64, (Request, Lease, Instant)>,
+    last_number: u64,
+    /// Up to this one a former driver had them.
+    again_number: u64,
+}
+
+impl Reads {
+    fn new(memory: Arc<Arena>) -> Self {
+        let (ready, again, fetched) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
+        Reads { memory, ready, again, fetched, last_number: 0, again_number: 0 }
+    }
+}
+
+/// Which chunks there are, in the order of their opening.
+#[derive(Default)]
+struct Ordinals {
+    last: u64,
+    /// Not acknowledged.
+    open: BTreeSet<u64>,
+}
+
+impl Ordinals {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last);
+        self.last
+    }
+
+    /// All below are acknowledged.
+    fn floor(&self) -> u64 {
+        self.open.first().copied().unwrap_or(self.last + 1)
+    }
+}
+
+fn read_memory(options: &BatchOptions) -> Result<Arc<Arena>> {
+    memory_of(options.read_shm_size)
+}
+
+fn memory_of(bytes: u64) -> Result<Arc<Arena>> {
+    Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
+        Error::new(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue: {error}"))
+    })
+}
+
+impl Batch {
+    /// A device that waits for a driver.
+    ///
+    /// # Errors
+    /// `Invalid` when the options do not go together; `Full` when there is no memory for the queues.
+    pub fn new(options: BatchOptions) -> Result<Arc<Self>> {
+        options.check()?;
+        let queue = |_| -> Result<Queue> {
+            Ok(Queue {
+                write_memory: memory_of(options.write_shm_size)?,
+                writes: Mutex::default(),
+                writes_bell: Condvar::new(),
+                reads: Mutex::new(Reads::new(read_memory(&options)?)),
+                reads_bell: Condvar::new(),
+            })
+        };
+        let queues = (0..options.hw_queues).map(queue).collect::<Result<_>>()?;
+        Ok(Arc::new(Batch {
+            geometry: options.geometry(),
+            areas: Areas::new(options.collision_area_size),
+            queues,
+            waiting: Mutex::default(),
+            has_waiting: AtomicBool::new(false),
+            failure: Mutex::default(),
+            life: Life::new(),
+            ordinals: Mutex::default(),
+            options,
+        }))
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn options(&self) -> &BatchOptions {
+        &self.options
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.life.state()
+    }
+
+    /// The shared memory of a queue: for writes and for reads.
+    #[must_use]
+    pub fn memory_of(&self, queue: usize) -> (Arc<Arena>, Arc<Arena>) {
+        let queue = &self.queues[queue];
+        (Arc::clone(&queue.write_memory), Arc::clone(&queue.reads.lock().memory))
+    }
+}
+
+impl BlockDevice for Batch {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        self.submit_to(queue_here(self.queues.len()), request);
+    }
+}
+
+impl Batch {
+    /// As `submit`, on the queue of a caller that has queues of its own.
+    pub fn submit_to(&self, queue: usize, request: Request) {
+        let queue = queue % self.queues.len();
+        let unit = u64::from(self.options.blocksize);
+        let refused = request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
+        if let Some(error) = refused.or_else(|| self.life.refusal()) {
+            return request.fail(error);
+        }
+        match request.operation {
+            Operation::Write => self.write(queue, request),
+            Operation::Read => self.read(queue, request),
+            Operation::Flush => self.flush(Some(request)),
+            Operation::Prefetch => request.done(),
+            Operation::Discard | Operation::WriteZeroes => self.wait_for_turn(queue, request),
+            Operation::Allocation => {
+                request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What a batching device is made with: BUSE's options, with its names and defaults (thesis section 4.4.2),
+//! and what it lacked.
+//!
+//! Options are checked together, when the device is made: the order in which they were given means nothing.
+//! Not here: which process may change them (`host`).
+
+use std::time::Duration;
+
+use sawmill_device::{Error, ErrorKind, Geometry, Operations, Result};
+
+use super::chunk::RECORD_BYTES;
+
+/// The largest collision table: a counter of eight bytes for each area.
+pub const AREAS_MAX: u64 = 1 << 24;
+/// The largest write chunk and the largest shared memory of a queue. Offsets beyond mean something else
+/// (thesis section 4.2.1).
+pub const SHARED_BYTES_MAX: u64 = 1 << 32;
+/// The most queues of a device.
+pub const QUEUES_MAX: u32 = 256;
+/// The most requests that a queue takes at once.
+pub const QUEUE_DEPTH_MAX: u32 = 4096;
+
+/// See the head of this file. Sizes are bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// Size of the disk: a positive multiple of `blocksize`.
+    pub size: u64,
+    /// Logical block: 512 or 4096.
+    pub blocksize: u32,
+    /// The smallest request that is no waste; 0: one block.
+    pub io_min: u32,
+    /// The request that the driver likes best; 0: one block.
+    pub io_opt: u32,
+    /// Write queues, and as many for reads: usually one for each core.
+    pub hw_queues: u32,
+    /// Requests that a read queue hands to the driver at once.
+    pub queue_depth: u32,
+    /// Writes are collected into pieces of shared memory of this size, records included.
+    pub write_chunk_size: u64,
+    /// Shared memory of a write queue: a multiple of `write_chunk_size`.
+    pub write_shm_size: u64,
+    /// Shared memory of a read queue: its requests in flight find room there.
+    pub read_shm_size: u64,
+    /// Writes in the same area of this size are numbered in order. A multiple of `blocksize`.
+    pub collision_area_size: u64,
+    /// Discards reach the driver.
+    pub can_discard: bool,
+    /// Write-zeroes reach the driver; else whoever wants zeroes writes them.
+    pub can_write_zeroes: bool,
+    /// A flush orders and does not make durable (thesis section 4.2.1): it ends at once.
+    pub weak_flush: bool,
+    /// A chunk that is this old goes to the driver although it is not full. Zero: never by age, as BUSE.
+    pub chunk_age_max: Duration,
+}
+
+impl Default for BatchOptions {
+    fn default() -> Self {
+        BatchOptions {
+            size: 1 << 30,
+            blocksize: 512,
+            io_min: 0,
+            io_opt: 0,
+            hw_queues: 1,
+            queue_depth: 64,
+            write_chunk_size: 2 << 20,
+            write_shm_size: 32 << 20,
+            read_shm_size: 32 << 20,
+            collision_area_size: 4096,
+            can_discard: false,
+            can_write_zeroes: false,
+            weak_flush: false,
+            chunk_age_max: Duration::from_millis(100),
+        }
+    }
+}
+
+impl BatchOptions {
+    /// Sets the option of this name (as in BUSE's configfs) from text. Numbers may be hexadecimal (`0x`) or
+    /// octal (`0`), as there. Says nothing about how options go together: [`check`](Self::check) does.
+    ///
+    /// # Errors
+    /// `NotFound` for a name that is none, `Invalid` for what is no number, or no truth.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let wide = || number(name, value);
+        let narrow = || {
+            let number = number(name, value)?;
+            u32::try_from(number).map_err(|_| bad(format!("{name}={value} is too large")))
+        };
+        match name {
+            "size" => self.size = wide()?,
+            "blocksize" => self.blocksize = narrow()?,
+            "io_min" => self.io_min = narrow()?,
+            "io_opt" => self.io_opt = narrow()?,
+            "hw_queues" => self.hw_queues = narrow()?,
+            "queue_depth" => self.queue_depth = narrow()?,
+            "write_chunk_size" => self.write_chunk_size = wide()?,
+            "write_shm_size" => self.write_shm_size = wide()?,
+            "read_shm_size" => self.read_shm_size = wide()?,
+            "collision_area_size" => self.collision_area_size = wide()?,
+            // Requests go straight to the queues: there is no scheduler to switch off.
+            "no_scheduler" => drop(truth(name, value)?),
+            "can_discard" => self.can_discard = truth(name, value)?,
+            "can_write_zeroes" => self.can_write_zeroes = truth(name, value)?,
+            "weak_flush" => self.weak_flush = truth(name, value)?,
+            "chunk_age_max_ms" => self.chunk_age_max = Duration::from_millis(wide()?),
+            "can_write_same" | "can_secure_erase" => {
+                if truth(name, value)? {
+                    return Err(bad(format!("{name}: kernels know no such requests any more: leave it 0")));
+                }
+            }
+            _ => return Err(Error::new(ErrorKind::NotFound, format!("there is no option {name}"))),
+        }
+        Ok(())
+    }
+
+    /// Bytes of a chunk that hold records; the data lies behind them.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> u64 {
+        self.write_chunk_size / u64::from(self.blocksize) * RECORD_BYTES as u64
+    }
+
+    /// The longest read or write: one chunk holds it with a record for each collision area that it touches.
+    #[must_use]
+    pub fn request_bytes_max(&self) -> u64 {
+        let blocksize = u64::from(self.blocksize);
+        let data = (self.write_chunk_size - self.metadata_bytes()) / blocksize * blocksize;
+        data.min(self.read_shm_size).min(u64::from(u32::MAX) / blocksize * blocksize)
+    }
+
+    /// Sees whether all options go together.
+    ///
+    /// # Errors
+    /// `Invalid`: which one, and what it may be.
+    pub fn check(&self) -> Result<()> {
+        self.check_device()?;
+        let blocksize = u64::from(self.blocksize);
+        let (chunk, memory) = (self.write_chunk_size, self.write_shm_size);
+        if chunk == 0 || !chunk.is_multiple_of(4096) {
+            return Err(bad(format!("write_chunk_size={chunk} is no positive multiple of 4096")));
+        }
+        if memory == 0 || !memory.is_multiple_of(chunk) || memory > SHARED_BYTES_MAX {
+            let text = format!("write_shm_size={memory} is no positive multiple of write_chunk_size={chunk}");
+            return Err(bad(format!("{text}, or more than {SHARED_BYTES_MAX}")));
+        }
+        if self.read_shm_size < blocksize.max(4096) || self.read_shm_size > SHARED_BYTES_MAX {
+            let text = format!("read_shm_size={} is not from 4096 to {SHARED_BYTES_MAX}", self.read_shm_size);
+            return Err(bad(text));
+        }
+        let area = self.collision_area_size;
+        if area == 0 || !area.is_multiple_of(blocksize) {
+            let text = format!("collision_area_size={area} is no positive multiple of blocksize={blocksize}");
+            return Err(bad(text));
+        }
+        if self.size.div_ceil(area) > AREAS_MAX {
+            let least = (self.size.div_ceil(AREAS_MAX)).next_power_of_two();
+            let text = format!("collision_area_size={area} makes more than {AREAS_MAX} areas of the disk");
+            return Err(bad(format!("{text}: give at least {least}")));
+        }
+        Ok(())
+    }
+
+    /// The same for what every device has, in chunks or not.
+    pub(crate) fn check_device(&self) -> Result<()> {
+        let blocksize = u64::from(self.blocksize);
+        if ![512, 4096].contains(&self.blocksize) {
+            return Err(bad(format!("blocksize={} is neither 512 nor 4096", self.blocksize)));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(blocksize) || self.size > i64::MAX as u64 {
+            return Err(bad(format!("size={} is no positive multiple of blocksize={blocksize}", self.size)));
+        }
+        for (name, value) in [("io_min", self.io_min), ("io_opt", self.io_opt)] {
+            if value != 0 && (value < self.blocksize || !value.is_power_of_two()) {
+                let text = format!("{name}={value} is neither 0 nor a power of two from {blocksize} on");
+                return Err(bad(text));
+            }
+        }
+        for (name, value, most) in
+            [("hw_queues", self.hw_queues, QUEUES_MAX), ("queue_depth", self.queue_depth, QUEUE_DEPTH_MAX)]
+        {
+            if value == 0 || value > most {
+                return Err(bad(format!("{name}={value} is not from 1 to {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the device shows.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: self.size,
+            block_bytes: self.blocksize,
+            preferred_bytes: self.io_opt.max(self.io_min).max(self.blocksize),
+            request_bytes_max: self.request_bytes_max() as u32,
+            read_only: false,
+            shared_cache: true,
+            operations: Operations {
+                discard: self.can_discard,
+                write_zeroes: self.can_write_zeroes,
+                allocation: false,
+            },
+        }
+    }
+}
+
+fn bad(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}
+
+pub(crate) fn number(name: &str, value: &str) -> Result<u64> {
+    let value = value.trim();
+    let parsed = match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(&value[1..], 8),
+        None => value.parse(),
+    };
+    parsed.map_err(|_| bad(format!("{name}={value} is no number")))
+}
+
+pub(crate) fn truth(name: &str, value: &str) -> Result<bool> {
+    match value.trim() {
+        "1" | "y" | "yes" | "on" => Ok(true),
+        "0" | "n" | "no" | "off" => Ok(false),
+        _ => Err(bad(format!("{name}={value} is neither 0 nor 1"))),
+    }
+}

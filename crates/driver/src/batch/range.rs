@@ -1,0 +1,55 @@
+//! Discards and write-zeroes: whole ranges without bytes, which no chunk carries.
+//!
+//! Not here: whose turn it is (`read`).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_device::{Operation, Reply, Request, Result};
+
+use super::{Batch, Item, Waiting};
+
+/// A discard or write-zeroes on its way.
+pub(super) struct Range {
+    pub(super) operation: Operation,
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) no_unmap: bool,
+    request: Mutex<Option<Request>>,
+}
+
+impl Batch {
+    /// Puts a range into a write queue. It is in the way of others until it is acknowledged.
+    pub(super) fn hand_range(&self, waiting: &mut Waiting, queue: usize, request: Request) {
+        let (address, length) = (request.address, request.length);
+        waiting.ranges.push((address, address + length));
+        let range = Range {
+            operation: request.operation,
+            address,
+            length,
+            no_unmap: request.flags.no_unmap,
+            request: Mutex::new(Some(request)),
+        };
+        let shared = &self.queues[queue];
+        let mut writes = shared.writes.lock();
+        writes.last_number += 1;
+        let number = writes.last_number;
+        writes.ready.push_back((number, Item::Range(Arc::new(range))));
+        shared.writes_bell.notify_one();
+    }
+
+    /// The driver has done with it.
+    pub(super) fn ranged(&self, range: &Range, outcome: Result<()>) {
+        {
+            let mut waiting = self.waiting.lock();
+            let ended = (range.address, range.address + range.length);
+            if let Some(at) = waiting.ranges.iter().position(|range| *range == ended) {
+                waiting.ranges.swap_remove(at);
+            }
+        }
+        if let Some(request) = range.request.lock().take() {
+            request.complete(outcome.map(|()| Reply::Done));
+        }
+        self.resume_waiting();
+    }
+}

@@ -1,0 +1,144 @@
+//! Reads, and whose turn it is: a read goes behind the writes that it must see (read-after-write, thesis
+//! section 4.3.1).
+//!
+//! Not here: how the driver answers them (`deliver`).
+
+use std::sync::atomic::Ordering;
+
+use sawmill_device::{Error, Operation, Request};
+
+use super::areas::ChunkId;
+use super::{Batch, Waiting};
+
+/// Whose turn it is.
+enum Turn {
+    Now,
+    /// Later; these chunks are in the way, if any.
+    Later(Vec<ChunkId>),
+}
+
+impl Batch {
+    pub(super) fn read(&self, queue: usize, request: Request) {
+        let end = request.address + request.length;
+        let may_wait = self.has_waiting.load(Ordering::SeqCst);
+        if !may_wait && self.areas.on_the_way(request.address, end).is_empty() {
+            return self.hand_read(queue, request);
+        }
+        self.wait_for_turn(queue, request);
+    }
+
+    /// Lets a request go when nothing is in its way, now or later.
+    pub(super) fn wait_for_turn(&self, queue: usize, request: Request) {
+        let mut written = None;
+        let in_the_way = {
+            let mut waiting = self.waiting.lock();
+            // From here on whoever acknowledges something looks at what waits.
+            self.has_waiting.store(true, Ordering::SeqCst);
+            match self.turn_of(&waiting, waiting.requests.len(), &request) {
+                Turn::Now => {
+                    written = self.go(&mut waiting, queue, request);
+                    Vec::new()
+                }
+                Turn::Later(in_the_way) => {
+                    waiting.requests.push_back((queue, request));
+                    in_the_way
+                }
+            }
+        };
+        self.close_all_of(&in_the_way);
+        self.note_waiting();
+        if let Some(request) = written {
+            self.complete_write(request);
+        }
+    }
+
+    /// Something was acknowledged: lets those go that it was in the way of.
+    pub(super) fn resume_waiting(&self) {
+        if !self.has_waiting.load(Ordering::SeqCst) {
+            return;
+        }
+        let (mut in_the_way, mut written) = (Vec::new(), Vec::new());
+        {
+            let mut waiting = self.waiting.lock();
+            let mut at = 0;
+            while let Some((_, request)) = waiting.requests.get(at) {
+                match self.turn_of(&waiting, at, request) {
+                    Turn::Later(chunks) => {
+                        in_the_way.extend(chunks);
+                        at += 1;
+                    }
+                    Turn::Now => {
+                        let Some((queue, request)) = waiting.requests.remove(at) else { break };
+                        written.extend(self.go(&mut waiting, queue, request));
+                    }
+                }
+            }
+        }
+        self.close_all_of(&in_the_way);
+        self.note_waiting();
+        for request in written {
+            self.complete_write(request);
+        }
+    }
+
+    /// Whether `request` may go, `before` requests waiting in front of it.
+    fn turn_of(&self, waiting: &Waiting, before: usize, request: &Request) -> Turn {
+        let (start, end) = (request.address, request.address + request.length);
+        let is_range = is_range(request);
+        let meets = |(from, to): &(u64, u64)| *from < end && start < *to;
+        let is_behind = waiting.requests.iter().take(before).any(|(_, other)| {
+            (is_range || self::is_range(other)) && meets(&(other.address, other.address + other.length))
+        });
+        // A write goes behind what is on its way to the driver by its number, and needs not wait.
+        let chunks = match request.operation {
+            Operation::Write => Vec::new(),
+            _ => self.areas.on_the_way(start, end),
+        };
+        if is_behind || waiting.ranges.iter().any(meets) || !chunks.is_empty() {
+            Turn::Later(chunks)
+        } else {
+            Turn::Now
+        }
+    }
+
+    /// Sends it on its way; a write that is to be completed comes back.
+    fn go(&self, waiting: &mut Waiting, queue: usize, request: Request) -> Option<Request> {
+        match request.operation {
+            Operation::Read => self.hand_read(queue, request),
+            Operation::Write => return self.take_write(queue, request),
+            _ => self.hand_range(waiting, queue, request),
+        }
+        None
+    }
+
+    /// Nothing waits and nothing is waited for: everybody may pass by again.
+    fn note_waiting(&self) {
+        let waiting = self.waiting.lock();
+        let has_waiting = !waiting.requests.is_empty() || !waiting.ranges.is_empty();
+        self.has_waiting.store(has_waiting, Ordering::SeqCst);
+    }
+
+    fn hand_read(&self, queue: usize, request: Request) {
+        let queue = &self.queues[queue];
+        queue.reads.lock().ready.push_back(request);
+        queue.reads_bell.notify_one();
+    }
+
+    /// Fails everything that waits, and the reads that no driver has.
+    pub(super) fn fail_waiting(&self, error: &Error) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        let mut failed: Vec<Request> = waiting.requests.into_iter().map(|(_, request)| request).collect();
+        for queue in &self.queues {
+            let mut reads = queue.reads.lock();
+            failed.extend(std::mem::take(&mut reads.ready));
+            failed.extend(std::mem::take(&mut reads.again).into_iter().map(|(_, request)| request));
+        }
+        for request in failed {
+            request.fail(error.clone());
+        }
+    }
+}
+
+fn is_range(request: &Request) -> bool {
+    matches!(request.operation, Operation::Discard | Operation::WriteZeroes)
+}

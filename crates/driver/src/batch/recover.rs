@@ -1,0 +1,167 @@
+//! A driver comes, goes, dies, and the device ends (thesis sections 4.4.3 to 4.4.5).
+//!
+//! | from | what happens | to |
+//! |---|---|---|
+//! | waiting | a driver comes ([`Batch::start`]) | running |
+//! | running | it died or was sent away ([`Batch::recover`]) | waiting |
+//! | waiting, running | [`Batch::end`]: nothing new is accepted, the driver finishes what there is | ending |
+//! | ending | the last item is acknowledged | ended |
+//! | any | [`Batch::fail`]: nobody will come, everything that waits fails | ended |
+//!
+//! Not here: how long anybody waits for a driver (`host`).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::areas::Listed;
+use super::{Batch, Item, Writes};
+
+impl Batch {
+    /// A driver is there: what waits is handed over.
+    ///
+    /// # Errors
+    /// `InUse` when there is one already, `Closed` when the device has ended.
+    pub fn start(&self) -> Result<()> {
+        self.life.start()?;
+        self.ring();
+        Ok(())
+    }
+
+    /// The driver has gone, and touches the shared memory no more: all that it has not acknowledged is to be
+    /// handed over again, and carries the newest acknowledged bytes (invariant 4 of `batch`).
+    pub fn recover(&self) {
+        self.life.pause();
+        self.ring();
+        let mut all: Vec<_> = self.queues.iter().map(|queue| queue.writes.lock()).collect();
+        for (newer, older) in self.areas.mend() {
+            let bytes = part(&all[newer.chunk.queue], &newer, &older);
+            mend(&mut all[older.chunk.queue], &newer, &older, &bytes);
+        }
+        for writes in &mut all {
+            writes.kept.clear();
+            let fetched = std::mem::take(&mut writes.fetched);
+            writes.again_number = writes.again_number.max(fetched.keys().last().copied().unwrap_or_default());
+            for (number, (item, _)) in fetched.into_iter().rev() {
+                writes.ready.push_front((number, item));
+            }
+        }
+        drop(all);
+        for queue in &self.queues {
+            let mut reads = queue.reads.lock();
+            let fetched = std::mem::take(&mut reads.fetched);
+            reads.again_number = reads.last_number;
+            for (number, (request, _, _)) in fetched.into_iter().rev() {
+                reads.again.push_front((number, request));
+            }
+            // A former driver may still see the old memory, and write to it. Without new memory the old one
+            // does: a driver that is gone has no reason to.
+            if let Ok(memory) = super::read_memory(&self.options) {
+                reads.memory = memory;
+            }
+        }
+        // What was kept is free.
+        for queue in 0..self.queues.len() {
+            self.resume_stalled(queue);
+        }
+    }
+
+    /// Takes the device away in good order: nothing new is accepted, everything accepted goes to the driver,
+    /// and each queue ends behind its last item.
+    pub fn end(&self) {
+        let closed = Error::new(ErrorKind::Closed, "the device is being taken away");
+        self.life.end();
+        self.fail_stalled(&closed);
+        for (number, queue) in self.queues.iter().enumerate() {
+            self.close(number, &mut queue.writes.lock());
+        }
+        self.ring();
+    }
+
+    /// Whether everything accepted was acknowledged.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.queues.iter().all(|queue| {
+            let writes = queue.writes.lock();
+            let has_writes = writes.open.is_some() || !writes.ready.is_empty() || !writes.fetched.is_empty();
+            drop(writes);
+            let reads = queue.reads.lock();
+            !has_writes && reads.ready.is_empty() && reads.again.is_empty() && reads.fetched.is_empty()
+        })
+    }
+
+    /// The device is over: everything that waits fails, and what only shared memory holds is given up.
+    pub fn fail(&self, error: &Error) {
+        self.life.ended();
+        self.fail_pending(error);
+        for queue in &self.queues {
+            let mut writes = queue.writes.lock();
+            writes.ready.clear();
+            writes.fetched.clear();
+        }
+        self.ring();
+    }
+
+    /// Everything that somebody waits for fails. Writes that were completed stay: a driver may come for them.
+    pub fn fail_pending(&self, error: &Error) {
+        self.fail_stalled(error);
+        self.fail_waiting(error);
+        for queue in &self.queues {
+            let mut writes = queue.writes.lock();
+            let ready = std::mem::take(&mut writes.ready);
+            let (chunks, others): (_, VecDeque<_>) =
+                ready.into_iter().partition(|(_, item)| matches!(item, Item::Chunk(_)));
+            writes.ready = chunks;
+            let fetched = std::mem::take(&mut writes.fetched);
+            let (chunks, given): (_, BTreeMap<_, _>) =
+                fetched.into_iter().partition(|(_, (item, _))| matches!(item, Item::Chunk(_)));
+            writes.fetched = chunks;
+            drop(writes);
+            let others = others.into_iter().map(|(_, item)| item);
+            for item in others.chain(given.into_values().map(|(item, _)| item)) {
+                match item {
+                    Item::Flush(flush) => self.flushed(&flush, Err(error.clone())),
+                    Item::Range(range) => self.ranged(&range, Err(error.clone())),
+                    Item::Chunk(_) => {}
+                }
+            }
+            for (_, (request, _, _)) in std::mem::take(&mut queue.reads.lock().fetched) {
+                request.fail(error.clone());
+            }
+        }
+    }
+
+    /// Everybody who waits for work looks again.
+    pub(super) fn ring(&self) {
+        for queue in &self.queues {
+            // Under the lock: nobody is between looking and waiting.
+            let writes = queue.writes.lock();
+            queue.writes_bell.notify_all();
+            drop(writes);
+            let reads = queue.reads.lock();
+            queue.reads_bell.notify_all();
+            drop(reads);
+        }
+    }
+}
+
+/// The bytes of the newer write that the older one has too.
+fn part(writes: &Writes, newer: &Listed, older: &Listed) -> Vec<u8> {
+    let Some((Some(closed), _)) = writes.kept.get(&newer.chunk.number) else { return Vec::new() };
+    let (start, end) = (newer.start.max(older.start), newer.end.min(older.end));
+    let at = newer.data_at + (start - newer.start) as usize;
+    closed.lease.read()[at..at + (end - start) as usize].to_vec()
+}
+
+fn mend(writes: &mut Writes, newer: &Listed, older: &Listed, bytes: &[u8]) {
+    let at = older.data_at + (newer.start.max(older.start) - older.start) as usize;
+    let number = older.chunk.number;
+    if let Some(open) = writes.open.as_mut().filter(|open| open.number == number) {
+        open.lease[at..at + bytes.len()].copy_from_slice(bytes);
+        return;
+    }
+    let ready = writes.ready.iter().find(|(ready, _)| *ready == number).map(|(_, item)| item);
+    if let Some(Item::Chunk(closed)) = ready.or_else(|| writes.fetched.get(&number).map(|(item, _)| item)) {
+        closed.lease.write()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}

@@ -1,0 +1,135 @@
+//! Writes into chunks.
+//!
+//! Not here: who fetches chunks (`deliver`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::RwLock;
+use sawmill_device::{Error, Request};
+
+use super::chunk::{RECORD_BYTES, Record};
+use super::{Batch, ChunkId, Closed, Item, Open, Writes};
+use crate::backend::State;
+
+impl Batch {
+    pub(super) fn write(&self, queue: usize, request: Request) {
+        if self.has_waiting.load(Ordering::SeqCst) {
+            self.wait_for_turn(queue, request);
+        } else if let Some(request) = self.take_write(queue, request) {
+            self.complete_write(request);
+        }
+    }
+
+    /// Takes a write that nothing is in the way of; gives it back when it is to be completed.
+    pub(super) fn take_write(&self, queue: usize, mut request: Request) -> Option<Request> {
+        let mut writes = self.queues[queue].writes.lock();
+        // Behind those that wait for memory, so that nobody overtakes for ever.
+        if !writes.stalled.is_empty() || !self.place(queue, &mut writes, &mut request) {
+            writes.stalled.push_back(request);
+            return None;
+        }
+        Some(request)
+    }
+
+    /// Its bytes are in a chunk. Called without a lock: who hears of it may submit the next one at once.
+    pub(super) fn complete_write(&self, request: Request) {
+        if request.flags.fua {
+            self.flush(Some(request));
+        } else {
+            request.done();
+        }
+    }
+
+    /// Puts a write into the queue's open chunk, or a new one; false when there is no memory.
+    fn place(&self, queue: usize, writes: &mut Writes, request: &mut Request) -> bool {
+        let (start, end) = (request.address, request.address + request.length);
+        let length = request.length as usize;
+        let slots = self.areas.count(start, end);
+        let metadata_bytes = self.options.metadata_bytes() as usize;
+        let chunk_bytes = self.options.write_chunk_size as usize;
+        let fits = |open: &Open| {
+            open.data_end + length <= chunk_bytes
+                && (open.records.len() + slots) * RECORD_BYTES <= metadata_bytes
+        };
+        if writes.open.as_ref().is_some_and(|open| !fits(open)) {
+            self.close(queue, writes);
+        }
+        if writes.open.is_none() {
+            let Some(lease) = self.queues[queue].write_memory.lease(chunk_bytes) else { return false };
+            writes.last_number += 1;
+            let number = writes.last_number;
+            let ordinal = self.ordinals.lock().next();
+            let (records, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
+            writes.open = Some(Open { number, ordinal, lease, records, data_end, since });
+            // Whoever waits for work learns from when on this chunk is to be watched.
+            self.queues[queue].writes_bell.notify_one();
+        }
+        let Some(open) = &mut writes.open else { return false };
+        request.fill(0, &mut open.lease[open.data_end..open.data_end + length]);
+        let chunk = ChunkId { queue, number: open.number };
+        for (start, end) in self.areas.parts(start, end) {
+            let sequence = self.areas.list(start, end, chunk, open.data_end);
+            let record = Record { address: start, length: end - start, sequence };
+            let at = open.records.len() * RECORD_BYTES;
+            open.lease[at..at + RECORD_BYTES].copy_from_slice(&record.encode());
+            open.records.push(record);
+            open.data_end += (end - start) as usize;
+        }
+        let is_full = open.data_end == chunk_bytes || open.records.len() * RECORD_BYTES == metadata_bytes;
+        // What waited for its turn when the device began to end: nothing comes after it that would close it.
+        if is_full || self.state() == State::Ending {
+            self.close(queue, writes);
+        }
+        true
+    }
+
+    /// Closes the open chunk, if there is one: it is to be fetched.
+    pub(super) fn close(&self, queue: usize, writes: &mut Writes) {
+        let Some(open) = writes.open.take() else { return };
+        let Open { number, ordinal, lease, records, data_end: length, .. } = open;
+        let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
+        let closed = Closed { number, ordinal, horizon, length, records, offset, lease: RwLock::new(lease) };
+        writes.ready.push_back((number, Item::Chunk(Arc::new(closed))));
+        self.queues[queue].writes_bell.notify_one();
+    }
+
+    /// Closes those of these chunks that are open: somebody waits for them.
+    pub(super) fn close_all_of(&self, chunks: &[ChunkId]) {
+        for chunk in chunks {
+            let mut writes = self.queues[chunk.queue].writes.lock();
+            if writes.open.as_ref().is_some_and(|open| open.number == chunk.number) {
+                self.close(chunk.queue, &mut writes);
+            }
+        }
+    }
+
+    /// Memory came free: those that wait for it, in their order.
+    pub(super) fn resume_stalled(&self, queue: usize) {
+        let mut placed = Vec::new();
+        {
+            let mut writes = self.queues[queue].writes.lock();
+            while let Some(mut request) = writes.stalled.pop_front() {
+                if !self.place(queue, &mut writes, &mut request) {
+                    writes.stalled.push_front(request);
+                    break;
+                }
+                placed.push(request);
+            }
+        }
+        for request in placed {
+            self.complete_write(request);
+        }
+    }
+
+    /// Nobody will make room any more.
+    pub(super) fn fail_stalled(&self, error: &Error) {
+        for queue in &self.queues {
+            let stalled = std::mem::take(&mut queue.writes.lock().stalled);
+            for request in stalled {
+                request.fail(error.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The host of a driver: the one that started it, one that is found by name, or one that is started here.
+//!
+//! Invariant: a host that was started here outlives us. Not here: what a host is (`crate::host`).
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::options::Options;
+use crate::protocol::SOCKET_VARIABLE;
+
+/// The program that is a host; else `sawmill` on the PATH.
+pub const PROGRAM_VARIABLE: &str = "SAWMILL";
+
+/// Doors of a driver that names none itself.
+pub const DOORS_VARIABLE: &str = "SAWMILL_DOORS";
+
+/// A host that was started here.
+pub(super) struct Host {
+    pub(super) socket: PathBuf,
+    child: Child,
+    events: BufReader<ChildStdout>,
+}
+
+/// The socket of the host that started this process, or of that which the options name.
+pub(super) fn given(options: &Options) -> Option<PathBuf> {
+    let told = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
+    options.socket.clone().or_else(|| told().map(PathBuf::from))
+}
+
+/// Where a new device shall be used: what the driver says, else what the environment does.
+pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
+    let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
+    let named = doors.iter().copied();
+    let doors: Vec<String> = if doors.is_empty() {
+        told.split_whitespace().map(str::to_owned).collect()
+    } else {
+        named.map(str::to_owned).collect()
+    };
+    if doors.is_empty() {
+        let text =
+            format!("no host started this driver, and it names no door; say where in {DOORS_VARIABLE}");
+        return Err(Error::new(ErrorKind::Invalid, format!("{text}, for instance nbd=unix:/path or ublk")));
+    }
+    Ok(doors)
+}
+
+/// The driver socket of the running device of this name.
+///
+/// # Errors
+/// `NotFound` when no device has this name.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let output = Command::new(program()).args(["driver", "socket", name]).stdin(Stdio::null()).output();
+    let output = output.map_err(no_program)?;
+    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if output.status.success() && !path.is_empty() {
+        return Ok(path.into());
+    }
+    let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::new(ErrorKind::NotFound, format!("no device {name} with a driver: {told}")))
+}
+
+impl Host {
+    /// Starts one with these doors.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no program; what the host says.
+    pub(super) fn start(doors: &[String], options: &Options) -> Result<Self> {
+        let mut command = Command::new(program());
+        command.args(["run", "--json", "--name"]).arg(name(options));
+        for door in doors {
+            command.arg("--door").arg(door);
+        }
+        for (name, value) in options.facts.iter() {
+            command.arg("--option").arg(format!("{name}={value}"));
+        }
+        command.env_remove(SOCKET_VARIABLE).stdin(Stdio::null()).stdout(Stdio::piped());
+        if options.is_quiet {
+            command.stderr(Stdio::null());
+        }
+        let mut child = sawmill_sys::in_own_session(&mut command).spawn().map_err(no_program)?;
+        let out = child.stdout.take();
+        let out = out.ok_or_else(|| Error::new(ErrorKind::Internal, "the host has no standard output"))?;
+        let mut host = Host { socket: PathBuf::new(), child, events: BufReader::new(out) };
+        while let Some(event) = host.next_event() {
+            match text(&event, "event") {
+                "listening" => {
+                    host.socket = PathBuf::from(text(&event, "socket"));
+                    return Ok(host);
+                }
+                "ended" => return Err(host.failed(text(&event, "message"))),
+                _ => {}
+            }
+        }
+        Err(host.failed("it did not say why; see its messages"))
+    }
+
+    fn next_event(&mut self) -> Option<serde_json::Value> {
+        let mut line = String::new();
+        self.events.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
+        serde_json::from_str(&line).ok()
+    }
+
+    /// Why it ended: waits until it has.
+    pub(super) fn why(mut self, error: Error) -> Error {
+        while let Some(event) = self.next_event() {
+            if text(&event, "event") == "ended" && text(&event, "outcome") == "failed" {
+                return self.failed(text(&event, "message"));
+            }
+        }
+        error
+    }
+
+    fn failed(&mut self, message: &str) -> Error {
+        // It has ended, or is about to: what became of it is in the message.
+        let _ = self.child.wait();
+        Error::new(ErrorKind::Refused, format!("the host ended: {message}"))
+    }
+}
+
+fn text<'a>(event: &'a serde_json::Value, name: &str) -> &'a str {
+    event.get(name).and_then(serde_json::Value::as_str).unwrap_or_default()
+}
+
+fn name(options: &Options) -> String {
+    options.name.clone().unwrap_or_else(|| {
+        let program = std::env::args_os().next().unwrap_or_default();
+        let stem = Path::new(&program).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        format!("{}-{}", stem.unwrap_or_else(|| "driver".to_owned()), std::process::id())
+    })
+}
+
+fn program() -> std::ffi::OsString {
+    std::env::var_os(PROGRAM_VARIABLE).unwrap_or_else(|| "sawmill".into())
+}
+
+fn no_program(error: std::io::Error) -> Error {
+    let program = program();
+    let text = format!(
+        "cannot start the host {}: {error}; install sawmill, or name it in {PROGRAM_VARIABLE}",
+        program.to_string_lossy()
+    );
+    Error::new(ErrorKind::NotFound, text)
+}

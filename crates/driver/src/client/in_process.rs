@@ -1,0 +1,161 @@
+//! A driver as a device of this process, for programs that open doors themselves.
+//!
+//! Invariant: dropping the device waits for what it took. Not here: hosts; whole blocks out of any bytes
+//! (`sawmill_device::layer::Align`, around this for a driver that does not take any byte).
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request, Result,
+};
+
+use super::driver::{Abilities, Driver, errno};
+
+/// See the head of this file.
+pub struct InProcess {
+    geometry: Geometry,
+    /// `None` when it ends.
+    requests: Option<Sender<Request>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// What the workers share.
+struct Shared {
+    driver: Box<dyn Driver>,
+    abilities: Abilities,
+    requests: Mutex<Receiver<Request>>,
+}
+
+impl InProcess {
+    /// A device of `size_bytes`, in blocks of 512 or 4096, with so many threads. The driver gets requests as
+    /// they come: unless it takes any byte, put [`sawmill_device::layer::Align`] around.
+    ///
+    /// # Errors
+    /// `Invalid` for such sizes as no device has; `Full` when there are no more threads.
+    pub fn new(
+        driver: impl Driver + 'static,
+        size_bytes: u64,
+        block_bytes: u32,
+        threads: usize,
+    ) -> Result<Self> {
+        let abilities = driver.abilities();
+        let is_block = matches!(block_bytes, 512 | 4096);
+        if !is_block || size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+            let text = format!("no device has {size_bytes} bytes in blocks of {block_bytes}");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let (send, receive) = channel();
+        let shared = Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
+        let operations = Operations {
+            discard: abilities.write && abilities.discard,
+            write_zeroes: abilities.write && abilities.write_zeroes,
+            allocation: false,
+        };
+        let geometry = Geometry {
+            size_bytes,
+            block_bytes,
+            preferred_bytes: 64 << 10,
+            request_bytes_max: 1 << 20,
+            read_only: !abilities.write,
+            shared_cache: true,
+            operations,
+        };
+        let mut device = InProcess { geometry, requests: Some(send), workers: Vec::new() };
+        for _ in 0..threads.max(1) {
+            let shared = Arc::clone(&shared);
+            let builder = thread::Builder::new().name("sawmill-driver".to_owned());
+            let worker = builder
+                .spawn(move || shared.work())
+                .map_err(|error| Error::new(ErrorKind::Full, format!("no thread for a driver: {error}")))?;
+            device.workers.push(worker);
+        }
+        Ok(device)
+    }
+}
+
+impl BlockDevice for InProcess {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        match (request.check(&self.geometry), &self.requests) {
+            (Err(error), _) => request.fail(error),
+            // A request that nobody takes answers itself.
+            (Ok(()), Some(requests)) => drop(requests.send(request)),
+            (Ok(()), None) => request.fail(Error::new(ErrorKind::Closed, "the device is closed")),
+        }
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        self.requests = None;
+        for worker in self.workers.drain(..) {
+            // It hears panics of drivers itself.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        loop {
+            let received = self.requests.lock().recv();
+            let Ok(mut request) = received else { return };
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.handle(&mut request)));
+            request.complete(match outcome {
+                Ok(Ok(())) => Ok(Reply::Done),
+                Ok(Err(error)) => Err(device_error(&error)),
+                Err(_) => Err(Error::new(ErrorKind::Internal, "the driver panicked")),
+            });
+        }
+    }
+
+    fn handle(&self, request: &mut Request) -> io::Result<()> {
+        let (address, length) = (request.address, request.length);
+        match request.operation {
+            Operation::Read => self.driver.read(address, request.buffer()),
+            Operation::Write => {
+                let mut bytes = vec![0; length as usize];
+                request.fill(0, &mut bytes);
+                self.write(address, &bytes, request.flags.fua)
+            }
+            Operation::Flush => self.flush(),
+            Operation::Discard => self.driver.discard(address, length),
+            Operation::WriteZeroes => {
+                self.driver.write_zeroes(address, length, request.flags.no_unmap)?;
+                if request.flags.fua { self.flush() } else { Ok(()) }
+            }
+            Operation::Prefetch | Operation::Allocation => Ok(()),
+        }
+    }
+
+    fn write(&self, address: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
+        let by_itself = fua && self.abilities.fua;
+        self.driver.write(address, bytes, by_itself)?;
+        if fua && !by_itself { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if self.abilities.flush { self.driver.flush() } else { Ok(()) }
+    }
+}
+
+fn device_error(error: &io::Error) -> Error {
+    let kind = match errno(error) {
+        28 => ErrorKind::Full,
+        30 => ErrorKind::ReadOnly,
+        67 => ErrorKind::Unreachable,
+        110 => ErrorKind::TimedOut,
+        22 => ErrorKind::Invalid,
+        13 => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("the driver says: {error}"))
+}

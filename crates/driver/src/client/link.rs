@@ -1,0 +1,176 @@
+//! A driver's connections to its host, from HELLO to ATTACHED.
+//!
+//! Invariant: a host that says something that makes no sense gets no further, whatever it sent. Not here:
+//! what comes on the queues (`lane`).
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::Attached;
+
+use super::driver::{Abilities, Device, Door};
+use super::lane::Lane;
+use super::options::Options;
+use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
+
+/// See the head of this file.
+pub(super) struct Link {
+    pub(super) device: Device,
+    pub(super) lanes: Vec<Lane>,
+    /// Why no more orders come, once the host said so.
+    pub(super) is_replaced: bool,
+    buffer: Vec<u8>,
+}
+
+/// What the host says to an attached driver.
+#[derive(PartialEq, Eq)]
+pub(super) enum Heard {
+    Doors(Vec<Door>),
+    /// Something that was noted.
+    News,
+    End,
+}
+
+impl Link {
+    /// Introduces a driver.
+    pub(super) fn attach(
+        control: PacketSocket,
+        socket: PathBuf,
+        abilities: Abilities,
+        options: &Options,
+    ) -> Result<Self> {
+        let program = std::env::args().next().unwrap_or_default();
+        let mut hello = Facts::default().with("protocol", PROTOCOL).with("program", program);
+        if options.replaces {
+            hello.add("replace", 1);
+        }
+        abilities.declare(&mut hello, options.is_batch());
+        for (name, value) in options.facts.iter() {
+            hello.add(name, value);
+        }
+        control.send(&Control::new(ControlKind::Hello, hello).encode(), &[])?;
+        let device =
+            Device { control: Arc::new(control), welcome: Arc::default(), socket: socket.to_owned() };
+        let buffer = vec![0; PACKET_BYTES_MAX];
+        let mut link = Link { device, lanes: Vec::new(), is_replaced: false, buffer };
+        link.greet()?;
+        abilities.suffice(&link.device.welcome)?;
+        Ok(link)
+    }
+
+    fn greet(&mut self) -> Result<()> {
+        loop {
+            let (packet, files) = self.receive()?.ok_or_else(gone)?;
+            let facts = packet.facts;
+            match packet.kind {
+                ControlKind::Welcome => {
+                    let protocol: u32 = facts.parsed("protocol")?;
+                    if protocol != PROTOCOL {
+                        let text = format!("the host speaks protocol {protocol}, this driver {PROTOCOL}");
+                        return Err(Error::new(ErrorKind::Refused, text));
+                    }
+                    self.device.welcome = Arc::new(facts);
+                }
+                ControlKind::Queue => self.add_queue(&facts, files)?,
+                ControlKind::Attached if !self.lanes.is_empty() => return Ok(()),
+                ControlKind::Refused => return Err(refusal(&facts)),
+                kind => return Err(odd(format!("the host sent {kind:?} before a driver was attached"))),
+            }
+        }
+    }
+
+    fn add_queue(&mut self, facts: &Facts, files: Vec<OwnedFd>) -> Result<()> {
+        let queue: usize = facts.parsed("queue")?;
+        let is_batch = self.device.option("mode") == Some("batch");
+        let names: &[&str] =
+            if is_batch { &["memory_bytes", "read_memory_bytes"] } else { &["memory_bytes"] };
+        if files.len() != 2 * names.len() {
+            return Err(odd(format!("the host sent {} open files for queue {queue}", files.len())));
+        }
+        let mut files = files.into_iter();
+        for (at, name) in names.iter().enumerate() {
+            let (Some(socket), Some(memory)) = (files.next(), files.next()) else { return Err(gone()) };
+            let memory = Attached::open(memory, facts.parsed(name)?)
+                .map_err(|error| odd(format!("memory of queue {queue}: {error}")))?;
+            self.lanes.push(Lane::new(queue, socket.into(), memory, is_batch && at == 0));
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<Option<(Control, Vec<OwnedFd>)>> {
+        let Some(packet) = self.device.control.receive(&mut self.buffer)? else { return Ok(None) };
+        Ok(Some((Control::decode(packet.bytes)?, packet.descriptors)))
+    }
+
+    /// Waits for what the host says to an attached driver.
+    pub(super) fn hear(&mut self) -> Result<Heard> {
+        let Some((packet, _)) = self.receive()? else { return Ok(Heard::End) };
+        match packet.kind {
+            ControlKind::Doors => Ok(Heard::Doors(doors(&packet.facts))),
+            ControlKind::Finish => {
+                self.is_replaced = packet.facts.get("reason") == Some("replaced");
+                Ok(Heard::News)
+            }
+            kind => Err(odd(format!("the host sent {kind:?} to an attached driver"))),
+        }
+    }
+
+    /// Everybody who waits for the host is told that it is over.
+    pub(super) fn break_off(device: &Device, lanes: &[Lane]) {
+        // The control connection last: a driver is gone without it, and gone is not ended.
+        lanes.iter().for_each(|lane| lane.socket.close_both_ways());
+        device.control.close_both_ways();
+    }
+}
+
+fn doors(facts: &Facts) -> Vec<Door> {
+    let doors = facts.iter().filter(|(name, _)| *name == "door");
+    let split = doors.filter_map(|(_, value)| value.split_once(' '));
+    split.map(|(kind, address)| Door { kind: kind.to_owned(), address: address.to_owned() }).collect()
+}
+
+/// Asks a host: `status`, `flush`, `end`, `fail` or `replace`. Returns what it answers.
+///
+/// # Errors
+/// `NotFound` when there is no host; what the host says.
+pub fn ask(socket: &Path, what: &str) -> Result<Facts> {
+    ask_on(&PacketSocket::connect(socket)?, what)
+}
+
+/// As [`ask`], on a connection on which nothing was said yet.
+pub(super) fn ask_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
+    let question = Control::new(ControlKind::Ask, Facts::default().with("ask", what));
+    connection.send(&question.encode(), &[])?;
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    let packet = connection.receive(&mut buffer)?.ok_or_else(gone)?;
+    let answer = Control::decode(packet.bytes)?;
+    if answer.kind != ControlKind::Answer {
+        return Err(odd(format!("the host answered a question with {:?}", answer.kind)));
+    }
+    match answer.facts.parsed::<i32>("errno")? {
+        0 => Ok(answer.facts),
+        _ => Err(refusal(&answer.facts)),
+    }
+}
+
+fn refusal(facts: &Facts) -> Error {
+    let kind = match facts.parsed("errno").unwrap_or(5) {
+        2 | 19 => ErrorKind::NotFound,
+        13 => ErrorKind::Denied,
+        16 => ErrorKind::InUse,
+        22 => ErrorKind::Invalid,
+        28 => ErrorKind::Full,
+        _ => ErrorKind::Refused,
+    };
+    Error::new(kind, format!("the host refuses: {}", facts.get("message").unwrap_or("it does not say why")))
+}
+
+pub(super) fn gone() -> Error {
+    Error::new(ErrorKind::Closed, "the host is gone")
+}
+
+pub(super) fn odd(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}

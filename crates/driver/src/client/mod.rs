@@ -1,0 +1,132 @@
+//! The driver's side of the protocol: how a program becomes a block device.
+//!
+//! Files: `driver` (what a driver is), `options`, `host` (who holds the device), `link` and `lane`
+//! (connections), `serve` (orders to calls), `work` (threads), `in_process` (a driver without a host). A page
+//! to begin with: `docs/guide/driver-rust.md`. Not here: the bytes (`protocol`), the device (`host` of this
+//! crate).
+
+mod driver;
+mod host;
+mod in_process;
+mod lane;
+mod link;
+mod options;
+mod serve;
+#[cfg(test)]
+mod tests;
+mod work;
+
+pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
+pub use host::{DOORS_VARIABLE, PROGRAM_VARIABLE, find};
+pub use in_process::InProcess;
+pub use link::ask;
+pub use options::{Options, parse_size};
+
+use std::path::{Path, PathBuf};
+
+use sawmill_device::{ErrorKind, Result};
+
+use self::host::Host;
+use self::link::Link;
+use self::serve::{Batched, Plain};
+use self::work::Handler;
+use crate::protocol::PacketSocket;
+
+/// Why a driver is not needed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Another driver came after it.
+    Replaced,
+    /// The device ended.
+    Ended,
+}
+
+/// A host that was found or started, before it is told of a driver. Whoever made the connection counts, not
+/// who serves: a program may drop its rights in between.
+pub struct Connection {
+    control: PacketSocket,
+    socket: PathBuf,
+    host: Option<Host>,
+    options: Options,
+}
+
+/// Connects to the host that started this program, else to a new one with these doors (lines like
+/// `nbd=unix:/path`, `ublk`, `loop=/folder`; none: those in `SAWMILL_DOORS`, with spaces between them).
+///
+/// # Errors
+/// `NotFound` without a host; why it did not start.
+pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
+    let mut host = None;
+    let socket = match host::given(options) {
+        Some(socket) => socket,
+        None => host.insert(Host::start(&host::doors(doors)?, options)?).socket.clone(),
+    };
+    let control = PacketSocket::connect(&socket)?;
+    Ok(Connection { control, socket, host, options: options.clone() })
+}
+
+impl Connection {
+    /// Where the host is.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Serves a device with this driver until it is replaced or the device ends.
+    ///
+    /// # Errors
+    /// `Invalid` or `InUse` with what the host refuses, `Closed` when it went.
+    pub fn serve(self, driver: &dyn Driver) -> Result<Outcome> {
+        self.serve_by(&Plain::new(driver))
+    }
+
+    /// As [`Connection::serve`], for a driver of chunks; the options say `mode=batch`.
+    ///
+    /// # Errors
+    /// As [`Connection::serve`].
+    pub fn serve_chunks(self, driver: &dyn ChunkDriver) -> Result<Outcome> {
+        self.serve_by(&Batched::new(driver))
+    }
+
+    /// Nobody will serve: a host that was started for this ends.
+    pub fn give_up(self) {
+        if self.host.is_some() {
+            // A host that is gone is what is wanted.
+            let _ = link::ask_on(&self.control, "fail");
+        }
+    }
+
+    fn serve_by(self, handler: &dyn Handler) -> Result<Outcome> {
+        let Connection { control, socket, host, options } = self;
+        let served = Link::attach(control, socket, handler.abilities(), &options)
+            .and_then(|link| work::run(link, handler, options.threads));
+        match (served, host) {
+            (Err(error), Some(host)) if error.kind() == ErrorKind::Closed => Err(host.why(error)),
+            (served, _) => served,
+        }
+    }
+}
+
+/// Connects and serves ([`connect`], [`Connection::serve`]).
+///
+/// # Errors
+/// As they have.
+pub fn serve(driver: &dyn Driver, doors: &[&str], options: &Options) -> Result<Outcome> {
+    connect(doors, options)?.serve(driver)
+}
+
+/// As [`serve`], for a driver of chunks.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_chunks(driver: &dyn ChunkDriver, doors: &[&str], options: &Options) -> Result<Outcome> {
+    connect(doors, &options.clone().option("mode", "batch"))?.serve_chunks(driver)
+}
+
+/// Comes after the driver of the device of this name, which goes on without an error.
+///
+/// # Errors
+/// `NotFound` without such a device; as [`serve`].
+pub fn rerun(name: &str, driver: &dyn Driver, options: &Options) -> Result<Outcome> {
+    serve(driver, &[], &options.clone().socket(find(name)?).replace())
+}

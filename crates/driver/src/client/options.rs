@@ -1,0 +1,106 @@
+//! What a driver asks for. Not here: what the options of the protocol mean (`docs/format/driver.md`).
+
+use std::path::PathBuf;
+
+use crate::protocol::Facts;
+
+/// How a driver is served. Options that are not set are the protocol's defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub(super) name: Option<String>,
+    pub(super) threads: usize,
+    pub(super) facts: Facts,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) replaces: bool,
+    pub(super) is_quiet: bool,
+}
+
+impl Options {
+    /// Nothing but defaults: what a driver that comes after another one wants.
+    #[must_use]
+    pub fn new() -> Self {
+        Options::default()
+    }
+
+    /// A device of so many bytes.
+    #[must_use]
+    pub fn sized(bytes: u64) -> Self {
+        Options::default().option("size", bytes)
+    }
+
+    /// An option of the protocol.
+    #[must_use]
+    pub fn option(mut self, name: &str, value: impl std::fmt::Display) -> Self {
+        self.facts.add(name, value);
+        self
+    }
+
+    /// What a device is called for which a host is started here; else the program's name and process id.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Worker threads for each queue; 0 and 1 are one. One thread for one queue is the calling thread.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// The driver socket of a host, instead of what `SAWMILL_DRIVER` says.
+    #[must_use]
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// To come after a driver that is there.
+    #[must_use]
+    pub fn replace(mut self) -> Self {
+        self.replaces = true;
+        self
+    }
+
+    /// A host that is started here says nothing on our standard error.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.is_quiet = true;
+        self
+    }
+
+    pub(super) fn is_batch(&self) -> bool {
+        self.facts.get("mode") == Some("batch")
+    }
+}
+
+/// Bytes of text like `4096`, `512K`, `64M`, `2G`, `1T`.
+#[must_use]
+pub fn parse_size(text: &str) -> Option<u64> {
+    let shift = match text.as_bytes().last()? {
+        b'K' => 10,
+        b'M' => 20,
+        b'G' => 30,
+        b'T' => 40,
+        _ => return text.parse().ok(),
+    };
+    let number: u64 = text[..text.len() - 1].parse().ok()?;
+    number.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes_are_numbers_with_a_unit_or_none() {
+        assert_eq!(
+            ["4096", "1K", "64M", "2T"].map(|text| parse_size(text).unwrap_or(0)),
+            [4096, 1024, 64 << 20, 2 << 40]
+        );
+        for bad in ["", "M", "64MB", "-1", "99999999T", "1é"] {
+            assert_eq!(parse_size(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Drivers of both kinds as what works orders off.
+//!
+//! Not here: threads (`work`), what late writes are (`resolve`).
+
+use std::io;
+
+use parking_lot::Mutex;
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
+use super::work::Handler;
+use crate::batch::chunk::records;
+use crate::protocol::{Order, OrderKind};
+use crate::resolve::Resolver;
+
+/// A driver that wants each request by itself. In batch mode chunks are taken apart for it.
+pub(super) struct Plain<'a, D: ?Sized> {
+    driver: &'a D,
+    chunks: Mutex<Option<std::sync::Arc<Chunks>>>,
+}
+
+/// What taking chunks apart needs to know.
+struct Chunks {
+    metadata_bytes: usize,
+    resolver: Resolver,
+}
+
+impl<'a, D: Driver + ?Sized> Plain<'a, D> {
+    pub(super) fn new(driver: &'a D) -> Self {
+        Plain { driver, chunks: Mutex::new(None) }
+    }
+
+    fn write(&self, order: &Order, bytes: &[u8]) -> io::Result<()> {
+        let by_itself = self.driver.abilities().fua;
+        self.driver.write(order.address, bytes, order.fua && by_itself)?;
+        if order.fua && !by_itself { self.driver.flush() } else { Ok(()) }
+    }
+
+    fn store(&self, order: &Order, bytes: &[u8]) -> io::Result<()> {
+        let chunks = self.chunks.lock().clone().ok_or_else(no_sense)?;
+        let count = usize::try_from(order.records).map_err(|_| no_sense())?;
+        if records(bytes, chunks.metadata_bytes, count).any(|record| record.is_none()) {
+            return Err(no_sense());
+        }
+        let found = records(bytes, chunks.metadata_bytes, count).flatten();
+        let marks = (order.horizon, order.floor);
+        chunks.resolver.apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))
+    }
+}
+
+impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
+    fn abilities(&self) -> Abilities {
+        self.driver.abilities()
+    }
+
+    fn attached(&self, device: &Device) {
+        *self.chunks.lock() = metadata_bytes(device).ok().map(|metadata_bytes| {
+            let area_bytes = device.option("collision_area_size").and_then(|value| value.parse().ok());
+            let area_bytes = area_bytes.filter(|bytes| *bytes > 0).unwrap_or(4096);
+            Chunks { metadata_bytes, resolver: Resolver::new(area_bytes) }.into()
+        });
+        self.driver.attached(device);
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        self.driver.ready(doors);
+    }
+
+    fn handle(&self, _queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()> {
+        match order.kind {
+            OrderKind::Read => self.driver.read(order.address, memory),
+            OrderKind::Write => self.write(order, memory),
+            OrderKind::Flush => self.driver.flush(),
+            OrderKind::Discard => self.driver.discard(order.address, order.length),
+            OrderKind::WriteZeroes => self.driver.write_zeroes(order.address, order.length, order.no_unmap),
+            OrderKind::Chunk => self.store(order, memory),
+            OrderKind::End => Ok(()),
+        }
+    }
+}
+
+/// A driver that wants chunks.
+pub(super) struct Batched<'a, D: ?Sized> {
+    driver: &'a D,
+    metadata_bytes: Mutex<usize>,
+}
+
+impl<'a, D: ChunkDriver + ?Sized> Batched<'a, D> {
+    pub(super) fn new(driver: &'a D) -> Self {
+        Batched { driver, metadata_bytes: Mutex::new(0) }
+    }
+}
+
+impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
+    fn abilities(&self) -> Abilities {
+        self.driver.abilities()
+    }
+
+    fn attached(&self, device: &Device) {
+        *self.metadata_bytes.lock() = metadata_bytes(device).unwrap_or(0);
+        self.driver.attached(device);
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        self.driver.ready(doors);
+    }
+
+    fn handle(&self, queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()> {
+        match order.kind {
+            OrderKind::Read => self.driver.read(order.address, memory),
+            OrderKind::Flush => self.driver.flush(queue),
+            OrderKind::Discard => self.driver.discard(order.address, order.length),
+            OrderKind::WriteZeroes => self.driver.write_zeroes(order.address, order.length, order.no_unmap),
+            OrderKind::Chunk => {
+                let metadata_bytes = *self.metadata_bytes.lock();
+                self.driver.write(&Chunk { bytes: memory, metadata_bytes, queue, order })
+            }
+            OrderKind::Write => Err(no_sense()),
+            OrderKind::End => Ok(()),
+        }
+    }
+}
+
+fn metadata_bytes(device: &Device) -> Result<usize> {
+    let told = device.option("metadata_bytes").and_then(|value| value.parse().ok());
+    told.ok_or_else(|| Error::new(ErrorKind::Invalid, "the host does not say where data begins in a chunk"))
+}
+
+fn no_sense() -> io::Error {
+    rustix::io::Errno::INVAL.into()
+}

@@ -1,0 +1,166 @@
+//! The life of an attached driver: orders are worked off until the host says END, by one thread or many.
+//!
+//! Invariants: until the doors are told, and for ever with one thread for one lane, everything happens on the
+//! calling thread. A driver that panics answers EIO and goes on. Whoever finds the host gone wakes all
+//! others. Not here: sockets (`lane`, `link`).
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::Outcome;
+use super::driver::{Abilities, Device, Door, errno};
+use super::lane::{Answers, Lane, Task};
+use super::link::{Heard, Link, gone};
+use crate::protocol::Order;
+
+/// What works orders off: a driver of either kind.
+pub(super) trait Handler: Send + Sync {
+    fn abilities(&self) -> Abilities;
+    fn attached(&self, device: &Device);
+    fn ready(&self, doors: &[Door]);
+    /// `memory` is the order's; empty when it has none.
+    fn handle(&self, queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()>;
+}
+
+/// Serves until the host has no more orders.
+pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Result<Outcome> {
+    handler.attached(&link.device);
+    let (threads, is_alone) = (threads.max(1), threads <= 1 && link.lanes.len() == 1);
+    let is_over = serve_alone(&mut link, handler, is_alone)?;
+    if !is_over {
+        serve_together(&mut link, handler, threads)?;
+    }
+    let replaced = link.is_replaced;
+    Ok(if replaced { Outcome::Replaced } else { Outcome::Ended })
+}
+
+/// Serves all lanes on this thread: to the end, or until the doors are told. Returns whether it is the end.
+fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Result<bool> {
+    let mut answers = Answers::default();
+    loop {
+        for lane in &link.lanes {
+            while lane.has_pending() && !work_one(lane, handler, &mut answers)? {}
+            answers.send(lane)?;
+        }
+        let (told, ready) = wait(link)?;
+        if told {
+            match link.hear()? {
+                Heard::Doors(doors) => {
+                    handler.ready(&doors);
+                    if !to_the_end {
+                        return Ok(false);
+                    }
+                }
+                Heard::News => {}
+                Heard::End => return Err(gone()),
+            }
+        }
+        for at in ready {
+            work_one(&link.lanes[at], handler, &mut answers)?;
+            // The answers of the next lane go elsewhere.
+            answers.send(&link.lanes[at])?;
+        }
+        if link.lanes.iter().all(Lane::has_ended) {
+            finish(link);
+            return Ok(true);
+        }
+    }
+}
+
+/// Waits until something comes: whether control packets do, and on which lanes orders.
+fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
+    let open: Vec<usize> = (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
+    let mut files = vec![PollFd::new(&*link.device.control, PollFlags::IN)];
+    files.extend(open.iter().map(|at| PollFd::new(&link.lanes[*at].socket, PollFlags::IN)));
+    loop {
+        match poll(&mut files, None) {
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                return Err(Error::new(ErrorKind::Internal, format!("cannot wait for the host: {error}")));
+            }
+            Ok(_) => break,
+        }
+    }
+    let mut came = files.iter().map(|file| !file.revents().is_empty());
+    let told = came.next().unwrap_or(false);
+    Ok((told, open.iter().zip(came).filter(|(_, came)| *came).map(|(at, _)| *at).collect()))
+}
+
+/// Threads for every lane, and this one for what the host says besides.
+fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Result<()> {
+    let lanes = std::mem::take(&mut link.lanes);
+    let device = link.device.clone();
+    let failure = Mutex::new(None);
+    let fail = |error: Error| {
+        failure.lock().get_or_insert(error);
+        Link::break_off(&device, &lanes);
+    };
+    let left = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
+    thread::scope(|scope| {
+        for lane in lanes.iter().flat_map(|lane| std::iter::repeat_n(lane, threads)) {
+            let (fail, left, lanes, device) = (&fail, &left, &lanes, &device);
+            let work = move || {
+                if let Err(error) = work_off(lane, handler) {
+                    fail(error);
+                }
+                if left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
+                    Link::break_off(device, lanes);
+                }
+            };
+            let started = thread::Builder::new().name("sawmill-driver".to_owned()).spawn_scoped(scope, work);
+            if let Err(error) = started {
+                fail(Error::new(ErrorKind::Full, format!("no thread for a driver: {error}")));
+                break;
+            }
+        }
+        loop {
+            match link.hear() {
+                Ok(Heard::Doors(doors)) => handler.ready(&doors),
+                Ok(Heard::News) => {}
+                Ok(Heard::End) => break,
+                Err(error) => return fail(error),
+            }
+        }
+        if lanes.iter().any(|lane| !lane.has_ended()) {
+            fail(gone());
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+fn work_off(lane: &Lane, handler: &dyn Handler) -> Result<()> {
+    let mut answers = Answers::default();
+    while !work_one(lane, handler, &mut answers)? {}
+    answers.send(lane)
+}
+
+/// One order. Returns whether there are no more.
+fn work_one(lane: &Lane, handler: &dyn Handler, answers: &mut Answers) -> Result<bool> {
+    let Some(mut task) = lane.take(answers)? else { return Ok(true) };
+    let outcome = handle(lane.queue, handler, &mut task);
+    let errno = outcome.err().map_or(0, |error| errno(&error));
+    lane.answer(task, errno, answers)?;
+    Ok(false)
+}
+
+fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()> {
+    let order = task.order;
+    let memory = task.memory.as_deref_mut().unwrap_or_default();
+    catch_unwind(AssertUnwindSafe(|| handler.handle(queue, &order, memory))).unwrap_or_else(|_| {
+        let (kind, length, address) = (order.kind, order.length, order.address);
+        tracing::error!("the driver panicked at {kind:?} of {length} bytes at {address}: answered with EIO");
+        Err(Errno::IO.into())
+    })
+}
+
+/// Hears why there are no more orders: it was said before.
+fn finish(link: &mut Link) {
+    Link::break_off(&link.device, &link.lanes);
+    while link.hear().is_ok_and(|heard| heard != Heard::End) {}
+}

@@ -1,0 +1,71 @@
+//! What commands ask a host: how the device is, to flush it, to end it, to replace its driver.
+
+use sawmill_device::BlockDeviceExt;
+
+use super::{Event, Host};
+use crate::backend::State;
+use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
+
+impl Host {
+    /// Answers one question.
+    pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
+        self.now.lock().asked += 1;
+        self.answer_it(control, asked);
+        self.now.lock().asked -= 1;
+        self.changed.notify_all();
+    }
+
+    fn answer_it(&self, control: &PacketSocket, asked: &Facts) {
+        let ask = asked.get("ask").unwrap_or_default();
+        let answer = match ask {
+            "status" => Ok(self.status()),
+            "flush" => match self.device() {
+                Some(device) => {
+                    device.flush().map(|()| Facts::default()).map_err(|e| (e.kind().errno(), e.to_string()))
+                }
+                None => Err((19, "no driver has said yet what the device is".to_owned())),
+            },
+            "end" => {
+                (self.tell)(Event::EndAsked(None));
+                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (5, why))
+            }
+            "fail" => {
+                (self.tell)(Event::EndAsked(Some("somebody asked for it".to_owned())));
+                let _ = self.wait_for_end();
+                Ok(Facts::default())
+            }
+            "replace" => {
+                (self.tell)(Event::ReplaceAsked);
+                Ok(Facts::default())
+            }
+            _ => Err((22, format!("ask={ask}: a host knows status, flush, end, fail and replace"))),
+        };
+        let facts = match answer {
+            Ok(facts) => Facts::default().with("errno", 0).with("message", "").and(&facts),
+            Err((errno, message)) => Facts::default().with("errno", errno).with("message", message),
+        };
+        // Who asked and went needs no answer.
+        let _ = control.send(&Control::new(ControlKind::Answer, facts).encode(), &[]);
+    }
+
+    fn status(&self) -> Facts {
+        let driver = self.now.lock().session.clone();
+        let state = match self.served.get().map(|served| served.backend.state()) {
+            None => "declared",
+            Some(State::Waiting) => "waiting",
+            Some(State::Running) => "running",
+            Some(State::Ending) => "ending",
+            Some(State::Ended) => "ended",
+        };
+        let mut facts = Facts::default().with("name", &self.name).with("state", state);
+        facts.add("host_pid", std::process::id());
+        if let Some(driver) = driver {
+            facts.add("driver_pid", driver.pid);
+            facts.add("generation", driver.generation);
+        }
+        if let Some(options) = self.options() {
+            facts = facts.and(&options.facts());
+        }
+        self.doors.get().map_or(facts.clone(), |doors| facts.and(doors))
+    }
+}

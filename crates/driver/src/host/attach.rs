@@ -1,0 +1,241 @@
+//! A driver comes, serves, and goes.
+//!
+//! Invariants: what a driver that went left is taken back (`recover`) before another one gets anything; a
+//! driver that is refused changes nothing. Not here: what its sockets carry (`session`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use sawmill_device::layer::Align;
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+
+use super::session::{self, Session, Threads};
+use super::{Event, Host, Policy, Served, refuse};
+use crate::backend::{Backend, State};
+use crate::batch::Batch;
+use crate::options::{DeviceOptions, Mode, OnDeath};
+use crate::plain::Plain;
+use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
+
+/// What a connection begins with; `None` when it ends without a word.
+pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    match control.receive(&mut buffer)? {
+        Some(packet) => Control::decode(packet.bytes).map(Some),
+        None => Ok(None),
+    }
+}
+
+impl Host {
+    /// A driver has said HELLO: serves until it has gone.
+    pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &Facts, pid: u32) {
+        let attaching = self.attaching.lock();
+        let (session, threads) = match self.welcome(&control, hello, pid) {
+            Ok(theirs) => match self.serve(control, theirs, pid) {
+                Ok(started) => started,
+                // The driver is gone already, or nobody has threads: the next one finds what there is.
+                Err(error) => return self.say_gone(0, pid, false, error.to_string()),
+            },
+            Err(error) => {
+                self.stay_alone(&error);
+                return refuse(&control, errno_of(&error), &error.to_string());
+            }
+        };
+        (self.tell)(Event::Attached { generation: session.generation, pid });
+        if session.generation == 1 {
+            (self.tell)(Event::Declared);
+        }
+        drop(attaching);
+        self.listen_to(&session);
+        self.take_leave(&session, threads);
+    }
+
+    /// Sees whether the driver may come, lets the one that is there finish, and sends this one all it needs.
+    fn welcome(&self, control: &PacketSocket, hello: &Facts, pid: u32) -> Result<Vec<PacketSocket>> {
+        let protocol: u32 = hello.parsed("protocol")?;
+        if protocol != PROTOCOL {
+            let text = format!("protocol={protocol}: this host speaks {PROTOCOL}");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        let served = self.declare(hello)?;
+        self.let_the_last_finish(served, hello)?;
+        if served.backend.state() == State::Ended {
+            return Err(Error::new(ErrorKind::Closed, "the device has ended"));
+        }
+        served.backend.recover()?;
+        let generation = self.generation.load(Ordering::SeqCst) + 1;
+        let mut facts = Facts::default()
+            .with("protocol", PROTOCOL)
+            .with("name", &self.name)
+            .with("generation", generation)
+            .with("again", u8::from(!served.backend.is_drained()));
+        for (name, value) in served.options.facts().iter() {
+            facts.add(name, value);
+        }
+        control.send(&Control::new(ControlKind::Welcome, facts).encode(), &[])?;
+        let lanes = served.options.batch.hw_queues as usize * served.backend.lanes_per_queue();
+        let (ours, theirs) = session::lanes(lanes)?;
+        session::hand_queues(control, &theirs, &*served.backend)?;
+        tracing::debug!(pid, generation, "a driver is welcome");
+        Ok(ours)
+    }
+
+    /// The device: of the first driver's words, or as it is.
+    fn declare(&self, hello: &Facts) -> Result<&Served> {
+        if let Some(served) = self.served.get() {
+            served.options.agrees(hello, &self.given)?;
+            return Ok(served);
+        }
+        let options = DeviceOptions::declared(hello, &self.given)?;
+        let backend: Arc<dyn Backend> = match options.mode {
+            Mode::Plain => Plain::new(options.clone())?,
+            Mode::Batch => Batch::new(options.batch.clone())?,
+        };
+        let policy = Policy::new(Arc::clone(&backend));
+        let device: Arc<dyn BlockDevice> = match options.byte_granular {
+            true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
+            false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
+        };
+        Ok(self.served.get_or_init(|| Served { options, backend, policy, device }))
+    }
+
+    fn let_the_last_finish(&self, served: &Served, hello: &Facts) -> Result<()> {
+        let Some(last) = self.now.lock().session.clone() else { return Ok(()) };
+        let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
+        if !hello.is_true("replace") && !is_expected {
+            let text =
+                format!("the device has a driver already, process {}; replace=1 comes after it", last.pid);
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        last.is_finishing.store(true, Ordering::SeqCst);
+        last.tell(ControlKind::Finish, Facts::default().with("reason", "replaced"));
+        served.backend.pause();
+        let mut now = self.now.lock();
+        while now.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
+            self.changed.wait(&mut now);
+        }
+        Ok(())
+    }
+
+    /// The driver gets orders from here on.
+    fn serve(
+        &self,
+        control: PacketSocket,
+        lanes: Vec<PacketSocket>,
+        pid: u32,
+    ) -> Result<(Arc<Session>, Threads)> {
+        let Some(served) = self.served.get() else {
+            return Err(Error::new(ErrorKind::Internal, "no device"));
+        };
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        let session = Session::new(generation, pid, control, lanes);
+        {
+            let mut now = self.now.lock();
+            now.session = Some(Arc::clone(&session));
+            now.since = None;
+        }
+        served.policy.accept();
+        // Requests are taken before the driver hears that it is there, and orders come after that.
+        let started = served.backend.start().and_then(|()| {
+            session.tell(ControlKind::Attached, Facts::default());
+            if let Some(doors) = self.doors.get() {
+                session.tell_doors(doors);
+            }
+            session.start(&served.backend)
+        });
+        match started {
+            Ok(threads) => Ok((session, threads)),
+            Err(error) => {
+                self.forget(&session);
+                Err(error)
+            }
+        }
+    }
+
+    /// Hears what the driver says until it has gone.
+    fn listen_to(&self, session: &Session) {
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        loop {
+            match session.hear(&mut buffer) {
+                Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
+                    let failed = packet.facts.get("outcome") == Some("failed");
+                    let why = packet.facts.get("message").unwrap_or("its driver gave up").to_owned();
+                    (self.tell)(Event::EndAsked(failed.then_some(why)));
+                }
+                Ok(Some(packet)) => {
+                    return session.cut(&format!("it broke the protocol: {:?} from a driver", packet.kind));
+                }
+                Ok(None) => return,
+                Err(error) => return session.cut(&error.to_string()),
+            }
+        }
+    }
+
+    /// The driver has gone: what it left waits for the next one, or fails.
+    fn take_leave(&self, session: &Arc<Session>, threads: Threads) {
+        let Some(served) = self.served.get() else { return };
+        served.backend.pause();
+        session.close();
+        threads.join();
+        let has_all = match session.is_finishing.load(Ordering::SeqCst) {
+            true => served.backend.oldest().is_none(),
+            // It was told that nothing more comes.
+            false => served.backend.state() != State::Waiting && served.backend.is_drained(),
+        };
+        let in_order = has_all && !session.is_cut();
+        if let Err(error) = served.backend.recover() {
+            // Without new memory the next driver cannot come: it tries again.
+            tracing::warn!("what a driver left cannot be taken back: {error}");
+        }
+        let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
+        if !in_order && served.backend.state() != State::Ended {
+            self.bereave(served, &why);
+        }
+        self.forget(session);
+        self.say_gone(session.generation, session.pid, in_order, why);
+    }
+
+    /// A driver that was to come did not.
+    fn stay_alone(&self, error: &Error) {
+        let is_alone = self.now.lock().session.is_none();
+        if let Some(served) = self.served.get().filter(|_| is_alone) {
+            self.bereave(served, &format!("the next one did not come: {error}"));
+        }
+    }
+
+    /// The driver died.
+    fn bereave(&self, served: &Served, why: &str) {
+        let died = |what: &str| Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"));
+        if !served.options.recoverable {
+            let error = died("the device has failed");
+            (self.tell)(Event::EndAsked(Some(error.to_string())));
+            served.policy.refuse(error);
+        } else if served.options.on_death == OnDeath::Fail {
+            served.policy.refuse(died("the device has no driver now"));
+        }
+    }
+
+    fn forget(&self, session: &Arc<Session>) {
+        let mut now = self.now.lock();
+        if now.session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
+            now.session = None;
+            now.since = Some(Instant::now());
+        }
+        drop(now);
+        self.changed.notify_all();
+    }
+
+    fn say_gone(&self, generation: u64, pid: u32, in_order: bool, why: String) {
+        (self.tell)(Event::Gone { generation, pid, in_order, why });
+    }
+}
+
+fn errno_of(error: &Error) -> i32 {
+    match error.kind() {
+        // There is no such device any more.
+        ErrorKind::Closed => 19,
+        ErrorKind::NotFound => 22,
+        kind => kind.errno(),
+    }
+}

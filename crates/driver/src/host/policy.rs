@@ -1,0 +1,104 @@
+//! Nobody is there: requests wait, or fail; somebody is there and does not answer.
+//!
+//! Invariant: while requests are refused, none stays waiting for long: one that came in between is found at
+//! the next look. Not here: who ends a process that hangs (the program).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, Error, Geometry, Request};
+
+use super::{Event, Host};
+use crate::backend::Backend;
+
+/// How often waiting requests and hung drivers are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// A device around a backend, which refuses when nobody will come.
+pub(super) struct Policy {
+    backend: Arc<dyn Backend>,
+    is_refusing: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Policy {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+        Arc::new(Policy { backend, is_refusing: AtomicBool::new(false), error: Mutex::default() })
+    }
+
+    /// From now on requests fail, also those that wait.
+    pub(super) fn refuse(&self, error: Error) {
+        *self.error.lock() = Some(error.clone());
+        self.is_refusing.store(true, Ordering::SeqCst);
+        self.backend.fail_pending(&error);
+    }
+
+    /// A driver is there.
+    pub(super) fn accept(&self) {
+        self.is_refusing.store(false, Ordering::SeqCst);
+    }
+
+    fn refusal(&self) -> Option<Error> {
+        self.is_refusing.load(Ordering::SeqCst).then(|| self.error.lock().clone()).flatten()
+    }
+}
+
+impl BlockDevice for Policy {
+    fn geometry(&self) -> &Geometry {
+        self.backend.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        match self.refusal() {
+            None => self.backend.submit(request),
+            Some(error) => match request.check(self.geometry()) {
+                Err(wrong) => request.fail(wrong),
+                Ok(()) => request.fail(error),
+            },
+        }
+    }
+}
+
+/// Looks after time-outs for as long as there is a host.
+pub(super) fn watch(host: &Weak<Host>) {
+    while let Some(host) = host.upgrade() {
+        if host.is_closed.load(Ordering::SeqCst) {
+            return;
+        }
+        host.look();
+        drop(host);
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+impl Host {
+    fn look(&self) {
+        let Some(served) = self.served.get() else { return };
+        // A driver that comes just now must not find what it was given failed.
+        let Some(_nobody_comes) = self.attaching.try_lock() else { return };
+        let (session, since) = {
+            let now = self.now.lock();
+            (now.session.clone(), now.since)
+        };
+        let options = &served.options;
+        let Some(session) = session else {
+            let patience = options.death_timeout;
+            let is_over = !patience.is_zero() && since.is_some_and(|since| since.elapsed() >= patience);
+            if let Some(error) = served.policy.refusal() {
+                served.backend.fail_pending(&error);
+            } else if is_over {
+                let text = format!("no driver came for {} s", patience.as_secs_f64());
+                served.policy.refuse(Error::new(sawmill_device::ErrorKind::TimedOut, text));
+            }
+            return;
+        };
+        let patience = options.request_timeout;
+        let is_late = |oldest: Instant| oldest.elapsed() >= patience;
+        if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
+            session.cut(&format!("it did not answer an order for {} s", patience.as_secs_f64()));
+            (self.tell)(Event::Hung { pid: session.pid });
+        }
+    }
+}

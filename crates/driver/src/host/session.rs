@@ -1,0 +1,223 @@
+//! One driver's time with the device: its sockets, and the threads that carry orders and answers.
+//!
+//! Invariants: END is the last thing that is sent on a lane; an answer is the driver's if its number is with
+//! the driver, else the session is cut. When [`Session::join`] returns nothing of this driver is left here.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use sawmill_device::{Error, ErrorKind, Result};
+
+use super::thread;
+use crate::backend::{Backend, Next};
+use crate::protocol::{
+    ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+};
+
+/// Orders of one packet at the most.
+const ORDERS_MAX: usize = 64;
+
+/// See the head of this file.
+pub(super) struct Session {
+    pub(super) generation: u64,
+    pub(super) pid: u32,
+    control: PacketSocket,
+    lanes: Vec<PacketSocket>,
+    /// Lanes on which the driver may still say something.
+    open: AtomicUsize,
+    is_cut: AtomicBool,
+    knows_doors: AtomicBool,
+    why: Mutex<Option<String>>,
+    /// It was told to finish.
+    pub(super) is_finishing: AtomicBool,
+}
+
+/// The threads of a session.
+pub(super) struct Threads(Vec<JoinHandle<()>>);
+
+impl Session {
+    pub(super) fn new(
+        generation: u64,
+        pid: u32,
+        control: PacketSocket,
+        lanes: Vec<PacketSocket>,
+    ) -> Arc<Self> {
+        Arc::new(Session {
+            generation,
+            pid,
+            control,
+            open: AtomicUsize::new(lanes.len()),
+            lanes,
+            is_cut: AtomicBool::new(false),
+            knows_doors: AtomicBool::new(false),
+            why: Mutex::default(),
+            is_finishing: AtomicBool::new(false),
+        })
+    }
+
+    /// Starts to hand over orders. The backend is running.
+    pub(super) fn start(self: &Arc<Self>, backend: &Arc<dyn Backend>) -> Result<Threads> {
+        let mut threads = Threads(Vec::new());
+        for lane in 0..self.lanes.len() {
+            let (session, from) = (Arc::clone(self), Arc::clone(backend));
+            let sender = thread("driver-orders", move || session.send_orders(lane, &*from));
+            let (session, to) = (Arc::clone(self), Arc::clone(backend));
+            let receiver = thread("driver-answers", move || session.take_answers(lane, &*to));
+            for started in [sender, receiver] {
+                match started {
+                    Ok(handle) => threads.0.push(handle),
+                    Err(error) => {
+                        backend.pause();
+                        self.cut("no threads for it");
+                        threads.join();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(threads)
+    }
+
+    /// Says something on the control connection.
+    pub(super) fn tell(&self, kind: ControlKind, facts: Facts) {
+        // Who does not listen is found out by reading.
+        let _ = self.control.send(&Control::new(kind, facts).encode(), &[]);
+    }
+
+    /// Says once where the device can be used.
+    pub(super) fn tell_doors(&self, doors: &Facts) {
+        if !self.knows_doors.swap(true, Ordering::SeqCst) {
+            self.tell(ControlKind::Doors, doors.clone());
+        }
+    }
+
+    /// What the driver says on the control connection; `None` when it has gone.
+    pub(super) fn hear(&self, buffer: &mut [u8]) -> Result<Option<Control>> {
+        match self.control.receive(buffer)? {
+            Some(packet) => Control::decode(packet.bytes).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The driver is taken for gone.
+    pub(super) fn cut(&self, why: &str) {
+        self.why.lock().get_or_insert_with(|| why.to_owned());
+        self.is_cut.store(true, Ordering::SeqCst);
+        self.close();
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::SeqCst)
+    }
+
+    /// Why it was cut.
+    pub(super) fn why(&self) -> Option<String> {
+        self.why.lock().clone()
+    }
+
+    /// Ends all connections. What the driver has said already is still heard.
+    pub(super) fn close(&self) {
+        self.control.close_both_ways();
+        for lane in &self.lanes {
+            lane.close_both_ways();
+        }
+    }
+
+    fn send_orders(&self, lane: usize, backend: &dyn Backend) {
+        let (mut orders, mut bytes) = (Vec::with_capacity(ORDERS_MAX), Vec::new());
+        loop {
+            orders.clear();
+            bytes.clear();
+            let next = backend.fetch(lane, &mut orders, ORDERS_MAX);
+            if next != Next::Orders {
+                orders.push(Order::new(OrderKind::End, 0));
+            }
+            for order in &orders {
+                bytes.extend_from_slice(&order.encode());
+            }
+            if self.lanes[lane].send(&bytes, &[]).is_err() || next != Next::Orders {
+                return;
+            }
+        }
+    }
+
+    fn take_answers(&self, lane: usize, backend: &dyn Backend) {
+        let mut buffer = vec![0; PACKET_BYTES_MAX / ANSWER_BYTES * ANSWER_BYTES];
+        loop {
+            let answered = match self.lanes[lane].receive(&mut buffer) {
+                Ok(Some(packet)) => self.answered(lane, packet.bytes, backend),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = answered {
+                self.cut(&format!("it broke the protocol: {error}"));
+                break;
+            }
+        }
+        if self.open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // Nothing more comes from it, whether it was told to go or not.
+            self.control.close_both_ways();
+        }
+    }
+
+    fn answered(&self, lane: usize, packet: &[u8], backend: &dyn Backend) -> Result<()> {
+        for answer in Answer::decode_all(packet)? {
+            backend.answer(lane, answer.number, outcome_of(answer.errno))?;
+        }
+        Ok(())
+    }
+}
+
+impl Threads {
+    /// Waits for their end: the session was closed, and the backend paused.
+    pub(super) fn join(self) {
+        for thread in self.0 {
+            // A thread that panicked has told its story.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn outcome_of(errno: i32) -> Result<()> {
+    let kind = match errno {
+        0 => return Ok(()),
+        28 => ErrorKind::Full,
+        30 => ErrorKind::ReadOnly,
+        67 => ErrorKind::Unreachable,
+        110 => ErrorKind::TimedOut,
+        _ => ErrorKind::Unavailable,
+    };
+    Err(Error::new(kind, format!("the driver could not do it: {}", std::io::Error::from_raw_os_error(errno))))
+}
+
+/// A socket for each lane: ours, and the driver's.
+pub(super) fn lanes(count: usize) -> Result<(Vec<PacketSocket>, Vec<PacketSocket>)> {
+    let pairs: Result<Vec<_>> = (0..count).map(|_| PacketSocket::pair()).collect();
+    Ok(pairs?.into_iter().unzip())
+}
+
+/// Sends the driver its end of each lane, and the memory that goes with it.
+pub(super) fn hand_queues(
+    control: &PacketSocket,
+    theirs: &[PacketSocket],
+    backend: &dyn Backend,
+) -> Result<()> {
+    let per_queue = backend.lanes_per_queue();
+    for (queue, sockets) in theirs.chunks(per_queue).enumerate() {
+        let memory: Vec<_> = (0..per_queue).map(|lane| backend.memory(queue * per_queue + lane)).collect();
+        let mut facts = Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
+        if let Some(reads) = memory.get(1) {
+            facts.add("read_memory_bytes", reads.length_bytes());
+        }
+        let files: Vec<_> = sockets
+            .iter()
+            .zip(&memory)
+            .flat_map(|(socket, memory)| [socket.as_fd(), memory.file().as_fd()])
+            .collect();
+        control.send(&Control::new(ControlKind::Queue, facts).encode(), &files)?;
+    }
+    Ok(())
+}

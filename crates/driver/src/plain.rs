@@ -1,0 +1,303 @@
+//! Request by request: each goes to the driver as an order of its own.
+//!
+//! Invariants: a request is answered when the driver has answered its order, and by that answer; what a
+//! driver that went had not answered is handed to the next one first, in the old order and from its user's
+//! bytes (memory that a former driver may still see is not used again). Order between requests that are with
+//! a driver at once is the driver's: whoever wants one waits for an answer (D8).
+//!
+//! Not here: requests that are not of whole blocks (`Align`); who waits for a driver how long (`host`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
+use sawmill_sys::{Arena, Lease};
+
+use crate::backend::{Backend, Life, Next, State};
+use crate::options::DeviceOptions;
+use crate::protocol::{Order, OrderKind};
+
+/// See the head of this file.
+pub(crate) struct Plain {
+    options: DeviceOptions,
+    geometry: Geometry,
+    queues: Box<[Queue]>,
+    life: Life,
+}
+
+struct Queue {
+    pending: Mutex<Pending>,
+    bell: Condvar,
+}
+
+/// A request, and whether it is a write that was answered and waits for its flush.
+struct Waiting {
+    request: Request,
+    is_written: bool,
+    again: bool,
+}
+
+struct Given {
+    waiting: Waiting,
+    lease: Option<Lease>,
+    since: Instant,
+}
+
+struct Pending {
+    memory: Arc<Arena>,
+    ready: VecDeque<Waiting>,
+    /// With the driver.
+    given: BTreeMap<u64, Given>,
+    last_number: u64,
+}
+
+impl Plain {
+    /// A device that waits for a driver.
+    ///
+    /// # Errors
+    /// `Full` when there is no memory for its queues.
+    pub(crate) fn new(options: DeviceOptions) -> Result<Arc<Self>> {
+        let queue = |_| -> Result<Queue> {
+            let memory = arena(&options)?;
+            let (ready, given) = (VecDeque::new(), BTreeMap::new());
+            let pending = Mutex::new(Pending { memory, ready, given, last_number: 0 });
+            Ok(Queue { pending, bell: Condvar::new() })
+        };
+        let queues = (0..options.batch.hw_queues).map(queue).collect::<Result<_>>()?;
+        Ok(Arc::new(Plain { geometry: options.geometry(), queues, life: Life::new(), options }))
+    }
+
+    /// Hands a request to the driver, or lets it wait for one.
+    fn hand(&self, queue: usize, waiting: Waiting) {
+        let queue = &self.queues[queue];
+        queue.pending.lock().ready.push_back(waiting);
+        queue.bell.notify_one();
+    }
+
+    /// Everybody who waits for work looks again.
+    fn ring(&self) {
+        for queue in &self.queues {
+            // Under the lock: nobody is between looking and waiting.
+            let pending = queue.pending.lock();
+            queue.bell.notify_all();
+            drop(pending);
+        }
+    }
+
+    /// The next order of a queue, if there is one and room for it.
+    fn next_of(&self, pending: &mut Pending) -> Option<Order> {
+        if pending.given.len() >= self.options.batch.queue_depth as usize {
+            return None;
+        }
+        let request = &pending.ready.front()?.request;
+        let moves = matches!(request.operation, Operation::Read | Operation::Write);
+        let mut lease = None;
+        if moves && !pending.ready.front()?.is_written {
+            lease = Some(pending.memory.lease(request.length as usize)?);
+        }
+        let mut waiting = pending.ready.pop_front()?;
+        pending.last_number += 1;
+        let number = pending.last_number;
+        let mut order = order(&waiting, number);
+        let request = &mut waiting.request;
+        if let Some(lease) = &mut lease {
+            order.offset = lease.offset() as u64;
+            if order.kind == OrderKind::Write {
+                request.fill(0, lease);
+                order.fua = request.flags.fua && self.options.can_fua;
+            }
+        }
+        pending.given.insert(number, Given { waiting, lease, since: Instant::now() });
+        Some(order)
+    }
+
+    /// Answers a request by what the driver says.
+    fn complete(&self, queue: usize, given: Given, outcome: Result<()>) {
+        let Given { mut waiting, lease, .. } = given;
+        if let Err(error) = outcome {
+            drop(lease);
+            return waiting.request.fail(error);
+        }
+        let request = &mut waiting.request;
+        if let Some(lease) = lease.filter(|_| request.operation == Operation::Read) {
+            request.buffer().copy_from_slice(&lease);
+        }
+        let wants_flush = request.operation == Operation::Write && request.flags.fua;
+        if wants_flush && self.options.can_flush && !self.options.can_fua && !waiting.is_written {
+            return self.hand(queue, Waiting { is_written: true, ..waiting });
+        }
+        waiting.request.done();
+    }
+}
+
+fn arena(options: &DeviceOptions) -> Result<Arc<Arena>> {
+    let bytes = options.memory_bytes();
+    Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
+        Error::new(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue: {error}"))
+    })
+}
+
+fn order(waiting: &Waiting, number: u64) -> Order {
+    let request = &waiting.request;
+    let kind = match request.operation {
+        Operation::Read => OrderKind::Read,
+        Operation::Write if !waiting.is_written => OrderKind::Write,
+        Operation::Discard => OrderKind::Discard,
+        Operation::WriteZeroes => OrderKind::WriteZeroes,
+        // A flush, and the second half of a write that is to be durable; no others are handed over.
+        _ => return Order { again: waiting.again, ..Order::new(OrderKind::Flush, number) },
+    };
+    Order {
+        again: waiting.again,
+        no_unmap: kind == OrderKind::WriteZeroes && request.flags.no_unmap,
+        address: request.address,
+        length: request.length,
+        ..Order::new(kind, number)
+    }
+}
+
+/// The queue of the calling thread: always the same, so that threads rarely meet.
+pub(crate) fn queue_here(queues: usize) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    HERE.with(|here| here % queues)
+}
+
+impl BlockDevice for Plain {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        let unit = if self.options.byte_granular { 1 } else { u64::from(self.options.batch.blocksize) };
+        let refused = request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
+        if let Some(error) = refused.or_else(|| self.life.refusal()) {
+            return request.fail(error);
+        }
+        match request.operation {
+            Operation::Prefetch => request.done(),
+            Operation::Flush if !self.options.can_flush => request.done(),
+            Operation::Allocation => {
+                request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
+            }
+            _ => {
+                self.hand(queue_here(self.queues.len()), Waiting { request, is_written: false, again: false })
+            }
+        }
+    }
+}
+
+impl Backend for Plain {
+    fn lanes_per_queue(&self) -> usize {
+        1
+    }
+
+    fn memory(&self, lane: usize) -> Arc<Arena> {
+        Arc::clone(&self.queues[lane].pending.lock().memory)
+    }
+
+    fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next {
+        let queue = &self.queues[lane];
+        let mut pending = queue.pending.lock();
+        loop {
+            if self.life.is_paused() {
+                return Next::Paused;
+            }
+            while orders.len() < most {
+                let Some(order) = self.next_of(&mut pending) else { break };
+                orders.push(order);
+            }
+            if !orders.is_empty() {
+                return Next::Orders;
+            }
+            if self.life.state() != State::Running && pending.ready.is_empty() && pending.given.is_empty() {
+                return Next::Ended;
+            }
+            queue.bell.wait(&mut pending);
+        }
+    }
+
+    fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()> {
+        let mut pending = self.queues[lane].pending.lock();
+        let Some(given) = pending.given.remove(&number) else {
+            let text = format!("queue {lane} has no order {number} with the driver");
+            return Err(Error::new(ErrorKind::Invalid, text));
+        };
+        let has_room_now = !pending.ready.is_empty() || self.life.state() != State::Running;
+        drop(pending);
+        self.complete(lane, given, outcome);
+        if has_room_now {
+            self.queues[lane].bell.notify_one();
+        }
+        Ok(())
+    }
+
+    fn start(&self) -> Result<()> {
+        self.life.start()?;
+        self.ring();
+        Ok(())
+    }
+
+    fn pause(&self) {
+        self.life.pause();
+        self.ring();
+    }
+
+    fn recover(&self) -> Result<()> {
+        self.life.pause();
+        for queue in &self.queues {
+            let memory = arena(&self.options)?;
+            let mut pending = queue.pending.lock();
+            pending.memory = memory;
+            for given in std::mem::take(&mut pending.given).into_values().rev() {
+                pending.ready.push_front(Waiting { again: true, ..given.waiting });
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        self.life.end();
+        self.ring();
+    }
+
+    fn fail_pending(&self, error: &Error) {
+        for queue in &self.queues {
+            let mut pending = queue.pending.lock();
+            let mut failed: Vec<Request> =
+                std::mem::take(&mut pending.given).into_values().map(|given| given.waiting.request).collect();
+            failed.extend(std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request));
+            drop(pending);
+            for request in failed {
+                request.fail(error.clone());
+            }
+        }
+    }
+
+    fn fail(&self, error: &Error) {
+        self.life.ended();
+        self.fail_pending(error);
+        self.ring();
+    }
+
+    fn is_drained(&self) -> bool {
+        self.queues.iter().all(|queue| {
+            let pending = queue.pending.lock();
+            pending.ready.is_empty() && pending.given.is_empty()
+        })
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        let oldest = |queue: &Queue| queue.pending.lock().given.values().map(|given| given.since).min();
+        self.queues.iter().filter_map(oldest).min()
+    }
+
+    fn state(&self) -> State {
+        self.life.state()
+    }
+}

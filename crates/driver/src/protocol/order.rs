@@ -1,0 +1,223 @@
+//! Orders and answers: fixed places, little-endian.
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+/// An order on the wire.
+pub const ORDER_BYTES: usize = 64;
+/// An answer on the wire.
+pub const ANSWER_BYTES: usize = 16;
+
+const FUA: u32 = 1;
+const NO_UNMAP: u32 = 2;
+const AGAIN: u32 = 4;
+
+/// What is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the table in docs/format/driver.md says what each is")]
+pub enum OrderKind {
+    Read = 1,
+    Write = 2,
+    Flush = 3,
+    Discard = 4,
+    WriteZeroes = 5,
+    Chunk = 6,
+    End = 7,
+}
+
+impl OrderKind {
+    fn of(number: u32) -> Option<Self> {
+        use OrderKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
+        let all = [Read, Write, Flush, Discard, WriteZeroes, Chunk, End];
+        all.into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// Something that a driver is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// What.
+    pub kind: OrderKind,
+    /// Durable before it is answered.
+    pub fua: bool,
+    /// The space shall stay allocated.
+    pub no_unmap: bool,
+    /// A former driver had it.
+    pub again: bool,
+    /// What it is answered with.
+    pub number: u64,
+    /// First byte on the device.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where its bytes lie in the queue's memory.
+    pub offset: u64,
+    /// Of a chunk: how many.
+    pub records: u64,
+    /// Of a chunk: the last ordinal given when it was closed.
+    pub horizon: u64,
+    /// Of a chunk: all below are answered.
+    pub floor: u64,
+}
+
+impl Order {
+    /// Of this kind, with this number, and nothing else.
+    #[must_use]
+    pub fn new(kind: OrderKind, number: u64) -> Self {
+        let (fua, no_unmap, again) = (false, false, false);
+        let (address, length, offset, records, horizon, floor) = (0, 0, 0, 0, 0, 0);
+        Order { kind, fua, no_unmap, again, number, address, length, offset, records, horizon, floor }
+    }
+
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; ORDER_BYTES] {
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        let flags = flag(self.fua, FUA) | flag(self.no_unmap, NO_UNMAP) | flag(self.again, AGAIN);
+        let mut bytes = [0; ORDER_BYTES];
+        bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        bytes[4..8].copy_from_slice(&flags.to_le_bytes());
+        let words =
+            [self.number, self.address, self.length, self.offset, self.records, self.horizon, self.floor];
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The orders of a packet.
+    ///
+    /// # Errors
+    /// `Invalid`: what is wrong with them.
+    pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
+        let (orders, rest) = packet.as_chunks::<ORDER_BYTES>();
+        if orders.is_empty() || !rest.is_empty() {
+            return Err(bad(format!("a packet of {} bytes holds no whole orders", packet.len())));
+        }
+        orders.iter().map(Self::decode).collect()
+    }
+
+    fn decode(bytes: &[u8; ORDER_BYTES]) -> Result<Self> {
+        let number = half(bytes, 0);
+        let kind = OrderKind::of(number).ok_or_else(|| bad(format!("an order of unknown kind {number}")))?;
+        let flags = half(bytes, 4);
+        if flags & !(FUA | NO_UNMAP | AGAIN) != 0 {
+            return Err(bad(format!("an order with unknown flags {flags:#x}")));
+        }
+        Ok(Order {
+            kind,
+            fua: flags & FUA != 0,
+            no_unmap: flags & NO_UNMAP != 0,
+            again: flags & AGAIN != 0,
+            number: word(bytes, 8),
+            address: word(bytes, 16),
+            length: word(bytes, 24),
+            offset: word(bytes, 32),
+            records: word(bytes, 40),
+            horizon: word(bytes, 48),
+            floor: word(bytes, 56),
+        })
+    }
+}
+
+/// How an order ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The order's.
+    pub number: u64,
+    /// 0, or what went wrong.
+    pub errno: i32,
+}
+
+impl Answer {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..8].copy_from_slice(&self.number.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.errno.to_le_bytes());
+        bytes
+    }
+
+    /// The answers of a packet.
+    ///
+    /// # Errors
+    /// `Invalid`: what is wrong with them.
+    pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
+        let (answers, rest) = packet.as_chunks::<ANSWER_BYTES>();
+        if answers.is_empty() || !rest.is_empty() {
+            return Err(bad(format!("a packet of {} bytes holds no whole answers", packet.len())));
+        }
+        answers.iter().map(Self::decode).collect()
+    }
+
+    fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self> {
+        let (errno, reserved) = (half(bytes, 8).cast_signed(), half(bytes, 12));
+        if !(0..=4095).contains(&errno) || reserved != 0 {
+            return Err(bad(format!("an answer with errno {errno} and reserved {reserved}")));
+        }
+        Ok(Answer { number: word(bytes, 0), errno })
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from(half(bytes, at)) | u64::from(half(bytes, at + 4)) << 32
+}
+
+fn bad(text: String) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_has_its_documented_bytes() {
+        let order = Order {
+            kind: OrderKind::Chunk,
+            fua: true,
+            no_unmap: false,
+            again: true,
+            number: 0x0102_0304_0506_0708,
+            address: 2,
+            length: 3,
+            offset: 4096,
+            records: 5,
+            horizon: 6,
+            floor: 7,
+        };
+        let bytes = order.encode();
+        assert_eq!(bytes[..16], [6, 0, 0, 0, 5, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!((bytes[16], bytes[24], bytes[33], bytes[40], bytes[48], bytes[56]), (2, 3, 16, 5, 6, 7));
+        let two = [bytes, Order::new(OrderKind::End, 0).encode()].concat();
+        assert_eq!(Order::decode_all(&two).unwrap(), [order, Order::new(OrderKind::End, 0)]);
+    }
+
+    #[test]
+    fn an_answer_has_its_documented_bytes() {
+        let answer = Answer { number: 0x0102_0304_0506_0708, errno: 28 };
+        assert_eq!(answer.encode(), [8, 7, 6, 5, 4, 3, 2, 1, 28, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Answer::decode_all(&answer.encode()).unwrap(), [answer]);
+    }
+
+    #[test]
+    fn bytes_that_make_no_sense_are_refused_with_what_is_wrong() {
+        let order = |change: fn(&mut [u8; ORDER_BYTES])| {
+            let mut bytes = Order::new(OrderKind::Read, 1).encode();
+            change(&mut bytes);
+            Order::decode_all(&bytes).unwrap_err().to_string()
+        };
+        assert!(order(|bytes| bytes[0] = 9).contains("unknown kind 9"));
+        assert!(order(|bytes| bytes[4] = 8).contains("unknown flags 0x8"));
+        assert!(Order::decode_all(&[]).is_err() && Order::decode_all(&[0; 65]).is_err());
+        let mut bytes = Answer { number: 1, errno: 0 }.encode();
+        bytes[12] = 1;
+        assert!(Answer::decode_all(&bytes).is_err());
+        assert!(Answer::decode_all(&Answer { number: 1, errno: -5 }.encode()).is_err());
+        assert!(Answer::decode_all(&[0; 8]).is_err());
+    }
+}

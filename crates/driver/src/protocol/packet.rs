@@ -1,0 +1,171 @@
+//! The socket: whole packets, with open files.
+//!
+//! Invariants: a packet comes whole or not at all; open files of a packet that is refused are closed.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, shutdown, socket_with, socketpair,
+};
+use sawmill_device::{Error, ErrorKind, Result};
+
+/// The longest packet.
+pub const PACKET_BYTES_MAX: usize = 65_536;
+/// The most open files of one packet.
+const DESCRIPTORS_MAX: usize = 4;
+
+/// One end of a packet socket. Sending and receiving block, each as often as one likes and from any thread.
+pub struct PacketSocket(OwnedFd);
+
+/// What was received.
+pub struct Packet<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Open files that came with it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl PacketSocket {
+    /// A connection to who listens there.
+    ///
+    /// # Errors
+    /// `NotFound` when nobody does, `Denied`, `Unavailable`.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let failed = |error: Errno| {
+            let kind = match error {
+                Errno::NOENT | Errno::CONNREFUSED => ErrorKind::NotFound,
+                Errno::ACCESS | Errno::PERM => ErrorKind::Denied,
+                _ => ErrorKind::Unavailable,
+            };
+            Error::new(kind, format!("cannot connect to the host at {}: {error}", path.display()))
+        };
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+        connect(&socket, &address).map_err(failed)?;
+        Ok(PacketSocket(socket))
+    }
+
+    /// Two ends of a new connection.
+    ///
+    /// # Errors
+    /// `Unavailable` when this process has no more open files to give.
+    pub fn pair() -> Result<(Self, Self)> {
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, format!("no socket for a driver: {error}"))
+            })?;
+        Ok((PacketSocket(one), PacketSocket(other)))
+    }
+
+    /// Sends one packet. Waits until there is room.
+    ///
+    /// # Errors
+    /// `Closed` when the peer is gone.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        loop {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+                return Err(Error::new(ErrorKind::Internal, "too many open files for one packet"));
+            }
+            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(gone(error)),
+            }
+        }
+    }
+
+    /// The next packet, in this buffer of [`PACKET_BYTES_MAX`] bytes. Waits for one; `None` when the peer has
+    /// closed its end.
+    ///
+    /// # Errors
+    /// `Closed` when the connection broke; `Invalid` for a packet that is too long.
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<Packet<'a>>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+                // A peer that went without reading everything: told once, before what it had sent.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
+                other => break other.map_err(gone)?,
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                descriptors.extend(files);
+            }
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Error::new(ErrorKind::Invalid, "a packet that is too long"));
+        }
+        // A packet socket tells an end by a packet without bytes, which is not a packet here.
+        Ok((received.bytes > 0).then_some(Packet { bytes: &buffer[..received.bytes], descriptors }))
+    }
+
+    /// Nothing more goes either way: whoever waits here or there learns of it.
+    pub fn close_both_ways(&self) {
+        // A connection that is broken already needs none.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<OwnedFd> for PacketSocket {
+    fn from(socket: OwnedFd) -> Self {
+        PacketSocket(socket)
+    }
+}
+
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.0
+    }
+}
+
+fn gone(error: Errno) -> Error {
+    Error::new(ErrorKind::Closed, format!("the other side is gone: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_keep_their_borders_and_their_files() {
+        let (one, other) = PacketSocket::pair().unwrap();
+        one.send(b"first", &[]).unwrap();
+        one.send(b"second", &[one.as_fd(), other.as_fd()]).unwrap();
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        let first = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!((first.bytes, first.descriptors.len()), (&b"first"[..], 0));
+        let second = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!((second.bytes, second.descriptors.len()), (&b"second"[..], 2));
+        drop(one);
+        // The file that travelled keeps the connection.
+        drop(second);
+        assert!(other.receive(&mut buffer).unwrap().is_none(), "the end is told");
+        assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), ErrorKind::Closed);
+    }
+
+    #[test]
+    fn a_packet_longer_than_the_buffer_is_refused() {
+        let (one, other) = PacketSocket::pair().unwrap();
+        one.send(&[1; 200], &[]).unwrap();
+        let told = other.receive(&mut [0; 100]).err().unwrap();
+        assert_eq!(told.kind(), ErrorKind::Invalid);
+    }
+}

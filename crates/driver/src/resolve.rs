@@ -1,0 +1,228 @@
+//! Late writes are ignored (thesis section 4.3.2): chunks of several queues may be applied in any order, and
+//! by several threads, and every byte ends with what was written last.
+//!
+//! Invariants: two writes of one collision area are never applied at the same time; a byte is never written
+//! with an older number after a newer one. What a chunk wrote is remembered until everything older than it is
+//! answered: until its `horizon` lies below the `floor` (`docs/format/write_chunk.md`). So memory is bounded
+//! by what is on its way.
+//!
+//! Not here: where numbers come from (`batch::areas`).
+
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
+
+use crate::batch::chunk::Record;
+
+const SHARDS: usize = 64;
+
+/// A write that was applied.
+struct Applied {
+    start: u64,
+    end: u64,
+    sequence: u64,
+    /// Of its chunk.
+    horizon: u64,
+}
+
+type Areas = HashMap<u64, Vec<Applied>>;
+
+/// See the head of this file.
+pub struct Resolver {
+    area_bytes: u64,
+    shards: Box<[Mutex<Areas>]>,
+    remembered: Mutex<Remembered>,
+}
+
+#[derive(Default)]
+struct Remembered {
+    /// Areas that chunks wrote to, by the horizon of the chunk.
+    areas: BTreeMap<u64, Vec<u64>>,
+    floor: u64,
+}
+
+impl Resolver {
+    /// For chunks of a device with collision areas of this size.
+    #[must_use]
+    pub fn new(area_bytes: u64) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Resolver { area_bytes, shards, remembered: Mutex::default() }
+    }
+
+    /// Applies the records of a chunk, and forgets what nobody needs any more. `horizon` and `floor` are the
+    /// chunk's; `write` gets the first byte of each piece on the disk, and its bytes.
+    ///
+    /// # Errors
+    /// The first that `write` says; that record and those after it then count as not applied.
+    pub fn apply_chunk<'a, E>(
+        &self,
+        records: impl Iterator<Item = (Record, &'a [u8])>,
+        (horizon, floor): (u64, u64),
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.forget_below(floor);
+        let mut areas = Vec::new();
+        let mut outcome = Ok(());
+        for (record, data) in records {
+            areas.push(record.address / self.area_bytes);
+            outcome = self.apply_until(&record, data, horizon, &mut write);
+            if outcome.is_err() {
+                break;
+            }
+        }
+        self.remembered.lock().areas.entry(horizon).or_default().append(&mut areas);
+        outcome
+    }
+
+    /// Applies those parts of a record that nothing newer has written, and remembers it for ever.
+    ///
+    /// # Errors
+    /// What `write` says; the record then counts as not applied.
+    pub fn apply<E>(
+        &self,
+        record: &Record,
+        data: &[u8],
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.apply_until(record, data, u64::MAX, &mut write)
+    }
+
+    fn apply_until<E>(
+        &self,
+        record: &Record,
+        data: &[u8],
+        horizon: u64,
+        write: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let area = record.address / self.area_bytes;
+        let mut shard = self.shard(area).lock();
+        let applied = shard.entry(area).or_default();
+        let end = record.address + record.length;
+        let mut free = vec![(record.address, end)];
+        for newer in applied.iter().filter(|applied| applied.sequence > record.sequence) {
+            free = free.into_iter().flat_map(|range| without(range, (newer.start, newer.end))).collect();
+        }
+        for (start, end) in free {
+            let at = (start - record.address) as usize;
+            write(start, &data[at..at + (end - start) as usize])?;
+        }
+        applied.push(Applied { start: record.address, end, sequence: record.sequence, horizon });
+        Ok(())
+    }
+
+    /// All chunks with ordinals below `floor` are answered.
+    fn forget_below(&self, floor: u64) {
+        let mut remembered = self.remembered.lock();
+        if floor <= remembered.floor {
+            return;
+        }
+        remembered.floor = floor;
+        let newer = remembered.areas.split_off(&floor);
+        let settled = std::mem::replace(&mut remembered.areas, newer);
+        drop(remembered);
+        for area in settled.into_values().flatten() {
+            let mut shard = self.shard(area).lock();
+            if let Some(applied) = shard.get_mut(&area) {
+                applied.retain(|applied| applied.horizon >= floor);
+                if applied.is_empty() {
+                    shard.remove(&area);
+                }
+            }
+        }
+    }
+
+    /// Writes that are remembered now.
+    #[must_use]
+    pub fn remembered(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().values().map(Vec::len).sum::<usize>()).sum()
+    }
+
+    fn shard(&self, area: u64) -> &Mutex<Areas> {
+        &self.shards[(area % SHARDS as u64) as usize]
+    }
+}
+
+/// What of a range is outside another one.
+fn without((start, end): (u64, u64), (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
+    let before = (start, end.min(from));
+    let after = (start.max(to), end);
+    [before, after].into_iter().filter(|(start, end)| start < end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct World {
+        resolver: Resolver,
+        disk: [u8; 8192],
+    }
+
+    impl World {
+        fn new() -> Self {
+            World { resolver: Resolver::new(4096), disk: [0; 8192] }
+        }
+
+        /// One record of `length` times `value`.
+        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, marks: (u64, u64)) {
+            let record = Record { address: place.0, length: place.1, sequence };
+            let data = vec![value; place.1 as usize];
+            let disk = &mut self.disk;
+            let write = |at: u64, data: &[u8]| -> Result<(), ()> {
+                disk[at as usize..at as usize + data.len()].copy_from_slice(data);
+                Ok(())
+            };
+            self.resolver.apply_chunk([(record, &data[..])].into_iter(), marks, write).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_late_write_changes_only_what_nothing_newer_wrote() {
+        let mut world = World::new();
+        world.chunk((512, 1024), 2, 2, (2, 1));
+        world.chunk((0, 2048), 1, 1, (2, 1));
+        assert_eq!((world.disk[0], world.disk[512], world.disk[1535], world.disk[1536]), (1, 2, 2, 1));
+    }
+
+    #[test]
+    fn a_write_is_forgotten_when_its_horizon_lies_below_the_floor_and_not_before() {
+        let mut world = World::new();
+        // Chunk 2 is newer than what chunk 1 has; when it was closed, chunk 3 had been opened.
+        world.chunk((0, 512), 2, 2, (3, 1));
+        world.chunk((4096, 512), 1, 3, (3, 3));
+        assert_eq!(world.resolver.remembered(), 2, "chunk 3 is not answered: it may hold something older");
+        world.chunk((0, 512), 1, 1, (3, 3));
+        assert_eq!(world.disk[0], 2, "what is late is known to be late");
+        world.chunk((4096, 512), 2, 4, (4, 4));
+        assert_eq!(world.resolver.remembered(), 1, "everything up to chunk 3 is answered");
+    }
+
+    #[test]
+    fn an_older_floor_that_comes_late_brings_nothing_back() {
+        let mut world = World::new();
+        world.chunk((0, 512), 1, 1, (1, 1));
+        world.chunk((0, 512), 2, 2, (2, 2));
+        world.chunk((0, 512), 3, 3, (3, 1));
+        assert_eq!(world.resolver.remembered(), 2);
+        for n in 4..1000 {
+            world.chunk((n % 8 * 512, 512), n, 4, (n, n - 1));
+        }
+        assert!(world.resolver.remembered() <= 3, "memory is bounded by what is on its way");
+    }
+
+    #[test]
+    fn a_write_that_failed_does_not_hide_an_older_one() {
+        let resolver = Resolver::new(4096);
+        let record = |sequence| Record { address: 0, length: 512, sequence };
+        let fails = |_: u64, _: &[u8]| Err(());
+        let chunk = |sequence| [(record(sequence), &[1u8; 512][..])].into_iter();
+        assert!(resolver.apply_chunk(chunk(2), (2, 1), fails).is_err());
+        let mut written = 0;
+        let write = |_: u64, data: &[u8]| {
+            written += data.len();
+            Ok::<(), ()>(())
+        };
+        resolver.apply_chunk(chunk(1), (2, 1), write).unwrap();
+        assert_eq!(written, 512);
+    }
+}

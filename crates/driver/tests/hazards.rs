@@ -1,0 +1,404 @@
+//! Random writes, reads and flushes on several queues, a driver that applies chunks in any order, dies and
+//! comes back: every read, every flush and the end are judged against a model. One thread: a seed is a story.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
+use sawmill_driver::batch::chunk::records;
+use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeOrder, Read};
+use sawmill_driver::resolve::Resolver;
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 64;
+const QUEUES: u32 = 3;
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+enum Told {
+    Written { id: u64, start: u64, end: u64 },
+    Read { since: u64, start: u64, bytes: Vec<u8>, failed: bool },
+    Flushed { since: u64 },
+    Zeroed { start: u64, end: u64 },
+    Refused { is_write: bool },
+}
+
+/// A request that tells the world how it ended. Blocks are filled with the write's id.
+struct Asked {
+    told: Told,
+    buffer: Vec<u8>,
+    tell: Sender<Told>,
+}
+
+impl Exchange for Asked {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let Told::Written { id, .. } = self.told else { return };
+        for (at, byte) in into.iter_mut().enumerate() {
+            *byte = id.to_le_bytes()[(offset as usize + at) % 8];
+        }
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn complete(mut self: Box<Self>, outcome: Outcome) {
+        if let Told::Read { bytes, failed, .. } = &mut self.told {
+            *bytes = std::mem::take(&mut self.buffer);
+            *failed = outcome.is_err();
+        } else if outcome.is_err() {
+            // Only what was never accepted, when the device is taken away.
+            self.told = Told::Refused { is_write: matches!(self.told, Told::Written { .. }) };
+        }
+        // A world that has failed does not listen.
+        let _ = self.tell.send(self.told);
+    }
+}
+
+/// How a driver may be wrong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    Right,
+    IgnoresSequences,
+}
+
+struct World {
+    batch: Arc<Batch>,
+    driver: Driver,
+    dice: Dice,
+    tell: Sender<Told>,
+    hear: Receiver<Told>,
+    next_id: u64,
+    moment: u64,
+    /// For each block its values, each with the moment from which on it holds.
+    model: Vec<Vec<(u64, u64)>>,
+    /// What the driver has applied.
+    disk: Vec<u64>,
+    resolver: Resolver,
+    chunks: Vec<(usize, Chunk)>,
+    flushes: Vec<(usize, u64)>,
+    ranges: Vec<(usize, RangeOrder)>,
+    reads: Vec<(usize, Read)>,
+    seen: BTreeMap<&'static str, u64>,
+    refused: u64,
+    writes_in_flight: u64,
+    zeroing: Vec<(u64, u64)>,
+}
+
+impl World {
+    fn new(seed: u64, driver: Driver) -> Self {
+        let options = BatchOptions {
+            size: BLOCKS * BLOCK,
+            hw_queues: QUEUES,
+            write_chunk_size: 8192,
+            // Some have room, others stall.
+            write_shm_size: if seed.is_multiple_of(3) { 24 << 10 } else { 256 << 10 },
+            read_shm_size: 8192,
+            collision_area_size: 4096,
+            can_discard: true,
+            can_write_zeroes: true,
+            ..BatchOptions::default()
+        };
+        let (tell, hear) = channel();
+        let resolver = Resolver::new(options.collision_area_size);
+        let batch = Batch::new(options).expect("sound options");
+        batch.start().expect("nobody else");
+        World {
+            batch,
+            driver,
+            dice: Dice(seed * 2 + 1),
+            tell,
+            hear,
+            next_id: 0,
+            moment: 0,
+            model: vec![vec![(0, 0)]; BLOCKS as usize],
+            disk: vec![0; BLOCKS as usize],
+            resolver,
+            chunks: Vec::new(),
+            flushes: Vec::new(),
+            ranges: Vec::new(),
+            reads: Vec::new(),
+            seen: BTreeMap::new(),
+            refused: 0,
+            writes_in_flight: 0,
+            zeroing: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, operation: Operation, start: u64, end: u64, told: Told) {
+        self.count("requests");
+        let buffer = vec![0; if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }];
+        let asked = Asked { told, buffer, tell: self.tell.clone() };
+        let flags = Flags::default();
+        let queue = self.dice.below(u64::from(QUEUES)) as usize;
+        let request = Request::new(operation, start * BLOCK, (end - start) * BLOCK, flags, Box::new(asked));
+        self.batch.submit_to(queue, request);
+        self.hear();
+    }
+
+    fn range(&mut self) -> (u64, u64) {
+        let length = 1 + self.dice.below(12);
+        let start = self.dice.below(BLOCKS - length + 1);
+        (start, start + length)
+    }
+
+    fn hear(&mut self) -> u64 {
+        let mut heard = 0;
+        while let Ok(told) = self.hear.try_recv() {
+            heard += 1;
+            self.moment += 1;
+            match told {
+                Told::Written { id, start, end } => {
+                    self.writes_in_flight -= 1;
+                    for block in start..end {
+                        self.model[block as usize].push((self.moment, id));
+                    }
+                }
+                Told::Read { since, start, bytes, failed } => {
+                    assert!(!failed, "a read failed");
+                    for (at, block) in bytes.chunks(BLOCK as usize).enumerate() {
+                        let place = start + at as u64;
+                        assert!(block.chunks(8).all(|word| word == &block[..8]), "block {place} is torn");
+                        let value = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+                        self.judge("read", place, value, since);
+                    }
+                }
+                Told::Zeroed { start, end } => {
+                    let at = self.zeroing.iter().position(|range| *range == (start, end));
+                    self.zeroing.swap_remove(at.expect("it was begun"));
+                    for block in start..end {
+                        self.model[block as usize].push((self.moment, 0));
+                    }
+                    self.count("ranges");
+                }
+                Told::Refused { is_write } => {
+                    self.refused += 1;
+                    self.writes_in_flight -= u64::from(is_write);
+                }
+                Told::Flushed { since } => {
+                    for block in 0..BLOCKS {
+                        self.judge("flush", block, self.disk[block as usize], since);
+                    }
+                }
+            }
+        }
+        heard
+    }
+
+    /// A value is right that held at some moment from `since` on.
+    fn judge(&self, what: &str, block: u64, value: u64, since: u64) {
+        let values = &self.model[block as usize];
+        let first = values.iter().rposition(|(moment, _)| *moment <= since).unwrap_or(0);
+        let allowed = &values[first..];
+        let is_zeroed = value == 0 && self.zeroing.iter().any(|(start, end)| (*start..*end).contains(&block));
+        assert!(
+            is_zeroed || allowed.iter().any(|(_, allowed)| *allowed == value),
+            "{what} of block {block}: {value} is none of {allowed:?}"
+        );
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    fn step(&mut self) {
+        match self.dice.below(100) {
+            0..35 => {
+                let (start, end) = self.range();
+                self.next_id += 1;
+                self.writes_in_flight += 1;
+                let id = self.next_id;
+                self.submit(Operation::Write, start, end, Told::Written { id, start, end });
+            }
+            35..50 => {
+                let (start, end) = self.range();
+                let told = Told::Read { since: self.moment, start, bytes: Vec::new(), failed: false };
+                self.submit(Operation::Read, start, end, told);
+            }
+            50..53 => self.submit(Operation::Flush, 0, 0, Told::Flushed { since: self.moment }),
+            53..55 => {
+                let (start, end) = self.range();
+                let kind = [Operation::Discard, Operation::WriteZeroes][self.dice.below(2) as usize];
+                // Of two changes of the same bytes at once either may win: the model knows only one.
+                if self.writes_in_flight == 0 {
+                    self.zeroing.push((start, end));
+                    self.submit(kind, start, end, Told::Zeroed { start, end });
+                }
+            }
+            55..70 => self.fetch(),
+            70..97 => self.finish_one(),
+            97 => self.apply_half(),
+            _ => self.crash(),
+        }
+    }
+
+    fn fetch(&mut self) {
+        let queue = self.dice.below(u64::from(QUEUES)) as usize;
+        match self.batch.fetch_write_now(queue) {
+            Some(Delivery::Chunk(chunk)) => self.chunks.push((queue, chunk)),
+            Some(Delivery::Flush(number)) => self.flushes.push((queue, number)),
+            Some(Delivery::Range(order)) => self.ranges.push((queue, order)),
+            Some(Delivery::End) | None => {}
+        }
+        if let Some(read) = self.batch.fetch_read_now(queue) {
+            self.reads.push((queue, read));
+        }
+    }
+
+    /// Applies and acknowledges something, in any order.
+    fn finish_one(&mut self) {
+        let choice = self.dice.below(4);
+        if choice == 0 && !self.reads.is_empty() {
+            let at = self.dice.below(self.reads.len() as u64) as usize;
+            let (queue, read) = self.reads.swap_remove(at);
+            let disk = &self.disk;
+            self.batch.fill_read(queue, read.number, |bytes| {
+                for (at, block) in bytes.chunks_mut(BLOCK as usize).enumerate() {
+                    let value = disk[(read.address / BLOCK) as usize + at];
+                    block.chunks_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
+                }
+            });
+            self.batch.acknowledge_read(queue, read.number, Ok(())).expect("handed over");
+            self.count("reads");
+        } else if choice == 1 && !self.flushes.is_empty() {
+            let at = self.dice.below(self.flushes.len() as u64) as usize;
+            let (queue, number) = self.flushes[at];
+            // What came before on this queue is to be durable first.
+            if !self.chunks.iter().any(|(of, chunk)| *of == queue && chunk.number < number) {
+                self.flushes.swap_remove(at);
+                self.batch.acknowledge_write(queue, number, Ok(())).expect("handed over");
+                self.count("flushes");
+            }
+        } else if choice == 2 && !self.ranges.is_empty() {
+            let at = self.dice.below(self.ranges.len() as u64) as usize;
+            let (queue, order) = self.ranges.swap_remove(at);
+            let (start, end) = (order.address / BLOCK, (order.address + order.length) / BLOCK);
+            self.disk[start as usize..end as usize].fill(0);
+            if self.dice.below(4) == 0 {
+                // It dies between doing and saying so.
+                return self.crash();
+            }
+            self.batch.acknowledge_write(queue, order.number, Ok(())).expect("handed over");
+        } else if !self.chunks.is_empty() {
+            let at = self.dice.below(self.chunks.len() as u64) as usize;
+            let (queue, chunk) = self.chunks.swap_remove(at);
+            self.apply(&chunk, usize::MAX);
+            let number = chunk.number;
+            drop(chunk);
+            self.batch.acknowledge_write(queue, number, Ok(())).expect("handed over");
+            self.count("chunks");
+        }
+        self.hear();
+    }
+
+    fn apply(&mut self, chunk: &Chunk, most: usize) {
+        let metadata_bytes = self.batch.options().metadata_bytes() as usize;
+        let bytes = chunk.bytes();
+        let found = records(&bytes, metadata_bytes, chunk.records().len());
+        for (wire, expected) in found.zip(chunk.records()).take(most) {
+            let (record, data) = wire.expect("a sound record");
+            assert_eq!(record, *expected);
+            let disk = &mut self.disk;
+            let mut write = |address: u64, data: &[u8]| -> Result<(), ()> {
+                for (at, block) in data.chunks(BLOCK as usize).enumerate() {
+                    let value = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+                    disk[(address / BLOCK) as usize + at] = value;
+                }
+                Ok(())
+            };
+            match self.driver {
+                Driver::Right => self.resolver.apply(&record, data, write),
+                Driver::IgnoresSequences => write(record.address, data),
+            }
+            .expect("memory takes everything");
+        }
+    }
+
+    /// Some records of a chunk, and no acknowledgement: a crash may follow.
+    fn apply_half(&mut self) {
+        if let Some((queue, chunk)) = self.chunks.pop() {
+            let most = self.dice.below(chunk.records().len() as u64 + 1) as usize;
+            self.apply(&chunk, most);
+            self.chunks.push((queue, chunk));
+        }
+    }
+
+    /// The driver dies with all that it had in hand and in mind; another one comes.
+    fn crash(&mut self) {
+        self.chunks.clear();
+        self.flushes.clear();
+        self.ranges.clear();
+        self.reads.clear();
+        self.resolver = Resolver::new(self.batch.options().collision_area_size);
+        self.batch.recover();
+        self.batch.start().expect("nobody else");
+        self.hear();
+        self.count("crashes");
+    }
+
+    /// Takes the device away: the driver ends with what was written last.
+    fn end(mut self) -> BTreeMap<&'static str, u64> {
+        self.hear();
+        assert_eq!(self.refused, 0, "nothing is refused while the device is there");
+        self.batch.end();
+        let mut patience = 1_000_000;
+        while !self.batch.is_drained() {
+            patience -= 1;
+            assert!(patience > 0, "the device never ends");
+            for _ in 0..QUEUES {
+                self.fetch();
+            }
+            self.finish_one();
+        }
+        self.hear();
+        for block in 0..BLOCKS {
+            let last = self.model[block as usize].last().expect("at least zero").1;
+            assert_eq!(self.disk[block as usize], last, "block {block} at the end");
+        }
+        self.seen
+    }
+}
+
+fn story(seed: u64, steps: u64, driver: Driver) -> BTreeMap<&'static str, u64> {
+    let mut world = World::new(seed, driver);
+    for _ in 0..steps {
+        world.step();
+    }
+    world.end()
+}
+
+/// How many stories are told: `SAWMILL_SEEDS`, 40 without it.
+fn seeds() -> u64 {
+    std::env::var("SAWMILL_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40)
+}
+
+#[test]
+fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
+    let mut seen = BTreeMap::new();
+    for seed in 1..=seeds() {
+        for (what, count) in story(seed, 3000, Driver::Right) {
+            *seen.entry(what).or_insert(0) += count;
+        }
+    }
+    println!("{seen:?}");
+    for what in ["reads", "flushes", "ranges", "chunks", "crashes"] {
+        assert!(seen.get(what).is_some_and(|count| *count > 100), "{what} were to happen: {seen:?}");
+    }
+}
+
+#[test]
+fn a_driver_that_ignores_sequence_numbers_is_caught() {
+    let caught = (1..=50)
+        .filter(|seed| std::panic::catch_unwind(|| story(*seed, 3000, Driver::IgnoresSequences)).is_err());
+    assert!(caught.count() > 25, "late writes do harm in most stories");
+}

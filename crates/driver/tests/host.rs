@@ -1,0 +1,411 @@
+//! What a host promises to users of a device and to its drivers, whoever dies when.
+
+mod puppet;
+
+use std::os::fd::AsFd;
+
+use puppet::{Puppet, Stage, submit, submit_with};
+use sawmill_device::{ErrorKind, Flags, Operation};
+use sawmill_driver::host::{Event, Host};
+use sawmill_driver::protocol::{Control, ControlKind, Facts, OrderKind, PACKET_BYTES_MAX, PacketSocket};
+
+const SIZE: &str = "size=1048576";
+
+#[test]
+fn a_request_is_answered_by_what_the_driver_says() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    assert_eq!(driver.welcome.get("generation"), Some("1"));
+    let device = stage.device();
+    let write = submit(&*device, Operation::Write, 4096, vec![7; 1024]);
+    let order = driver.expect(0, OrderKind::Write);
+    assert_eq!((order.address, order.length, order.again), (4096, 1024, false));
+    assert_eq!(driver.bytes(0, &order), vec![7; 1024]);
+    assert!(write.is_open(), "nobody has done it yet");
+    driver.answer(0, order.number, 28);
+    assert_eq!(write.wait().0.unwrap_err().kind(), ErrorKind::Full);
+    let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
+    let order = driver.expect(0, OrderKind::Read);
+    driver.fill(0, &order, 9);
+    driver.answer(0, order.number, 0);
+    assert_eq!(read.wait().1, vec![9; 512]);
+}
+
+#[test]
+fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
+    let stage = Stage::new("");
+    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let asked: Vec<_> =
+        (0..3).map(|n| submit(&*device, Operation::Write, n * 512, vec![n as u8; 512])).collect();
+    let numbers: Vec<u64> = (0..3).map(|_| first.order(0).number).collect();
+    first.answer(0, numbers[1], 0);
+    asked[1].wait().0.unwrap();
+    let later = submit(&*device, Operation::Write, 512, vec![9; 512]);
+    drop(first);
+    assert!(!stage.gone(), "it died");
+    assert!(asked[0].is_open() && asked[2].is_open() && later.is_open(), "they wait");
+    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    assert_eq!((second.welcome.get("generation"), second.welcome.get("again")), (Some("2"), Some("1")));
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let order = second.expect(0, OrderKind::Write);
+        assert_eq!(
+            second.bytes(0, &order),
+            vec![if order.address == 512 { 9 } else { (order.address / 512) as u8 }; 512]
+        );
+        seen.push((order.address, order.again));
+        second.answer(0, order.number, 0);
+    }
+    // Whether the first one had the last order nobody knows.
+    let last = seen.pop().unwrap();
+    assert_eq!(seen, [(0, true), (1024, true)]);
+    assert_eq!(last.0, 512);
+    for request in [&asked[0], &asked[2], &later] {
+        request.wait().0.unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
+    let stage = Stage::new("");
+    let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let order = old.expect(0, OrderKind::Write);
+    let path = stage.host.path().to_path_buf();
+    let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
+    // It is told, and gets nothing more.
+    assert_eq!(old.expect(0, OrderKind::End).number, 0);
+    let waits = submit(&*device, Operation::Write, 512, vec![2; 512]);
+    assert!(begun.is_open() && !coming.is_finished(), "the old one has an order still");
+    old.answer(0, order.number, 0);
+    begun.wait().0.unwrap();
+    drop(old);
+    let mut new = coming.join().unwrap();
+    assert!(stage.gone(), "it went in order");
+    let order = new.expect(0, OrderKind::Write);
+    assert_eq!((order.address, order.again), (512, false), "the old one never had it");
+    new.answer(0, order.number, 0);
+    waits.wait().0.unwrap();
+}
+
+#[test]
+fn a_driver_that_dies_while_it_is_replaced_leaves_its_orders_to_the_new_one() {
+    let stage = Stage::new("");
+    let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    old.expect(0, OrderKind::Write);
+    let path = stage.host.path().to_path_buf();
+    let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
+    old.expect(0, OrderKind::End);
+    drop(old);
+    let mut new = coming.join().unwrap();
+    let order = new.expect(0, OrderKind::Write);
+    assert!(order.again);
+    new.answer(0, order.number, 0);
+    begun.wait().0.unwrap();
+}
+
+#[test]
+fn who_may_not_drive_is_told_why_and_changes_nothing() {
+    let stage = Stage::new("can_discard=1");
+    let path = stage.host.path();
+    let refused = |hello: &str| Puppet::come(path, hello).err().expect("refused");
+    assert!(refused("size=1000").contains("size=1000"));
+    assert!(refused("colour=red").contains("colour"));
+    assert!(refused("protocol=1 mode=batch read_only=1").contains("mode=plain"));
+    let mut driver = Puppet::come(path, SIZE).unwrap();
+    assert_eq!(driver.welcome.get("can_discard"), Some("1"), "the host was told so");
+    assert!(refused(SIZE).contains("has a driver already"));
+    assert!(refused("replace=1 size=4096").contains("size=4096"));
+    let control = PacketSocket::connect(path).unwrap();
+    let hello = Control::new(ControlKind::Hello, Facts::default().with("protocol", 2));
+    control.send(&hello.encode(), &[]).unwrap();
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
+    assert!(told.kind == ControlKind::Refused && told.facts.get("message").unwrap().contains("speaks 1"));
+    for nonsense in [&b"\x01"[..], b"\x63\0\0\0", b"\x08\0\0\0outcome=ended\n", &[255; 70]] {
+        let control = PacketSocket::connect(path).unwrap();
+        control.send(nonsense, &[control.as_fd()]).unwrap();
+        let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
+        assert_eq!(told.kind, ControlKind::Refused, "{nonsense:?}");
+    }
+    // The one that is there serves on.
+    let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
+    let order = driver.expect(0, OrderKind::Write);
+    driver.answer(0, order.number, 0);
+    write.wait().0.unwrap();
+}
+
+#[test]
+fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_orders_as_not_done() {
+    type Break = fn(&Puppet, u64);
+    let breaks: [Break; 5] = [
+        |driver, number| driver.answer(0, number + 1, 0),
+        |driver, number| driver.answer(0, number, -1),
+        |driver, _| driver.send_raw(0, &[0; 15]),
+        |driver, _| driver.say(ControlKind::Welcome, ""),
+        |driver, _| driver.send_raw(0, &[1; 16]),
+    ];
+    let stage = Stage::new("");
+    let mut hello = SIZE;
+    let mut waits = None;
+    for broken in breaks {
+        let mut driver = Puppet::come(stage.host.path(), hello).unwrap();
+        hello = "";
+        waits.get_or_insert_with(|| submit(&*stage.device(), Operation::Write, 0, vec![1; 512]));
+        let order = driver.expect(0, OrderKind::Write);
+        broken(&driver, order.number);
+        assert!(!stage.gone(), "it is taken for dead");
+    }
+    let mut sound = Puppet::come(stage.host.path(), "").unwrap();
+    let order = sound.expect(0, OrderKind::Write);
+    sound.answer(0, order.number, 0);
+    waits.unwrap().wait().0.unwrap();
+}
+
+#[test]
+fn a_device_that_is_not_recoverable_fails_with_its_driver() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), "size=1048576 recoverable=0").unwrap();
+    let device = stage.device();
+    let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
+    driver.expect(0, OrderKind::Read);
+    drop(driver);
+    assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
+    let why = stage.hear(|event| if let Event::EndAsked(why) = event { why.clone() } else { None });
+    assert!(why.contains("driver died"), "{why}");
+    assert!(submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.is_err());
+}
+
+#[test]
+fn without_a_driver_requests_fail_at_once_where_that_was_asked_for() {
+    let stage = Stage::new("on_death=fail");
+    let driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    drop(driver);
+    stage.gone();
+    let told = submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err();
+    assert!(told.to_string().contains("no driver now"), "{told}");
+    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
+    let order = next.expect(0, OrderKind::Read);
+    next.answer(0, order.number, 0);
+    read.wait().0.unwrap();
+}
+
+#[test]
+fn requests_that_waited_too_long_for_a_driver_fail_and_the_device_goes_on_with_the_next_one() {
+    for mode in ["plain", "batch"] {
+        let stage = Stage::new("death_timeout_s=0.1");
+        let driver = Puppet::come(stage.host.path(), &format!("{SIZE} mode={mode}")).unwrap();
+        let device = stage.device();
+        drop(driver);
+        let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
+        assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
+        let late = submit(&*device, Operation::Flush, 0, Vec::new());
+        assert_eq!(late.wait().0.unwrap_err().kind(), ErrorKind::TimedOut, "{mode}");
+        let mut next = Puppet::come(stage.host.path(), "").unwrap();
+        let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
+        let lane = usize::from(mode == "batch");
+        let order = next.expect(lane, OrderKind::Read);
+        next.answer(lane, order.number, 0);
+        read.wait().0.unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
+    let stage = Stage::new("request_timeout_s=0.1");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    driver.expect(0, OrderKind::Write);
+    let pid = stage.hear(|event| if let Event::Hung { pid } = event { Some(*pid) } else { None });
+    assert_eq!(pid, std::process::id());
+    assert!(!stage.gone());
+    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    let order = next.expect(0, OrderKind::Write);
+    assert!(order.again);
+    next.answer(0, order.number, 0);
+    waits.wait().0.unwrap();
+}
+
+#[test]
+fn a_device_ends_when_everything_was_answered_and_flushed() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let write = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    let host = stage.host.clone();
+    let ending = std::thread::spawn(move || host.finish());
+    let first = driver.expect(0, OrderKind::Write);
+    let flush = driver.expect(0, OrderKind::Flush);
+    driver.answer(0, first.number, 0);
+    write.wait().0.unwrap();
+    driver.answer(0, flush.number, 0);
+    driver.expect(0, OrderKind::End);
+    drop(driver);
+    ending.join().unwrap().unwrap();
+    assert!(stage.gone());
+    assert_eq!(stage.host.wait_for_end(), Ok(()));
+    assert_eq!(
+        submit(&*device, Operation::Read, 0, vec![0; 512]).wait().0.unwrap_err().kind(),
+        ErrorKind::Closed
+    );
+    assert!(Puppet::come(stage.host.path(), "").err().unwrap().contains("ended"));
+}
+
+#[test]
+fn a_driver_that_dies_at_the_end_leaves_the_rest_to_the_next_one() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
+    driver.expect(0, OrderKind::Write);
+    let host = stage.host.clone();
+    let ending = std::thread::spawn(move || host.finish());
+    driver.expect(0, OrderKind::Flush);
+    drop(driver);
+    assert!(!stage.gone());
+    let mut next = Puppet::come(stage.host.path(), "").unwrap();
+    for kind in [OrderKind::Write, OrderKind::Flush] {
+        let order = next.expect(0, kind);
+        assert!(order.again);
+        next.answer(0, order.number, 0);
+    }
+    next.expect(0, OrderKind::End);
+    drop(next);
+    ending.join().unwrap().unwrap();
+    write.wait().0.unwrap();
+}
+
+#[test]
+fn a_driver_asks_for_the_end() {
+    let stage = Stage::new("");
+    let driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    driver.say(ControlKind::Leave, "outcome=ended");
+    assert_eq!(
+        stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None }),
+        None
+    );
+    driver.say(ControlKind::Leave, "outcome=failed message=broken");
+    let why = stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None });
+    assert_eq!(why.as_deref(), Some("broken"));
+}
+
+#[test]
+fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() {
+    let fua = Flags { fua: true, ..Flags::default() };
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
+    let order = driver.expect(0, OrderKind::Write);
+    assert!(!order.fua);
+    driver.answer(0, order.number, 0);
+    let flush = driver.expect(0, OrderKind::Flush);
+    assert!(write.is_open(), "it is not durable yet");
+    driver.answer(0, flush.number, 5);
+    assert!(write.wait().0.is_err(), "a flush that failed made nothing durable");
+
+    let stage = Stage::new("can_fua=1");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
+    let order = driver.expect(0, OrderKind::Write);
+    assert!(order.fua);
+    driver.answer(0, order.number, 0);
+    write.wait().0.unwrap();
+
+    let stage = Stage::new("can_flush=0");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
+    let order = driver.expect(0, OrderKind::Write);
+    driver.answer(0, order.number, 0);
+    write.wait().0.unwrap();
+    submit(&*stage.device(), Operation::Flush, 0, Vec::new()).wait().0.unwrap();
+}
+
+#[test]
+fn no_more_orders_are_with_a_driver_than_it_takes() {
+    let stage = Stage::new("queue_depth=2");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let asked: Vec<_> = (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
+    let mut with_it = vec![driver.order(0), driver.order(0)];
+    for request in &asked {
+        let order = with_it.remove(0);
+        driver.answer(0, order.number, 0);
+        request.wait().0.unwrap();
+        if asked.len() > 2 && order.address < 3 * 512 {
+            with_it.push(driver.order(0));
+        }
+    }
+}
+
+#[test]
+fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes() {
+    let stage = Stage::new("mode=batch chunk_age_max_ms=0");
+    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let metadata: usize = first.welcome.parsed("metadata_bytes").unwrap();
+    submit(&*device, Operation::Write, 512, vec![1; 1024]).wait().0.unwrap();
+    let flush = submit(&*device, Operation::Flush, 0, Vec::new());
+    let old = first.expect(0, OrderKind::Chunk);
+    assert_eq!((old.records, old.length), (1, metadata as u64 + 1024));
+    let bytes = first.bytes(0, &old);
+    assert_eq!(bytes[metadata..], [1; 1024]);
+    assert_eq!((bytes[0], bytes[8], bytes[16], bytes[24]), (1, 2, 1, 1), "sector, sectors, sequence, flag");
+    let flushed = first.expect(0, OrderKind::Flush);
+    // A newer write of the second block, in a newer chunk: acknowledged before the older one.
+    submit(&*device, Operation::Write, 1024, vec![2; 512]).wait().0.unwrap();
+    let again = submit(&*device, Operation::Flush, 0, Vec::new());
+    let new = first.expect(0, OrderKind::Chunk);
+    assert!(new.floor <= old.horizon, "the older one is not answered");
+    first.answer(0, new.number, 0);
+    drop(first);
+    assert!(!stage.gone());
+    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    let old = second.expect(0, OrderKind::Chunk);
+    assert!(old.again);
+    let bytes = second.bytes(0, &old);
+    assert_eq!((bytes[metadata], bytes[metadata + 512]), (1, 2), "the newer bytes are in the older write");
+    second.answer(0, old.number, 0);
+    assert_eq!(second.expect(0, OrderKind::Flush).number, flushed.number);
+    second.answer(0, flushed.number, 0);
+    let last = second.expect(0, OrderKind::Flush);
+    second.answer(0, last.number, 0);
+    flush.wait().0.unwrap();
+    again.wait().0.unwrap();
+}
+
+#[test]
+fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
+    let read = driver.expect(0, OrderKind::Read);
+    assert_eq!((read.address, read.length), (512, 512));
+    driver.fill(0, &read, 3);
+    driver.answer(0, read.number, 0);
+    let order = driver.expect(0, OrderKind::Write);
+    let bytes = driver.bytes(0, &order);
+    assert_eq!((bytes.len(), bytes[187], bytes[188], bytes[197], bytes[198]), (512, 3, 5, 5, 3));
+    driver.answer(0, order.number, 0);
+    write.wait().0.unwrap();
+    let stage = Stage::new("byte_granular=1");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
+    let order = driver.expect(0, OrderKind::Write);
+    assert_eq!((order.address, order.length), (700, 10));
+    driver.answer(0, order.number, 0);
+    write.wait().0.unwrap();
+}
+
+#[test]
+fn a_name_has_one_host() {
+    let stage = Stage::new("");
+    let other = Host::start("disk", stage.host.path(), Facts::default(), Box::new(|_| ()));
+    assert_eq!(other.err().unwrap().kind(), ErrorKind::InUse);
+    Puppet::come(stage.host.path(), SIZE).expect("the first one is unharmed");
+}

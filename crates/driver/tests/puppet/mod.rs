@@ -1,0 +1,207 @@
+//! A driver on strings: every packet is received and sent by hand.
+#![expect(unreachable_pub, reason = "a module of a test program")]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use sawmill_device::{BlockDevice, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_driver::host::{Event, Host};
+use sawmill_driver::protocol::{
+    Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+};
+
+/// Nothing here takes so long; a test that waits longer has failed.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn facts(text: &str) -> Facts {
+    text.split_whitespace().fold(Facts::default(), |facts, word| {
+        let (name, value) = word.split_once('=').expect("name=value");
+        facts.with(name, value)
+    })
+}
+
+/// A host with a folder of its own, and what it tells.
+pub struct Stage {
+    pub host: Arc<Host>,
+    pub events: Receiver<Event>,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    pub fn new(given: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (tell, events) = channel();
+        let tell = Box::new(move |event| drop(tell.send(event)));
+        let host = Host::start("disk", &folder.path().join("sock"), facts(given), tell).expect("it listens");
+        Stage { host, events, _folder: folder }
+    }
+
+    pub fn device(&self) -> Arc<dyn BlockDevice> {
+        self.host.device().expect("a driver came")
+    }
+
+    /// The next event that this is the answer for.
+    pub fn hear<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
+        loop {
+            let event = self.events.recv_timeout(PATIENCE).expect("it is told");
+            if let Some(found) = wanted(&event) {
+                return found;
+            }
+        }
+    }
+
+    /// Waits until a driver is gone; whether it went in order.
+    pub fn gone(&self) -> bool {
+        self.hear(|event| match event {
+            Event::Gone { in_order, .. } => Some(*in_order),
+            _ => None,
+        })
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.host.close();
+    }
+}
+
+struct Lane {
+    socket: PacketSocket,
+    memory: File,
+    orders: VecDeque<Order>,
+}
+
+pub struct Puppet {
+    pub control: PacketSocket,
+    pub welcome: Facts,
+    lanes: Vec<Lane>,
+}
+
+impl Puppet {
+    /// Comes to a host; the host's words when it is refused.
+    pub fn come(path: &Path, hello: &str) -> Result<Puppet, String> {
+        let control = PacketSocket::connect(path).expect("a host listens");
+        let hello = facts(&format!("protocol=1 {hello}"));
+        control.send(&Control::new(ControlKind::Hello, hello).encode(), &[]).expect("it listens");
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        let (mut welcome, mut lanes) = (None, Vec::new());
+        loop {
+            let packet = control.receive(&mut buffer).expect("a packet").ok_or("the host went")?;
+            let mut files = packet.descriptors.into_iter();
+            let said = Control::decode(packet.bytes).expect("sense");
+            match said.kind {
+                ControlKind::Welcome => welcome = Some(said.facts),
+                ControlKind::Queue => {
+                    while let (Some(socket), Some(memory)) = (files.next(), files.next()) {
+                        let patience = Some(PATIENCE);
+                        set_socket_timeout(&socket, Timeout::Recv, patience).expect("a socket");
+                        let (socket, memory) = (PacketSocket::from(socket), File::from(memory));
+                        lanes.push(Lane { socket, memory, orders: VecDeque::new() });
+                    }
+                }
+                ControlKind::Attached => {
+                    return Ok(Puppet { control, welcome: welcome.expect("before"), lanes });
+                }
+                ControlKind::Refused => return Err(said.facts.get("message").unwrap_or_default().to_owned()),
+                other => panic!("{other:?} before ATTACHED"),
+            }
+        }
+    }
+
+    /// The next order of a lane.
+    pub fn order(&mut self, lane: usize) -> Order {
+        let lane = &mut self.lanes[lane];
+        while lane.orders.is_empty() {
+            let mut buffer = vec![0; PACKET_BYTES_MAX];
+            let packet = lane.socket.receive(&mut buffer).expect("a packet").expect("the host is there");
+            lane.orders.extend(Order::decode_all(packet.bytes).expect("sense"));
+        }
+        lane.orders.pop_front().expect("one came")
+    }
+
+    /// The next order, which is of this kind.
+    pub fn expect(&mut self, lane: usize, kind: OrderKind) -> Order {
+        let order = self.order(lane);
+        assert_eq!(order.kind, kind, "{order:?}");
+        order
+    }
+
+    pub fn bytes(&self, lane: usize, order: &Order) -> Vec<u8> {
+        let mut bytes = vec![0; order.length as usize];
+        self.lanes[lane].memory.read_exact_at(&mut bytes, order.offset).expect("inside the memory");
+        bytes
+    }
+
+    pub fn fill(&self, lane: usize, order: &Order, byte: u8) {
+        let bytes = vec![byte; order.length as usize];
+        self.lanes[lane].memory.write_all_at(&bytes, order.offset).expect("inside the memory");
+    }
+
+    pub fn answer(&self, lane: usize, number: u64, errno: i32) {
+        self.lanes[lane].socket.send(&Answer { number, errno }.encode(), &[]).expect("the host listens");
+    }
+
+    pub fn send_raw(&self, lane: usize, bytes: &[u8]) {
+        self.lanes[lane].socket.send(bytes, &[]).expect("the host listens");
+    }
+
+    pub fn say(&self, kind: ControlKind, text: &str) {
+        self.control.send(&Control::new(kind, facts(text)).encode(), &[]).expect("the host listens");
+    }
+}
+
+struct Asked {
+    bytes: Vec<u8>,
+    tell: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
+}
+
+impl Exchange for Asked {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        // A test that has failed does not listen.
+        let _ = self.tell.send((outcome, self.bytes));
+    }
+}
+
+/// How a request ends, some time.
+pub struct Answered(Receiver<(Outcome, Vec<u8>)>);
+
+impl Answered {
+    pub fn wait(&self) -> (Outcome, Vec<u8>) {
+        self.0.recv_timeout(PATIENCE).expect("it is answered")
+    }
+
+    pub fn is_open(&self) -> bool {
+        matches!(self.0.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty))
+    }
+}
+
+pub fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Answered {
+    submit_with(device, operation, address, bytes, Flags::default())
+}
+
+pub fn submit_with(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    address: u64,
+    bytes: Vec<u8>,
+    flags: Flags,
+) -> Answered {
+    let (tell, hear) = channel();
+    let length = bytes.len() as u64;
+    device.submit(Request::new(operation, address, length, flags, Box::new(Asked { bytes, tell })));
+    Answered(hear)
+}
