@@ -21,6 +21,9 @@ pub(crate) const STORE_FILE: &str = "store";
 /// The folder in a user's state folder with the facts of ublk devices that are served without privileges.
 pub(crate) const UBLK_FOLDER: &str = "ublk";
 
+/// The folder in a user's state folder with a folder for each device that has a driver.
+pub(crate) const DRIVERS_FOLDER: &str = "drivers";
+
 /// What the process environment says about places.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
@@ -112,6 +115,12 @@ impl Places {
     /// The read cache that all volumes of a user share.
     pub(crate) fn cache_path(&self) -> Result<PathBuf> {
         Ok(self.state_folder()?.join("cache"))
+    }
+
+    /// The folder of a device with a driver.
+    pub(crate) fn driver_folder(&self, name: &str) -> Result<PathBuf> {
+        check_name(name)?;
+        Ok(self.state_folder()?.join(DRIVERS_FOLDER).join(name))
     }
 
     /// The socket of the NBD door when none is named.

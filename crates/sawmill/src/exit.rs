@@ -173,7 +173,7 @@ impl From<Error> for Failure {
             ErrorKind::Exists => Exit::Exists,
             ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
             ErrorKind::Fenced => Exit::Fenced,
-            ErrorKind::Unavailable => Exit::Unavailable,
+            ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unreachable => Exit::Unavailable,
             ErrorKind::Denied => Exit::Denied,
             ErrorKind::InUse => Exit::InUse,
             ErrorKind::Full => Exit::Full,

@@ -3,7 +3,8 @@
 //! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
 //! and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its replacement),
 //! `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard), `control` (the other
-//! end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block traces), `output`,
+//! end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block traces), `layers/`
+//! (faults, delays and a record for tests), `output`,
 //! `units` and `exit` (how people are spoken to).
 //!
 //! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
@@ -16,10 +17,12 @@ mod command;
 mod config;
 mod control;
 mod doors;
+mod driving;
 mod exit;
 #[cfg(test)]
 mod guide;
 mod handoff;
+mod layers;
 mod machine;
 mod moment;
 mod output;

@@ -6,12 +6,14 @@
 mod bench;
 mod check;
 mod clone;
+mod conform;
 mod copy;
 mod create;
 mod delete;
 mod device;
 mod doctor;
 mod door;
+mod driver;
 mod export;
 mod flatten;
 mod gc;
@@ -26,6 +28,7 @@ mod rename;
 mod replicate;
 mod resize;
 mod rollback;
+mod run;
 mod serve;
 mod set;
 mod simulate;
@@ -79,6 +82,8 @@ struct Context {
 enum Command {
     Create(create::Arguments),
     Serve(serve::Arguments),
+    Run(run::Arguments),
+    Driver(driver::Arguments),
     Door(door::Arguments),
     Device(device::Arguments),
     #[command(name = "handoff")]
@@ -106,6 +111,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Simulate(simulate::Arguments),
     VerifyCrash(verify_crash::Arguments),
+    Conform(conform::Arguments),
     Bench(bench::Arguments),
     /// Hold the mount of a FUSE door while no server runs; started by servers alone.
     #[command(hide = true, name = KEEP)]
@@ -129,13 +135,15 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn carry_out(cli: Cli) -> Result<Exit> {
-    // `serve` tells its story on stderr; the other commands speak up only when something is wrong.
-    let usual = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    // What serves tells its story on stderr; the other commands speak up only when something is wrong.
+    let usual = if matches!(cli.command, Command::Serve(_) | Command::Run(_)) { "info" } else { "warn" };
     start_log(cli.log.as_deref().unwrap_or(usual))?;
     let context = Context { json: cli.json, places: Places::from_environment() };
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
         Command::Serve(arguments) => serve::run(&context, &arguments),
+        Command::Run(arguments) => run::run(&context, &arguments),
+        Command::Driver(arguments) => driver::run(&context, &arguments),
         Command::Device(arguments) => device::run(&context, &arguments),
         Command::Door(arguments) => door::run(&context, &arguments),
         Command::HandOff(arguments) => handoff::run(&context, &arguments),
@@ -161,6 +169,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
         Command::Simulate(arguments) => simulate::run(&context, &arguments),
+        Command::Conform(arguments) => conform::run(&context, &arguments),
         Command::Bench(arguments) => bench::run(&context, &arguments),
         Command::Keep => {
             let kept = sawmill_frontend::keeper::keep();

@@ -71,7 +71,7 @@ impl DoorPlan {
     }
 
     /// The same door with paths that mean the same in another process.
-    fn absolute(self) -> DoorPlan {
+    pub(crate) fn absolute(self) -> DoorPlan {
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         match self {
             DoorPlan::Nbd { listen: Listen::Unix(path), insecure } => {

@@ -1,0 +1,195 @@
+//! What only drivers do: they are killed, replaced and ended, with requests under way.
+//!
+//! Every request must be answered with success, by the old driver or the new one. What was written must be
+//! there too, unless the driver keeps its bytes in its own memory: that is found out first, by killing it
+//! once.
+//!
+//! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed (`stage`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use sawmill_device::{BlockDevice, BlockDeviceExt};
+use sawmill_driver::OnDeath;
+
+use super::stage::{DRIVER_WITHIN, Stage};
+use super::{Kind, LOOK_EVERY, Outcome};
+
+const WRITERS: u64 = 4;
+/// Each writer has this much of the device for itself.
+const STRIPE_BYTES: u64 = 1 << 20;
+/// How often the driver is killed, or replaced.
+const ROUNDS: usize = 5;
+/// Requests of the load between two of them.
+const REQUESTS: u64 = 40;
+
+/// A clause of a driver's life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    Killed,
+    Replaced,
+    Ended,
+}
+
+/// All of them.
+pub(super) const ALL: [Life; 3] = [Life::Killed, Life::Replaced, Life::Ended];
+
+impl Life {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Life::Killed => "driver_killed_with_orders_outstanding_and_every_request_answered",
+            Life::Replaced => "driver_replaced_under_load_and_every_request_answered",
+            Life::Ended => "driver_ends_in_order_after_end",
+        }
+    }
+
+    pub(super) fn judge(self, stage: &mut Stage) -> Outcome {
+        let options = stage.options();
+        if self == Life::Killed && !options.recoverable {
+            return Outcome::LeftOut("recoverable=0: the device ends with its driver".to_owned());
+        }
+        if self == Life::Killed && options.on_death == OnDeath::Fail {
+            return Outcome::LeftOut("on_death=fail: requests fail while no driver is there".to_owned());
+        }
+        let judged = match self {
+            Life::Killed | Life::Replaced => self.under_load(stage),
+            Life::Ended => ended(stage),
+        };
+        judged.map_or_else(Outcome::Failed, Outcome::Ok)
+    }
+
+    fn under_load(self, stage: &mut Stage) -> Result<String, String> {
+        let keeps = stage.kind == Kind::Full && keeps_its_bytes(stage, self)?;
+        let load = Load::new(stage.device(), stage.kind, keeps);
+        let changed = std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let load = &load;
+                scope.spawn(move || load.note(load.work(writer)));
+            }
+            let changed = (0..ROUNDS).try_for_each(|_| {
+                load.goes_on(stage)?;
+                match self {
+                    Life::Killed => stage.kill_and_start(),
+                    _ => stage.replace(),
+                }
+            });
+            let changed = changed.and_then(|()| load.goes_on(stage));
+            load.is_over.store(true, SeqCst);
+            if let Err(why) = &changed {
+                // Whoever waits for an answer gets one now.
+                stage.fail(why);
+            }
+            changed
+        });
+        match load.wrong.into_inner().unwrap_or_default() {
+            Some(why) => Err(why),
+            None => changed.map(|()| match (keeps, stage.kind) {
+                (false, Kind::Full) => "its bytes went with it, so only answers were looked at".to_owned(),
+                _ => String::new(),
+            }),
+        }
+    }
+}
+
+/// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an error.
+fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool, String> {
+    let (device, address) = (stage.device(), 5 << 20);
+    let failed = |error: sawmill_device::Error| format!("before it was changed: {error}");
+    device.write_at(address, &[0xA7; 8192]).map_err(failed)?;
+    device.flush().map_err(failed)?;
+    match life {
+        Life::Killed => stage.kill_and_start()?,
+        _ => stage.replace()?,
+    }
+    let bytes = device.read_at(address, 8192).map_err(|error| format!("after it was changed: {error}"))?;
+    match bytes.iter().find(|byte| **byte != bytes[0]) {
+        None if bytes[0] == 0xA7 => Ok(true),
+        None if bytes[0] == 0 => Ok(false),
+        _ => Err("flushed bytes were in parts there and in parts not, after it was changed".to_owned()),
+    }
+}
+
+fn ended(stage: &mut Stage) -> Result<String, String> {
+    let device = stage.device();
+    let failed = |error: sawmill_device::Error| format!("a write before the end: {error}");
+    if stage.kind != Kind::ReadOnly {
+        (0..20).try_for_each(|number| device.write_at(number * 4096, &[9; 4096])).map_err(failed)?;
+    }
+    drop(device);
+    stage.end().map(|()| String::new())
+}
+
+/// Reads and writes, each thread in its own stripe.
+struct Load {
+    device: Arc<dyn BlockDevice>,
+    kind: Kind,
+    keeps: bool,
+    is_over: AtomicBool,
+    answered: AtomicU64,
+    wrong: Mutex<Option<String>>,
+}
+
+impl Load {
+    fn new(device: Arc<dyn BlockDevice>, kind: Kind, keeps: bool) -> Self {
+        let (is_over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+        Load { device, kind, keeps, is_over, answered, wrong: Mutex::default() }
+    }
+
+    fn note(&self, outcome: Result<(), String>) {
+        if let Err(why) = outcome {
+            self.is_over.store(true, SeqCst);
+            if let Ok(mut wrong) = self.wrong.lock() {
+                wrong.get_or_insert(why);
+            }
+        }
+    }
+
+    /// Until it is over: writes somewhere in the stripe, reads it all again.
+    fn work(&self, writer: u64) -> Result<(), String> {
+        let stripe = writer * STRIPE_BYTES;
+        let mut model = vec![0_u8; 64 << 10];
+        let mut number = writer;
+        while !self.is_over.load(SeqCst) {
+            number += 1;
+            let at = (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % (model.len() - 5000);
+            let length = 1 + (number as usize * 977) % 5000;
+            if self.kind != Kind::ReadOnly {
+                let bytes = vec![(number % 255) as u8 + 1; length];
+                let address = stripe + at as u64;
+                let wrong = |error| format!("a write of {length} bytes at {address}: {error}");
+                self.device.write_at(address, &bytes).map_err(wrong)?;
+                model[at..at + length].copy_from_slice(&bytes);
+            }
+            let wrong = |error| format!("a read of {} bytes at {stripe}: {error}", model.len());
+            let mut read = Vec::with_capacity(model.len());
+            while read.len() < model.len() {
+                let address = stripe + read.len() as u64;
+                read.extend(self.device.read_at(address, 8192).map_err(wrong)?);
+            }
+            if self.keeps && read != model {
+                let place = read.iter().zip(&model).position(|(read, model)| read != model);
+                let address = stripe + place.unwrap_or_default() as u64;
+                return Err(format!("an answered write is not there after the change, at {address}"));
+            }
+            self.answered.fetch_add(1, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Waits until some more was answered.
+    fn goes_on(&self, stage: &mut Stage) -> Result<(), String> {
+        let wanted = self.answered.load(SeqCst) + REQUESTS;
+        let deadline = Instant::now() + 4 * DRIVER_WITHIN;
+        while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {
+            if let Some(how) = stage.driver_died() {
+                return Err(format!("the driver went in the middle of it: {how}"));
+            }
+            if Instant::now() > deadline {
+                return Err("requests are not answered any more".to_owned());
+            }
+            std::thread::park_timeout(LOOK_EVERY / 10);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,349 @@
+//! What one clause is played on: a host, a driver process, and a device behind a door.
+//!
+//! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is dropped.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind};
+use sawmill_driver::DeviceOptions;
+use sawmill_driver::host::{Event, Host};
+use sawmill_driver::protocol::Facts;
+use sawmill_frontend::nbd::Listen;
+
+use super::behind::{FileDevice, NbdDevice};
+use super::{DoorKind, Kind};
+use crate::doors::plan::DoorPlan;
+use crate::doors::{Doors, Shown};
+use crate::driving::child::Drivers;
+use crate::exit::{Exit, Failure, Result};
+
+/// How long a driver may take to come, and to go.
+pub(super) const DRIVER_WITHIN: Duration = Duration::from_secs(30);
+/// How long a driver may take for an order, unless the user says otherwise.
+const ANSWER_WITHIN_S: u32 = 20;
+/// How long a process may stay when all is done.
+const GOES_WITHIN: Duration = Duration::from_secs(10);
+/// What is zeroed at the beginning and at the end of the device: where the clauses look.
+const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
+
+/// What is judged.
+pub(super) struct Plan {
+    pub(super) door: DoorKind,
+    pub(super) kind: Kind,
+    given: Facts,
+    command: Vec<OsString>,
+    /// All shall end.
+    pub(super) interrupted: Arc<AtomicBool>,
+}
+
+enum Heard {
+    Host(Event),
+    Ended(u32, ExitStatus),
+}
+
+/// See the head of this file.
+pub(super) struct Stage {
+    pub(super) kind: Kind,
+    interrupted: Arc<AtomicBool>,
+    host: Arc<Host>,
+    drivers: Drivers,
+    doors: Arc<Doors>,
+    /// As the user of the door has it.
+    device: Option<Arc<dyn BlockDevice>>,
+    ring: Sender<Heard>,
+    hear: Receiver<Heard>,
+    /// The driver that serves.
+    pid: u32,
+    /// Drivers that ended and whose end nobody has asked for yet.
+    ended: Vec<(u32, ExitStatus)>,
+    // Last: the folder goes when everything in it is closed.
+    folder: tempfile::TempDir,
+}
+
+impl Plan {
+    pub(super) fn new(
+        door: DoorKind,
+        kind: Kind,
+        options: &[(String, String)],
+        command: &[OsString],
+    ) -> Self {
+        let mut given = options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
+        if given.get("request_timeout_s").is_none() {
+            given.add("request_timeout_s", ANSWER_WITHIN_S);
+        }
+        Plan { door, kind, given, command: command.to_vec(), interrupted: Arc::default() }
+    }
+}
+
+impl Stage {
+    /// Starts a driver and opens the door.
+    pub(super) fn open(plan: &Plan) -> Result<Stage> {
+        let folder = tempfile::Builder::new()
+            .prefix("sawmill-conform-")
+            .tempdir()
+            .map_err(|error| Failure::io("cannot make a folder for the sockets", &error))?;
+        let (ring, hear) = channel();
+        let to_stage = ring.clone();
+        let listener = Box::new(move |event| drop(to_stage.send(Heard::Host(event))));
+        // Of this process: several may judge at the same time.
+        let name = format!("conform-{}", std::process::id());
+        let host = Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
+        let mut stage = Stage {
+            kind: plan.kind,
+            interrupted: Arc::clone(&plan.interrupted),
+            host,
+            drivers: Drivers::new(plan.command.clone()),
+            doors: Arc::default(),
+            device: None,
+            ring,
+            hear,
+            pid: 0,
+            ended: Vec::new(),
+            folder,
+        };
+        stage.start_driver()?;
+        stage.attached().map_err(|why| Failure::new(Exit::Unavailable, why))?;
+        stage.device = Some(stage.open_door(plan.door)?);
+        Ok(stage)
+    }
+
+    /// The device, through its door.
+    pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
+        match &self.device {
+            Some(device) => Arc::clone(device),
+            // Only while the stage is built or closed; a device of nothing refuses everything.
+            None => Arc::new(sawmill_device::NullDevice::new(0)),
+        }
+    }
+
+    pub(super) fn options(&self) -> DeviceOptions {
+        self.host.options().cloned().unwrap_or_default()
+    }
+
+    fn start_driver(&self) -> Result<u32> {
+        let ring = self.ring.clone();
+        self.drivers.start(self.host.path(), move |pid, status| drop(ring.send(Heard::Ended(pid, status))))
+    }
+
+    /// The next thing that happens, if it does before `deadline`.
+    fn next(&mut self, deadline: Instant) -> Option<Event> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.hear.recv_timeout(left) {
+                Ok(Heard::Host(event)) => return Some(event),
+                Ok(Heard::Ended(pid, status)) => self.ended.push((pid, status)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Waits until a driver has come.
+    fn attached(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + DRIVER_WITHIN;
+        loop {
+            // Short looks, so that the end of a process is seen too.
+            match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
+                Some(Event::Attached { pid, generation }) => {
+                    self.pid = pid;
+                    if generation > 1 {
+                        return Ok(());
+                    }
+                }
+                Some(Event::Declared) => return Ok(()),
+                Some(_) => {}
+                None => {}
+            }
+            if let Some((_, status)) = self.ended.pop() {
+                return Err(format!("the driver ended before it came ({status})"));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("no driver has come within {} s", DRIVER_WITHIN.as_secs()));
+            }
+        }
+    }
+
+    fn open_door(&self, kind: DoorKind) -> Result<Arc<dyn BlockDevice>> {
+        let Some(device) = self.host.device() else {
+            return Err(Failure::new(Exit::Internal, "a driver has come, and there is no device"));
+        };
+        let mountpoint = self.folder.path().join("mount");
+        let plan = match kind {
+            DoorKind::Direct => return Ok(device),
+            DoorKind::Nbd => {
+                DoorPlan::Nbd { listen: Listen::Unix(self.folder.path().join("nbd.sock")), insecure: false }
+            }
+            DoorKind::Fuse => DoorPlan::Fuse { mountpoint, with_loop: false },
+            DoorKind::Loop => DoorPlan::Fuse { mountpoint, with_loop: true },
+            DoorKind::Ublk => DoorPlan::Ublk { id: None, unprivileged: false },
+        };
+        let name = self.host.name().to_owned();
+        let shown = Shown {
+            name: name.clone(),
+            description: "a driver that is judged".into(),
+            device: Arc::clone(&device),
+            folder: self.folder.path().to_path_buf(),
+            identity: format!("drivers/{name}"),
+        };
+        let open = self.doors.open(plan, &[shown])?;
+        let (_, address) = open.told(&name);
+        match kind {
+            DoorKind::Nbd => Ok(Arc::new(NbdDevice::connect(&address, device.geometry())?)),
+            _ => Ok(Arc::new(FileDevice::open(Path::new(&address), device.geometry())?)),
+        }
+    }
+
+    /// Zeroes the device where the clauses look.
+    pub(super) fn zero(&self) -> sawmill_device::Result<()> {
+        let device = self.device();
+        let geometry = *device.geometry();
+        let (first, last) = ZEROED_BYTES;
+        let ranges = [
+            (0, first.min(geometry.size_bytes)),
+            (geometry.size_bytes.saturating_sub(last), geometry.size_bytes),
+        ];
+        let step = u64::from(geometry.request_bytes_max.min(1 << 20));
+        for (start, end) in ranges {
+            let mut address = start;
+            while address < end {
+                let length = step.min(end - address);
+                device.write_at(address, &vec![0; length as usize])?;
+                address += length;
+            }
+        }
+        device.flush()
+    }
+
+    /// How the driver that serves ended, if it did, or why it is to end.
+    pub(super) fn driver_died(&mut self) -> Option<String> {
+        if self.interrupted.load(Ordering::SeqCst) {
+            return Some("interrupted".to_owned());
+        }
+        while let Ok(heard) = self.hear.try_recv() {
+            match heard {
+                Heard::Ended(pid, status) => self.ended.push((pid, status)),
+                Heard::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
+                Heard::Host(Event::Hung { .. }) => {
+                    return Some("it did not answer an order within request_timeout_s".to_owned());
+                }
+                Heard::Host(Event::EndAsked(why)) => {
+                    return Some(why.unwrap_or_else(|| "it asked for the end".to_owned()));
+                }
+                Heard::Host(_) => {}
+            }
+        }
+        self.ended.iter().find(|(pid, _)| *pid == self.pid).map(|(_, status)| status.to_string())
+    }
+
+    /// Everything that waits fails.
+    pub(super) fn fail(&self, why: &str) {
+        self.host.fail(&Error::new(ErrorKind::Closed, why.to_owned()));
+    }
+
+    /// Kills the driver and starts another.
+    pub(super) fn kill_and_start(&mut self) -> Result<(), String> {
+        let old = self.pid;
+        self.drivers.kill(old);
+        self.gone(old)?;
+        self.start_driver().map_err(|failure| failure.to_string())?;
+        self.attached()
+    }
+
+    /// Starts another driver in the place of the one that is there, which is to go by itself.
+    pub(super) fn replace(&mut self) -> Result<(), String> {
+        let old = self.pid;
+        self.host.expect_replacement(true);
+        self.start_driver().map_err(|failure| failure.to_string())?;
+        self.replaced(old)
+    }
+
+    fn replaced(&mut self, old: u32) -> Result<(), String> {
+        let deadline = Instant::now() + DRIVER_WITHIN;
+        while self.pid == old {
+            match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
+                Some(Event::Attached { pid, .. }) => self.pid = pid,
+                Some(Event::Gone { in_order: false, pid, why, .. }) if pid == old => {
+                    return Err(format!("the driver that was replaced did not go in order: {why}"));
+                }
+                _ if Instant::now() > deadline => {
+                    let within = DRIVER_WITHIN.as_secs();
+                    return Err(format!("the driver that was replaced had not gone after {within} s"));
+                }
+                _ => {}
+            }
+        }
+        let status = self.gone(old)?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("the driver that was replaced ended with {status}")),
+        }
+    }
+
+    /// Waits for the end of a process.
+    fn gone(&mut self, pid: u32) -> Result<ExitStatus, String> {
+        let deadline = Instant::now() + GOES_WITHIN;
+        loop {
+            if let Some(at) = self.ended.iter().position(|(ended, _)| *ended == pid) {
+                return Ok(self.ended.swap_remove(at).1);
+            }
+            if Instant::now() > deadline {
+                return Err(format!(
+                    "the driver's process was still there after {} s",
+                    DRIVER_WITHIN.as_secs()
+                ));
+            }
+            self.next((Instant::now() + super::LOOK_EVERY).min(deadline));
+        }
+    }
+
+    /// The end in good order: the door closes, the driver gets END, and its process ends with 0.
+    pub(super) fn end(&mut self) -> Result<(), String> {
+        self.device = None;
+        self.doors.stop();
+        let (host, (tell, hear)) = (Arc::clone(&self.host), channel());
+        let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
+        std::thread::Builder::new().name("ending".into()).spawn(finish).map_err(|error| error.to_string())?;
+        match hear.recv_timeout(DRIVER_WITHIN) {
+            Ok(flushed) => flushed.map_err(|why| format!("the flush at the end failed: {why}"))?,
+            Err(_) => {
+                self.fail("the end took too long");
+                return Err(format!(
+                    "not all was answered {} s after the end was asked",
+                    DRIVER_WITHIN.as_secs()
+                ));
+            }
+        }
+        let status = self.gone(self.pid)?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("the driver ended with {status} after END")),
+        }
+    }
+
+    /// Ends what is left, in good order if it can be. An error: it could not.
+    pub(super) fn close(mut self) -> Result<(), String> {
+        if self.host.has_ended() {
+            return Ok(());
+        }
+        self.end()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.fail("the test is over");
+        self.device = None;
+        self.doors.stop();
+        self.host.close();
+        self.drivers.kill_all();
+        while !self.drivers.are_gone() {
+            // Killed processes end; this waits for their threads here to see it.
+            let _ = self.hear.recv_timeout(super::LOOK_EVERY);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `sawmill run`: a device whose driver is a program of anybody's, in any language.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::Args;
+use sawmill_driver::protocol::Facts;
+use sawmill_frontend::nbd::Listen;
+
+use super::Context;
+use crate::doors::plan::{DoorOptions, DoorPlan};
+use crate::driving::{self, Plan, Told};
+use crate::exit::{Exit, Failure, Result};
+use crate::layers::LayerOptions;
+use crate::output;
+
+/// Hold a device whose driver is another program, and start that program.
+///
+/// The device and its doors stay when the driver dies: it is started again, and what it had not answered is
+/// handed to it again. SIGHUP starts the command anew in the place of the driver that is there. Without a
+/// command drivers come by themselves: they connect to the socket that is told. SIGTERM or SIGINT closes the
+/// doors, lets the driver answer and flush everything, and ends with 0; a second signal ends at once.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The device's name. Without it the command's.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// A door as one word: nbd=unix:/path, nbd=tcp:127.0.0.1:10809, ublk, ublk=3, vhost-user=/path,
+    /// fuse=/folder, loop=/folder. As often as there are doors. Without any an NBD socket.
+    #[arg(long = "door", value_name = "DOOR", value_parser = parse_door)]
+    doors: Vec<DoorPlan>,
+
+    #[command(flatten)]
+    more_doors: DoorOptions,
+
+    /// An option of the device that comes before what the driver says: size=1073741824, mode=batch,
+    /// on_death=fail and others; docs/format/driver.md has them all.
+    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
+    options: Vec<(String, String)>,
+
+    /// Let the device fail when the driver that was started here dies.
+    #[arg(long)]
+    no_restart: bool,
+
+    #[command(flatten)]
+    layers: LayerOptions,
+
+    /// The driver, with its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn parse_door(text: &str) -> Result<DoorPlan, String> {
+    DoorPlan::parse(text).map_err(|failure| failure.to_string())
+}
+
+pub(super) fn parse_option(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("'{text}' is no option; write NAME=VALUE")),
+    }
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    // Sockets are their owner's alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let name = name_of(arguments)?;
+    let folder = context.places.driver_folder(&name)?;
+    let mut doors: Vec<DoorPlan> = arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();
+    doors.extend(arguments.more_doors.plans());
+    if doors.is_empty() {
+        doors.push(DoorPlan::Nbd { listen: Listen::Unix(folder.join("nbd.sock")), insecure: false });
+    }
+    let given = arguments.options.iter();
+    let layers = arguments.layers.clone();
+    let plan = Plan {
+        name,
+        folder,
+        given: given.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
+        doors,
+        command: arguments.command.clone(),
+        restarts: !arguments.no_restart,
+        around: Box::new(move |device| layers.around(device)),
+    };
+    // Whoever read the events may be gone: a driver that started this host, and died. The device stays.
+    let tell = |told: &Told<'_>| tell(context.json, told).or_else(|failure| unheard(told, failure));
+    driving::drive(plan, &mut |told| tell(told))
+}
+
+/// Before drivers know where to connect somebody has to hear it.
+fn unheard(told: &Told<'_>, failure: Failure) -> Result<()> {
+    match told {
+        Told::Listening { .. } => Err(failure),
+        _ => {
+            tracing::debug!("nobody heard an event: {failure}");
+            Ok(())
+        }
+    }
+}
+
+fn name_of(arguments: &Arguments) -> Result<String> {
+    if let Some(name) = &arguments.name {
+        return Ok(name.clone());
+    }
+    let program = arguments.command.first().and_then(|program| Path::new(program).file_stem());
+    program.and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
+        Failure::usage("give the device a name: --name NAME, or a command behind -- to take it from")
+    })
+}
+
+/// The device is for those who use it: that whoever started it does not listen any more does not end it.
+fn tell(json: bool, told: &Told<'_>) -> Result<()> {
+    if let Err(failure) = say(json, told) {
+        tracing::debug!("nobody hears what is told: {failure}");
+    }
+    Ok(())
+}
+
+fn say(json: bool, told: &Told<'_>) -> Result<()> {
+    if json {
+        return output::json_event(told);
+    }
+    match told {
+        Told::Listening { name, socket } => tracing::info!("{name}: drivers connect to {socket}"),
+        Told::Ready { doors, .. } => {
+            for door in doors {
+                output::line(&door.address)?;
+            }
+        }
+        Told::Driver { state, pid, .. } => tracing::info!(pid, "driver {state}"),
+        // A failure is told as one.
+        Told::Ended { .. } => {}
+    }
+    Ok(())
+}

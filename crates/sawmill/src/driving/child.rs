@@ -1,0 +1,129 @@
+//! Drivers that this process starts: one at a time, or a new one beside the old one that it replaces.
+//!
+//! Invariant: every process that was started is waited for. Not here: what its end means (`driving`).
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+use sawmill_driver::protocol::SOCKET_VARIABLE;
+
+use crate::exit::{Exit, Failure, Result};
+
+/// How long the first restart waits; each further one twice as long.
+const BACK_OFF_MIN: Duration = Duration::from_millis(50);
+/// The longest wait.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+/// A driver that lived so long was all right: the next restart is soon again.
+const LIVED: Duration = Duration::from_secs(1);
+
+/// The command of a driver, and its processes.
+pub(crate) struct Drivers {
+    command: Vec<OsString>,
+    alive: Arc<Mutex<BTreeSet<u32>>>,
+    back_off: Mutex<Duration>,
+}
+
+impl Drivers {
+    pub(crate) fn new(command: Vec<OsString>) -> Self {
+        Drivers { command, alive: Arc::default(), back_off: Mutex::new(BACK_OFF_MIN) }
+    }
+
+    /// Starts one; `ended` hears of its end, with the process and how it ended.
+    pub(crate) fn start(
+        &self,
+        socket: &Path,
+        ended: impl FnOnce(u32, ExitStatus) + Send + 'static,
+    ) -> Result<u32> {
+        let Some((program, arguments)) = self.command.split_first() else {
+            return Err(Failure::usage("there is no command to start a driver with; write it behind --"));
+        };
+        let shown = program.display();
+        let mut child =
+            Command::new(program).args(arguments).env(SOCKET_VARIABLE, socket).spawn().map_err(|error| {
+                let exit = match error.kind() {
+                    std::io::ErrorKind::NotFound => Exit::NotFound,
+                    std::io::ErrorKind::PermissionDenied => Exit::Denied,
+                    _ => Exit::Unavailable,
+                };
+                Failure::new(exit, format!("cannot start the driver {shown}: {error}"))
+            })?;
+        let pid = child.id();
+        self.alive.lock().insert(pid);
+        let alive = Arc::clone(&self.alive);
+        let wait = move || {
+            let status = child.wait();
+            alive.lock().remove(&pid);
+            if let Ok(status) = status {
+                ended(pid, status);
+            }
+        };
+        std::thread::Builder::new()
+            .name("driver-wait".into())
+            .spawn(wait)
+            .map_err(|error| Failure::io("cannot wait for the driver", &error))?;
+        Ok(pid)
+    }
+
+    /// How long to wait before a driver is started again.
+    pub(crate) fn next_wait(&self, lived: Duration) -> Duration {
+        let mut back_off = self.back_off.lock();
+        if lived >= LIVED {
+            *back_off = BACK_OFF_MIN;
+        }
+        let now = *back_off;
+        *back_off = (now * 2).min(BACK_OFF_MAX);
+        now
+    }
+
+    /// Ends a process, if it is one of these.
+    pub(crate) fn kill(&self, pid: u32) {
+        self.signal(pid, Signal::KILL);
+    }
+
+    /// Ends all of them.
+    pub(crate) fn kill_all(&self) {
+        let pids: Vec<u32> = self.alive.lock().iter().copied().collect();
+        pids.into_iter().for_each(|pid| self.kill(pid));
+    }
+
+    /// Whether none is left.
+    pub(crate) fn are_gone(&self) -> bool {
+        self.alive.lock().is_empty()
+    }
+
+    fn signal(&self, pid: u32, signal: Signal) {
+        // Under the lock: the number is still that process's.
+        let alive = self.alive.lock();
+        if let Some(pid) = Pid::from_raw(pid.cast_signed()).filter(|_| alive.contains(&pid)) {
+            // It may have ended just now, and waits to be waited for.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_wait_longer_each_time_until_one_lives() {
+        let drivers = Drivers::new(vec!["true".into()]);
+        let waits: Vec<u128> = (0..12).map(|_| drivers.next_wait(Duration::ZERO).as_millis()).collect();
+        assert_eq!(waits[..4], [50, 100, 200, 400]);
+        assert_eq!(waits.last(), Some(&5_000));
+        assert_eq!(drivers.next_wait(Duration::from_secs(11)).as_millis(), 50);
+    }
+
+    #[test]
+    fn a_command_that_is_none_is_named() {
+        let drivers = Drivers::new(vec!["/no/such/driver".into()]);
+        let told = drivers.start(Path::new("/x"), |_, _| ()).unwrap_err().to_string();
+        assert!(told.contains("/no/such/driver"), "{told}");
+    }
+}

@@ -1,0 +1,360 @@
+//! A device whose driver is another process, with its doors: what `sawmill run` does.
+//!
+//! Invariants: doors open when the first driver has said what the device is, and close before it is told that
+//! nothing more comes; a driver that this process started and that died is started again, with growing waits,
+//! for as long as the device is there. Not here: what hosts and drivers say to each other (`sawmill-driver`).
+
+pub(crate) mod child;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use sawmill_device::{BlockDevice, Error, ErrorKind};
+use sawmill_driver::host::{Event, Host};
+use sawmill_driver::protocol::Facts;
+use sawmill_sys::reclaim;
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use self::child::Drivers;
+use crate::doors::plan::DoorPlan;
+use crate::doors::{Doors, Shown};
+use crate::exit::{Exit, Failure, Result};
+use crate::wiring::make_folder;
+
+/// The driver socket in a device's folder.
+pub(crate) const SOCKET: &str = "driver.sock";
+
+/// What shall run.
+pub(crate) struct Plan {
+    /// The device's name.
+    pub(crate) name: String,
+    /// Its folder.
+    pub(crate) folder: PathBuf,
+    /// Options that come before what drivers say.
+    pub(crate) given: Facts,
+    pub(crate) doors: Vec<DoorPlan>,
+    /// What starts a driver; empty: drivers come by themselves.
+    pub(crate) command: Vec<OsString>,
+    /// Start it again when it dies.
+    pub(crate) restarts: bool,
+    /// Puts layers around the device before doors see it.
+    pub(crate) around: Around,
+}
+
+/// See [`Plan::around`].
+pub(crate) type Around = Box<dyn FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>>>;
+
+/// What is told of a device, one object per line with `--json`.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Told<'a> {
+    Listening {
+        name: &'a str,
+        socket: String,
+    },
+    Ready {
+        name: &'a str,
+        size_bytes: u64,
+        doors: Vec<DoorOf>,
+    },
+    Driver {
+        state: &'static str,
+        generation: u64,
+        pid: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
+    Ended {
+        outcome: &'static str,
+        message: String,
+    },
+}
+
+/// One door of a device.
+#[derive(Serialize)]
+pub(crate) struct DoorOf {
+    pub(crate) kind: &'static str,
+    pub(crate) address: String,
+}
+
+/// What the main thread hears.
+enum Heard {
+    Host(Event),
+    Signal(i32),
+    /// A driver that was started here has ended.
+    Child(u32, ExitStatus, Duration),
+    StartAgain,
+    Ended(Result<(), String>),
+}
+
+/// A device on its way from its first driver to its end.
+struct Driving<'a> {
+    plan: Plan,
+    host: Arc<Host>,
+    drivers: Arc<Drivers>,
+    doors: Arc<Doors>,
+    ring: Sender<Heard>,
+    tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
+    /// Processes that served.
+    attached: BTreeSet<u32>,
+    /// Those of them that have ended before the host knew.
+    ended: BTreeMap<u32, (ExitStatus, Duration)>,
+    /// Those that did all they had to do: their end means nothing.
+    seen_off: BTreeSet<u32>,
+    is_ending: bool,
+    /// What is to be told at the end instead of what the host says.
+    failure: Option<Failure>,
+}
+
+/// Runs a device until its end.
+pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -> Result<Exit> {
+    if let Err(error) = reclaim::mark_thread() {
+        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+    }
+    make_folder(&plan.folder)?;
+    let (ring, hear) = channel();
+    let to_main = ring.clone();
+    // Nobody listens any more when all is over.
+    let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
+    let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
+    forward_signals(ring.clone())?;
+    let drivers = Arc::new(Drivers::new(plan.command.clone()));
+    let mut driving = Driving {
+        plan,
+        host,
+        drivers,
+        doors: Arc::default(),
+        ring,
+        tell,
+        attached: BTreeSet::new(),
+        ended: BTreeMap::new(),
+        seen_off: BTreeSet::new(),
+        is_ending: false,
+        failure: None,
+    };
+    let ended = driving.start().and_then(|()| driving.go_on(&hear));
+    driving.host.close();
+    let is_well = ended.is_ok();
+    if !is_well {
+        driving.host.fail(&Error::new(ErrorKind::Closed, "the host ends"));
+        driving.doors.stop();
+        driving.drivers.kill_all();
+    }
+    // The driver goes by itself when its connection has ended; nobody is left behind.
+    driving.see_children_off();
+    driving.host.see_askers_off();
+    ended
+}
+
+impl Driving<'_> {
+    fn start(&mut self) -> Result<()> {
+        let socket = self.host.path().display().to_string();
+        (self.tell)(&Told::Listening { name: &self.plan.name, socket })?;
+        if self.plan.command.is_empty() {
+            return Ok(());
+        }
+        self.start_driver()
+    }
+
+    fn start_driver(&self) -> Result<()> {
+        let (ring, drivers) = (self.ring.clone(), Arc::clone(&self.drivers));
+        let since = std::time::Instant::now();
+        drivers
+            .start(self.host.path(), move |pid, status| {
+                let _ = ring.send(Heard::Child(pid, status, since.elapsed()));
+            })
+            .map(drop)
+    }
+
+    fn go_on(&mut self, hear: &Receiver<Heard>) -> Result<Exit> {
+        for heard in hear {
+            match heard {
+                Heard::Host(event) => self.host_says(event)?,
+                Heard::Signal(SIGHUP) => self.replace(),
+                Heard::Signal(_) if self.is_ending => {
+                    self.host.fail(&Error::new(ErrorKind::Closed, "told to stop at once"));
+                }
+                Heard::Signal(_) => self.end(None),
+                Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
+                Heard::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
+                Heard::StartAgain => self.start_driver()?,
+                Heard::Ended(outcome) => return self.over(outcome),
+            }
+        }
+        Ok(Exit::Ok)
+    }
+
+    fn host_says(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Declared => return self.open_doors(),
+            Event::Attached { generation, pid } => {
+                self.attached.insert(pid);
+                (self.tell)(&Told::Driver { state: "attached", generation, pid, why: None })?;
+            }
+            Event::Gone { generation, pid, in_order, why } => {
+                let why = (!in_order).then_some(why);
+                if let Some(why) = &why {
+                    tracing::warn!(pid, "the driver is gone: {why}");
+                }
+                (self.tell)(&Told::Driver { state: "gone", generation, pid, why })?;
+                if in_order {
+                    self.attached.remove(&pid);
+                    self.seen_off.insert(pid);
+                }
+                if let Some((status, lived)) = self.ended.remove(&pid) {
+                    return self.child_ended(pid, status, lived);
+                }
+            }
+            Event::Hung { pid } => self.drivers.kill(pid),
+            Event::EndAsked(why) => self.end(why),
+            Event::ReplaceAsked => self.replace(),
+        }
+        Ok(())
+    }
+
+    fn open_doors(&mut self) -> Result<()> {
+        let Some(device) = self.host.device() else { return Ok(()) };
+        let around = std::mem::replace(&mut self.plan.around, Box::new(Ok));
+        let device = around(device)?;
+        let size_bytes = device.geometry().size_bytes;
+        let shown = Shown {
+            name: self.plan.name.clone(),
+            description: "a device with a driver".into(),
+            device,
+            folder: self.plan.folder.clone(),
+            identity: format!("drivers/{}", self.plan.name),
+        };
+        self.doors.open_all(&self.plan.doors, &[shown])?;
+        let addresses = self.doors.addresses(&self.plan.name);
+        let told =
+            |facts: Facts, (kind, address): &(&str, String)| facts.with("door", format!("{kind} {address}"));
+        self.host.show_doors(addresses.iter().fold(Facts::default(), told));
+        let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+        (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
+    }
+
+    /// Begins the end: in order, or with a reason at once.
+    fn end(&mut self, why: Option<String>) {
+        if let Some(why) = &why {
+            self.host.fail(&Error::new(ErrorKind::Unavailable, why.clone()));
+        }
+        if std::mem::replace(&mut self.is_ending, true) {
+            return;
+        }
+        let (host, doors, ring) = (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
+        let finish = move || {
+            // Requests in flight are answered: by the driver, or by its absence.
+            doors.stop();
+            if why.is_none() {
+                // What the last flush said, the outcome says too.
+                let _ = host.finish();
+            }
+            let _ = ring.send(Heard::Ended(host.wait_for_end()));
+        };
+        if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
+            self.host.fail(&Error::new(ErrorKind::Unavailable, "no thread to end in order"));
+            let _ = self.ring.send(Heard::Ended(self.host.wait_for_end()));
+        }
+    }
+
+    fn replace(&mut self) {
+        if self.plan.command.is_empty() {
+            tracing::warn!("nobody was started here: start a new driver with replace=1 yourself");
+            return;
+        }
+        self.host.expect_replacement(true);
+        if let Err(failure) = self.start_driver() {
+            self.host.expect_replacement(false);
+            tracing::warn!("the driver stays: {failure}");
+        }
+    }
+
+    fn child_ended(&mut self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
+        if self.host.driver() == Some(pid) {
+            // The host finds out in a moment: see `Gone`.
+            self.ended.insert(pid, (status, lived));
+            return Ok(());
+        }
+        let has_served = self.attached.remove(&pid);
+        if self.seen_off.remove(&pid) {
+            return Ok(());
+        }
+        if self.host.has_ended() || (self.is_ending && status.success()) {
+            return Ok(());
+        }
+        if self.host.driver().is_some() {
+            // Of two, the one that serves is there.
+            if !has_served {
+                self.host.expect_replacement(false);
+                tracing::warn!(pid, "the new driver ended before it came ({status}); the old one stays");
+            }
+            return Ok(());
+        }
+        if self.host.device().is_none() {
+            let text = format!("the driver ended ({status}) before it said what the device is");
+            let failure = Failure::new(Exit::Unavailable, text.clone());
+            self.failure = Some(failure);
+            self.end(Some(text));
+            return Ok(());
+        }
+        if !self.plan.restarts {
+            self.end(Some(format!("the driver ended ({status}), and is not to be started again")));
+            return Ok(());
+        }
+        let wait = self.drivers.next_wait(lived);
+        tracing::info!(pid, "the driver ended ({status}); starting it again in {} ms", wait.as_millis());
+        let ring = self.ring.clone();
+        let later = move || {
+            std::thread::sleep(wait);
+            let _ = ring.send(Heard::StartAgain);
+        };
+        std::thread::Builder::new()
+            .name("restart".into())
+            .spawn(later)
+            .map(drop)
+            .map_err(|error| Failure::io("cannot start the driver again", &error))
+    }
+
+    fn over(&mut self, outcome: Result<(), String>) -> Result<Exit> {
+        let (outcome, message) = match outcome {
+            Ok(()) => ("ended", String::new()),
+            Err(why) => ("failed", why),
+        };
+        (self.tell)(&Told::Ended { outcome, message: message.clone() })?;
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None if outcome == "ended" => Ok(Exit::Ok),
+            None => Err(Failure::new(Exit::Unavailable, format!("the device has failed: {message}"))),
+        }
+    }
+
+    /// Waits for drivers that were started here; those that stay are ended.
+    fn see_children_off(&self) {
+        let patience = std::time::Instant::now() + Duration::from_secs(5);
+        while !self.drivers.are_gone() {
+            if std::time::Instant::now() > patience {
+                self.drivers.kill_all();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn forward_signals(ring: Sender<Heard>) -> Result<()> {
+    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(cannot)?;
+    let forward = move || {
+        for signal in signals.forever() {
+            if ring.send(Heard::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
+}

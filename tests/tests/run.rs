@@ -1,0 +1,150 @@
+//! `sawmill run` and `sawmill driver`: a device whose driver is anybody's program comes, stays, and ends in
+//! order, and whoever asks for something wrong is told what.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use sawmill_tests::driven::Driven;
+use sawmill_tests::machine::{command, repository, wait_until};
+use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::place::Place;
+use sawmill_tests::store;
+use serde_json::Value;
+
+const SIZE: u64 = 8 << 20;
+
+/// The example `file`, in Python: no compiler is needed for these tests.
+fn file(place: &Place) -> std::process::Command {
+    let mut driver = command("python3");
+    driver.env("PYTHONPATH", repository().join("sdk/python"));
+    driver.arg(repository().join("sdk/python/examples/file.py")).arg(place.path("bytes"));
+    driver.arg(SIZE.to_string());
+    driver
+}
+
+#[test]
+fn a_device_is_listed_flushed_and_ended_by_its_name() {
+    let place = Place::new(&store::folder());
+    let driven = Driven::start(&place, "disk", &[], &file(&place));
+    driven.connect().write(4096, &[7; 4096]).expect("accepted");
+    let listed = place.sawmill(&["--json", "driver", "list"]).json();
+    let row = &listed.as_array().expect("a list")[0];
+    assert_eq!((row["name"].as_str(), row["state"].as_str()), (Some("disk"), Some("running")));
+    assert_eq!((row["size_bytes"].as_u64(), row["doors"][0].as_str()), (Some(SIZE), Some(&*driven.uri)));
+    let socket = place.sawmill(&["driver", "socket", "disk"]).ok();
+    assert_eq!(Some(socket.trim()), row["socket"].as_str());
+    let _ = place.sawmill(&["driver", "flush", "disk"]).ok();
+    driven.end(&place, "disk");
+    let bytes = std::fs::read(place.path("bytes")).expect("the driver's file");
+    assert!(bytes[4096..8192].iter().all(|byte| *byte == 7), "what was written is where the driver puts it");
+    let gone = place.sawmill(&["driver", "flush", "disk"]);
+    assert!(gone.code == Some(3) && gone.stderr.contains("sawmill driver list"), "{gone:?}");
+}
+
+#[test]
+fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
+    let place = Place::new(&store::folder());
+    let wrapper = place.path("driver.sh");
+    let driver = file(&place);
+    let line: Vec<_> = driver.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+    let good = format!("#!/bin/sh\nexec python3 {}\n", line.join(" "));
+    std::fs::write(&wrapper, &good).expect("written");
+    let mut start = command("sh");
+    start.env("PYTHONPATH", repository().join("sdk/python")).arg(&wrapper);
+    let mut driven = Driven::start(&place, "disk", &[], &start);
+    let client = driven.connect();
+    client.write(0, &[1; 512]).expect("accepted");
+    let first = driven.driver;
+    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    driven.wait_for_next_driver();
+    assert_ne!(driven.driver, first);
+    assert_eq!(client.read(0, 512).expect("the same connection"), [1; 512]);
+    std::fs::write(&wrapper, "exit 3\n").expect("written");
+    let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    client.write(512, &[2; 512]).expect("the old one serves on");
+    std::fs::write(&wrapper, &good).expect("written");
+    // Also as the one that is started after a death.
+    driven.kill_driver();
+    assert_eq!(client.read(512, 512).expect("the same connection"), [2; 512]);
+    driven.end(&place, "disk");
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_what_to_do() {
+    let place = Place::new(&store::folder());
+    let refused = |words: &[&str], code: i32, told: &str| {
+        let finished = place.sawmill(words);
+        assert!(finished.code == Some(code) && finished.stderr.contains(told), "{words:?}: {finished:?}");
+    };
+    refused(&["run"], 2, "--name");
+    refused(&["run", "--name", "a/b"], 2, "a/b");
+    refused(&["run", "--name", "x", "--door", "iscsi"], 2, "there is no door 'iscsi'");
+    refused(&["run", "--name", "x", "--option", "size"], 2, "NAME=VALUE");
+    refused(&["run", "--name", "x", "--option", "colour=red", "--", "true"], 3, "colour");
+    refused(&["run", "--name", "x", "--", "/no/such/program"], 3, "/no/such/program");
+    refused(&["run", "--name", "x", "--", "true"], 7, "before it said what the device is");
+    refused(&["driver", "end", "nobody"], 3, "nobody");
+    let driven = Driven::start(&place, "disk", &[], &file(&place));
+    refused(&["run", "--name", "disk", "--", "true"], 11, "disk");
+    driven.end(&place, "disk");
+}
+
+#[test]
+fn without_restarts_the_device_fails_with_its_driver() {
+    let place = Place::new(&store::folder());
+    let mut driven = Driven::start(&place, "disk", &["--no-restart"], &file(&place));
+    let pid = Pid::from_raw(driven.driver.cast_signed()).expect("a process");
+    kill_process(pid, Signal::KILL).expect("the driver is ours");
+    let ended = wait_until("the device fails", || {
+        let event = driven.next_event();
+        (event["event"] == "ended").then_some(event)
+    });
+    assert_eq!(ended["outcome"], "failed");
+    assert!(ended["message"].as_str().expect("text").contains("not to be started again"), "{ended}");
+}
+
+#[test]
+fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
+    let place = Place::new(&store::folder());
+    let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
+    let mut host = place.command(&["run", "--name", "disk", "--door", &door, "--json"]);
+    let mut host = host.stdout(Stdio::piped()).spawn().expect("it starts");
+    let pid = Pid::from_raw(host.id().cast_signed()).expect("a process");
+    // No driver ever came: one signal is enough.
+    wait_until("it listens", || place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0));
+    kill_process(pid, Signal::TERM).expect("it is ours");
+    assert!(host.wait().expect("it ends").success());
+}
+
+/// A library starts the host of its driver, and the two died together with `kill -9` of the driver: a pipe
+/// that nobody reads any more ended the host at the next event.
+#[test]
+fn a_device_outlives_who_listened_to_its_events() {
+    let place = Place::new(&store::folder());
+    let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
+    let driver = repository().join("tests/tests/conform/driver.py").display().to_string();
+    let words = ["--json", "run", "--name", "alone", "--door", &door, "--", "python3", &driver];
+    let mut host = place.command(&words).stdout(Stdio::piped()).spawn().expect("started");
+    let mut lines = BufReader::new(host.stdout.take().expect("piped")).lines();
+    let event = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
+    let mut attached = 0;
+    let uri = loop {
+        let told = event(&lines.next().expect("more").expect("text"));
+        attached = told["pid"].as_u64().map_or(attached, |pid| pid as i32);
+        if told["event"] == "ready" {
+            break told["doors"][0]["address"].as_str().expect("an address").to_owned();
+        }
+    };
+    drop(lines);
+    let client = Client::connect(&uri, Dialect::Extended).expect("a client");
+    for _ in 0..2 {
+        kill_process(Pid::from_raw(attached).expect("a process"), Signal::KILL).expect("killed");
+        client.write(0, &[7; 512]).expect("by the next driver");
+        let listed = place.sawmill(&["--json", "driver", "list"]).json();
+        attached = listed[0]["driver_pid"].as_u64().expect("a driver") as i32;
+    }
+    assert_eq!(host.try_wait().expect("asked"), None, "the host is there");
+    kill_process(Pid::from_child(&host), Signal::TERM).expect("told");
+    assert!(host.wait().expect("ended").success());
+}
