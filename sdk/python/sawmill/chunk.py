@@ -1,0 +1,72 @@
+"""A write chunk: many writes in one piece of shared memory. docs/format/write_chunk.md is the law.
+
+Invariant: a chunk is checked as a whole before a device sees it. What makes no sense is the host's fault,
+and ends the connection.
+
+Not here: which of two writes is newer (resolver.py).
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .errors import ProtocolError
+from .options import Effective
+from .wire import AGAIN, Order
+
+RECORD = struct.Struct("<QQQQ")
+SECTOR_BYTES = 512
+FLAG_WRITE = 1
+
+
+class Record(NamedTuple):
+    """One write, or the part of it that lies in one collision area."""
+
+    address: int
+    length: int
+    sequence: int
+    data: memoryview
+
+
+class Chunk:
+    """What `write_chunk` gets. Its memory is only good until that returns.
+
+    raw           the chunk's bytes: `metadata_bytes` with records of 32 bytes, then their data
+    count         how many records
+    metadata_bytes, area_bytes    of every chunk of this device
+    horizon, floor                how long to remember what was written (resolver.py)
+    again         a former driver had it
+    """
+
+    def __init__(self, raw: memoryview, order: Order, options: Effective):
+        self.raw = raw
+        self.count = order.records
+        self.metadata_bytes = options.metadata_bytes
+        self.area_bytes = options.area_bytes
+        self.horizon, self.floor = order.horizon, order.floor
+        self.again = bool(order.flags & AGAIN)
+        self._records = self._checked(order, options.size)
+
+    def records(self) -> Iterator[Record]:
+        """The writes of the chunk, in order."""
+        raw, at = self.raw, self.metadata_bytes
+        for address, length, sequence in self._records:
+            yield Record(address, length, sequence, raw[at : at + length])
+            at += length
+
+    def _checked(self, order: Order, size_bytes: int) -> list[tuple[int, int, int]]:
+        end = self.count * RECORD.size
+        if end > self.metadata_bytes or self.metadata_bytes > len(self.raw):
+            raise ProtocolError(f"{order} has {self.count} records: more than it has room for")
+        room = len(self.raw) - self.metadata_bytes
+        found = []
+        for sector, sectors, sequence, flag in RECORD.iter_unpack(self.raw[:end]):
+            address, length = sector * SECTOR_BYTES, sectors * SECTOR_BYTES
+            room -= length
+            in_one_area = address // self.area_bytes == (address + length - 1) // self.area_bytes
+            in_place = room >= 0 and address + length <= size_bytes
+            if flag != FLAG_WRITE or length == 0 or not in_one_area or not in_place:
+                record = f"sector {sector}, sectors {sectors}, flag {flag}"
+                raise ProtocolError(f"{order} has a record that makes no sense: {record}")
+            found.append((address, length, sequence))
+        return found

@@ -1,0 +1,162 @@
+"""The front of the library: serve a device, with threads or coroutines, anew or in place of another driver.
+
+Not here: what a device is (device.py).
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from . import host, tasks
+from .device import asked, has
+from .host import SOCKET_VARIABLE, Host
+from .session import Door, Session, attach
+from .threads import Handle
+
+
+def start(
+    device: Any,
+    name: str | None = None,
+    doors: Iterable[str] = (),
+    *,
+    replace: bool = False,
+    threads: int = 1,
+    **options: Any,
+) -> Handle:
+    """Serves a device in the background, and returns when its doors are open.
+
+    device    an object with methods, see `Device`
+    name      of the device; the host finds one when there is none
+    doors     where to show it: "ublk", "nbd=unix:/path", "nbd=tcp:host:port", "fuse=/folder", "loop=/folder",
+              "vhost-user=/path". None: /dev/ublkbN for root where there is ublk, else NBD on a Unix socket
+    replace   take the device `name`, which runs, over from its driver, or from one that died
+    threads   for each queue; with more than one the device's methods are called side by side
+    options   see `Options`
+
+    A program that `sawmill run` has started serves the device of that host, whose command line says name and
+    doors. Raises NoHost, Refused, TypeError and ValueError for options.
+    """
+    if threads < 1:
+        raise ValueError("a device needs a thread")
+    session, started = connect(device, name, list(doors), replace, options)
+    try:
+        if has(device, "attached"):
+            device.attached(session.options)
+    except BaseException:
+        session.close()
+        if started:
+            started.give_up()
+        raise
+    return Handle(session, started, threads).opened()
+
+
+def announce(doors: list[Door]) -> None:
+    """Says where the device is, unless our host does."""
+    if SOCKET_VARIABLE not in os.environ:
+        print(*doors, sep="\n", flush=True)
+
+
+def serve(
+    device: Any,
+    name: str | None = None,
+    doors: Iterable[str] = (),
+    *,
+    opened: Callable[[list[Door]], object] | None = announce,
+    **arguments: Any,
+) -> str:
+    """Serves a device until it has ended, or another driver has it: "ended" or "replaced". Arguments as
+    `start`.
+
+    `opened` is called with the doors when they are open; as it is, it prints them.
+
+    In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device in order; the second one gives up. Raises
+    also HostGone and ProtocolError.
+    """
+    with signals() as ended_by:
+        handle = start(device, name, doors, **arguments)
+        ended_by(handle)
+        try:
+            if opened:
+                opened(handle.doors)
+            handle.wait()
+        except KeyboardInterrupt:
+            handle.give_up()
+            raise
+    return handle.outcome
+
+
+def rerun(device: Any, name: str, **arguments: Any) -> str:
+    """Serves a device that runs, in place of its driver: that one answers what it has, and ends."""
+    return serve(device, name, replace=True, **arguments)
+
+
+async def serve_async(
+    device: Any,
+    name: str | None = None,
+    doors: Iterable[str] = (),
+    *,
+    replace: bool = False,
+    opened: Callable[[list[Door]], object] | None = announce,
+    **options: Any,
+) -> str:
+    """As `serve`, in the running event loop. Methods may be coroutines: all requests that the host hands
+    out are under way at once. Cancelling ends the device in order."""
+    session, started = await asyncio.to_thread(connect, device, name, list(doors), replace, options, True)
+    return await tasks.serve(session, device, started, opened)
+
+
+def connect(
+    device: Any,
+    name: str | None,
+    doors: list[str],
+    replace: bool,
+    options: dict[str, Any],
+    coroutines: bool = False,
+) -> tuple[Session, Host | None]:
+    """A session with the host that there is, else with a new one."""
+    wanted = asked(device, options, coroutines=coroutines)
+    if path := os.environ.get(SOCKET_VARIABLE):
+        return attach(path, device, wanted, replace=replace), None
+    if replace:
+        if name is None:
+            raise TypeError("say the name of the device that is to be taken over")
+        return attach(host.running(name), device, wanted, replace=True), None
+    started = Host(name, doors)
+    try:
+        return attach(started.socket, device, wanted, replace=False), started
+    except BaseException:
+        started.give_up()
+        raise
+
+
+@contextmanager
+def signals() -> Iterator[Any]:
+    """While this lasts, signals end a device: the one that the function is told that it gives."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda handle: None
+        return
+    device: list[Handle] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if device:
+            device[0].leave()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)
+
+    try:
+        for number in before:
+            signal.signal(number, end)
+        yield device.append
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

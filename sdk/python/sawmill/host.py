@@ -1,0 +1,112 @@
+"""Finding a host, or starting one: `sawmill run`, in a session of its own, so that it outlives this driver.
+
+The program is $SAWMILL, else `sawmill` on the path. A driver that a host has started finds it in
+$SAWMILL_DRIVER.
+
+Not here: what is said to a host (session.py).
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+from .errors import HostGone, NoHost, SawmillError
+
+SOCKET_VARIABLE = "SAWMILL_DRIVER"
+PROGRAM_VARIABLE = "SAWMILL"
+# How long a host that dies may take to say why.
+GRACE_S = 2
+LOOK_EVERY_S = 0.005
+
+_numbers = itertools.count(1)
+
+
+def program() -> str:
+    """The path of the program."""
+    told = os.environ.get(PROGRAM_VARIABLE) or shutil.which("sawmill")
+    if told is None:
+        raise NoHost(f"no program `sawmill` on the path: install it, or set {PROGRAM_VARIABLE} to its path")
+    return told
+
+
+def running(name: str) -> str:
+    """The driver socket of a device that runs."""
+    command = [program(), "driver", "socket", name]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise cannot_start(error) from None
+    if asked.returncode:
+        raise NoHost(f"device {name!r} does not run: {asked.stderr.strip() or asked.stdout.strip()}")
+    return asked.stdout.strip()
+
+
+def cannot_start(error: OSError) -> NoHost:
+    return NoHost(f"cannot start {program()}: {error.strerror}")
+
+
+class Host:
+    """A host that this driver has started. `socket`: where it listens for drivers."""
+
+    def __init__(self, name: str | None, doors: list[str]):
+        # A name that nobody else here has, for those who need none.
+        name = name or f"python-{os.getpid()}-{next(_numbers)}"
+        if not doors and os.path.exists("/dev/ublk-control") and os.geteuid() == 0:
+            doors = ["ublk"]
+        command = [program(), "run", "--json", "--name", name]
+        for door in doors:
+            command += ["--door", door]
+        # No pipe: the host goes on writing when this driver has died.
+        self._said = tempfile.TemporaryFile()
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._said, start_new_session=True
+            )
+        except OSError as error:
+            raise cannot_start(error) from None
+        self.socket = self._listening()
+
+    def ended(self, surely: bool) -> SawmillError | None:
+        """Waits for the end of the host; returns what was wrong, if anything. A host that does not end
+        `surely` may go on without this driver, and wait for another."""
+        try:
+            status = self._process.wait(None if surely else GRACE_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return self._failure(status) if status else None
+
+    def give_up(self) -> None:
+        """Ends a host at once: it has no driver yet, or none any more."""
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _listening(self) -> str:
+        while True:
+            status = self._process.poll()
+            for event in self._events():
+                if event.get("event") == "listening":
+                    return str(event["socket"])
+            if status is not None:
+                raise NoHost(str(self._failure(status)))
+            time.sleep(LOOK_EVERY_S)
+
+    def _failure(self, status: int) -> SawmillError:
+        for event in self._events():
+            if event.get("outcome") == "failed":
+                return SawmillError(str(event["message"]))
+        return HostGone(f"`sawmill run` ended with status {status}: see what it wrote")
+
+    def _events(self) -> list[dict[str, object]]:
+        """What the host has said so far, whole lines."""
+        size = os.fstat(self._said.fileno()).st_size
+        lines = os.pread(self._said.fileno(), size, 0).split(b"\n")[:-1]
+        events = (json.loads(line) for line in lines if line.startswith(b"{"))
+        return [event for event in events if "event" in event]

@@ -1,0 +1,147 @@
+"""Orders carried out by coroutines: one task for each, all in one event loop. What threads.py is with
+threads.
+
+Invariants: as there. A method that is no coroutine function is called in the loop, and holds it up.
+
+Not here: what an order means (work.py).
+"""
+
+import asyncio
+import inspect
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from . import wire
+from .device import has
+from .errors import HostGone
+from .host import Host
+from .session import Door, Lane, Session, shut
+from .wire import Kind, Order
+from .work import Call
+
+log = logging.getLogger("sawmill")
+
+Opened = Callable[[list[Door]], object] | None
+
+
+async def settled(result: Any) -> Any:
+    """The result of a method, be it a coroutine or not."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def packet_of(loop: asyncio.AbstractEventLoop, lane: Lane, buffer: bytearray) -> memoryview:
+    """The next packet of orders."""
+    try:
+        length = await loop.sock_recv_into(lane.socket, buffer)
+    except OSError as error:
+        raise HostGone(f"the host is gone: {error.strerror}") from None
+    if length == 0:
+        raise HostGone("the host is gone: it closed a queue without END")
+    return memoryview(buffer)[:length]
+
+
+class Server:
+    """The tasks of one lane."""
+
+    def __init__(self, lane: Lane):
+        self.lane, self.ended = lane, False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until END, and until everything is answered."""
+        loop, buffer = asyncio.get_running_loop(), wire.buffer()
+        self.lane.socket.setblocking(False)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while not self.ended:
+                    for order in wire.orders(await packet_of(loop, self.lane, buffer)):
+                        if order.kind == Kind.END:
+                            self.ended = True
+                            break
+                        self._take(group, order)
+        except BaseExceptionGroup as many:
+            raise many.exceptions[0] from None
+        shut(self.lane.socket)
+
+    def _take(self, group: asyncio.TaskGroup, order: Order) -> None:
+        call = self.lane.worker.call(order)
+        in_order = self.lane.in_order and order.kind == Kind.FLUSH
+        task = group.create_task(self._carry_out(call, list(self._tasks) if in_order else []))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, call: Call, before: list[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
+        try:
+            answer = call.done(await settled(call()))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a method may raise what it likes
+            answer = call.failed(error)
+        # One at a time: a loop has one writer for a socket.
+        async with self._sending:
+            try:
+                await asyncio.get_running_loop().sock_sendall(self.lane.socket, answer)
+            except OSError as error:
+                raise HostGone(f"the host is gone: {error.strerror}") from None
+
+
+async def listen(session: Session, opened: Opened) -> None:
+    """Hears the host out, until it has nothing to say any more."""
+    while packet := (await asyncio.to_thread(wire.receive, session.control))[0]:
+        if session.heard(packet) == wire.Control.DOORS and opened:
+            await settled(opened(session.doors))
+
+
+async def serve(session: Session, device: Any, host: Host | None, opened: Opened) -> str:
+    """Serves until the device has ended: "ended" or "replaced"."""
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(life(session, device, opened))
+    # A cancelled task ends in order, and so SIGINT does; SIGTERM as well, unless the program has its own way.
+    is_ours = threading.current_thread() is threading.main_thread()
+    is_ours = is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if is_ours:
+        loop.add_signal_handler(signal.SIGTERM, session.leave)
+    try:
+        outcome = await asyncio.shield(work)
+    except asyncio.CancelledError:
+        session.leave()
+        await work
+        raise
+    finally:
+        session.close()
+        if is_ours:
+            loop.remove_signal_handler(signal.SIGTERM)
+    if host and outcome != "replaced":
+        session.error = await asyncio.to_thread(host.ended, outcome == "ended") or session.error
+    if session.error:
+        raise session.error
+    return outcome
+
+
+async def life(session: Session, device: Any, opened: Opened) -> str:
+    """All lanes side by side, and an ear for the host: the first that fails ends the rest."""
+
+    async def unless_it_fails(work: Awaitable[None]) -> None:
+        try:
+            await work
+        except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+            session.fail(error)
+
+    async def hear() -> None:
+        await unless_it_fails(listen(session, opened))
+        session.silent()
+
+    if has(device, "attached"):
+        await settled(device.attached(session.options))
+    servers = [Server(lane) for lane in session.lanes]
+    control = asyncio.ensure_future(hear())
+    await asyncio.gather(*(unless_it_fails(server.run()) for server in servers))
+    shut(session.control)
+    await control
+    return session.over(all(server.ended for server in servers))

@@ -1,0 +1,213 @@
+"""Threads that carry out orders, and the handle on a device that they serve.
+
+Invariants: an answer is sent after the method has returned, once. On END a lane answers what it has, then
+closes. When the device has ended no method runs any more, whatever the reason.
+
+Not here: what an order means (work.py), the same with coroutines (tasks.py).
+"""
+
+import atexit
+import threading
+from collections import deque
+from typing import Self
+
+from . import wire
+from .errors import HostGone, SawmillError
+from .host import Host
+from .session import Door, Lane, Session, shut
+from .wire import Kind, Order
+
+
+class Inbox:
+    """The orders of a lane, one after the other for whichever thread is free."""
+
+    def __init__(self, lane: Lane, threads: int):
+        self.lane, self.threads, self.ended = lane, threads, False
+        self._waiting: deque[Order] = deque()
+        self._taking = threading.Lock()
+        # Orders that a thread has, by their turn: what came before a flush is done before it.
+        self._turn = 0
+        self._open: set[int] = set()
+        self._done = threading.Condition()
+        self._buffer = wire.buffer()
+
+    def take(self) -> tuple[int, Order] | None:
+        """The next order and its turn. Waits for one; None after END."""
+        with self._taking:
+            while not self._waiting:
+                if self.ended:
+                    return None
+                length = self._received()
+                self._waiting.extend(wire.orders(memoryview(self._buffer)[:length]))
+            order = self._waiting.popleft()
+            if order.kind == Kind.END:
+                self._waiting.clear()
+                self.ended = True
+                return None
+            with self._done:
+                self._turn += 1
+                self._open.add(self._turn)
+                return self._turn, order
+
+    def wait_for_those_before(self, turn: int) -> None:
+        """Until this is the oldest that a thread has."""
+        with self._done:
+            self._done.wait_for(lambda: min(self._open) == turn)
+
+    def done(self, turn: int) -> None:
+        """A thread has answered its order, or given up."""
+        with self._done:
+            self._open.discard(turn)
+            self._done.notify_all()
+
+    def thread_ends(self) -> None:
+        """The last thread of the lane closes it."""
+        with self._taking:
+            self.threads -= 1
+            if self.threads == 0:
+                shut(self.lane.socket)
+
+    def _received(self) -> int:
+        try:
+            length = self.lane.socket.recv_into(self._buffer)
+        except OSError as error:
+            raise HostGone(f"the host is gone: {error.strerror}") from None
+        if length == 0:
+            raise HostGone("the host is gone: it closed a queue without END")
+        return length
+
+
+def carry_out(session: Session, inbox: Inbox) -> None:
+    """A thread's life."""
+    lane = inbox.lane
+    try:
+        while (taken := inbox.take()) is not None:
+            turn, order = taken
+            try:
+                call = lane.worker.call(order)
+                if lane.in_order and order.kind == Kind.FLUSH:
+                    inbox.wait_for_those_before(turn)
+                try:
+                    answer = call.done(call())
+                except BaseException as error:  # noqa: BLE001 - a method may raise what it likes
+                    answer = call.failed(error)
+                wire.send(lane.socket, answer)
+            finally:
+                inbox.done(turn)
+    except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+        session.fail(error)
+    finally:
+        inbox.thread_ends()
+
+
+class Handle:
+    """A device that is served by threads of this process. Leaving a `with` block ends it, as does the end
+    of the program.
+
+    name, doors, options    of the device
+    outcome                 "ended" or "replaced" (another driver has it now), when it is over
+    """
+
+    def __init__(self, session: Session, host: Host | None, threads: int):
+        self._session, self._host = session, host
+        self.name, self.options, self.outcome = session.name, session.options, ""
+        self._opened, self._over = threading.Event(), threading.Event()
+        self._inboxes = [Inbox(lane, threads) for lane in session.lanes]
+        self._threads = [
+            threading.Thread(target=carry_out, args=(session, inbox), name=inbox.lane.name, daemon=True)
+            for inbox in self._inboxes
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._listener = threading.Thread(target=self._listen, name="sawmill-control", daemon=True)
+        self._listener.start()
+        threading.Thread(target=self._await_end, name="sawmill-end", daemon=True).start()
+        atexit.register(self._at_exit)
+
+    @property
+    def doors(self) -> list[Door]:
+        """Where the device can be used."""
+        return self._session.doors
+
+    def leave(self) -> None:
+        """Asks for the end of the device, and does not wait for it."""
+        self._session.leave()
+
+    def stop(self) -> None:
+        """Ends the device: its users are gone or get errors, everything is answered, the doors are closed."""
+        self.leave()
+        self.wait()
+
+    def fail(self, message: str) -> None:
+        """Ends the device at once: requests fail, and its host tells why."""
+        self._session.leave(message)
+        self._over.wait()
+
+    def give_up(self) -> None:
+        """Leaves the device as if this program had died: another driver may take it, unless the host is
+        ours."""
+        atexit.unregister(self._at_exit)
+        self._session.fail(SawmillError("given up"))
+        if self._host:
+            self._host.give_up()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the device; False after `timeout` seconds. Raises HostGone and
+        ProtocolError."""
+        if not self._over.wait(timeout):
+            return False
+        if self._session.error:
+            raise self._session.error
+        return True
+
+    def opened(self) -> Self:
+        """Waits until the doors are open."""
+        try:
+            self._opened.wait()
+        except BaseException:
+            self.leave()
+            raise
+        if not self._session.doors:
+            self.wait()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = self.outcome or ("gone" if self._over.is_set() else "on " + ", ".join(map(str, self.doors)))
+        return f"<device {self.name}, {self.options.size} bytes, {state}>"
+
+    def _listen(self) -> None:
+        """Hears the host out, until it has nothing to say any more."""
+        try:
+            while packet := wire.receive(self._session.control)[0]:
+                self._session.heard(packet)
+                if self._session.doors:
+                    self._opened.set()
+        except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+            self._session.fail(error)
+        self._session.silent()
+
+    def _await_end(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        session = self._session
+        # What the host has said already is still heard.
+        shut(session.control)
+        self._listener.join()
+        self.outcome = session.over(all(inbox.ended for inbox in self._inboxes))
+        session.close()
+        if self._host and self.outcome != "replaced":
+            session.error = self._host.ended(self.outcome == "ended") or session.error
+        atexit.unregister(self._at_exit)
+        self._over.set()
+        self._opened.set()
+
+    def _at_exit(self) -> None:
+        self.leave()
+        self._over.wait()

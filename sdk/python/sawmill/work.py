@@ -1,0 +1,160 @@
+"""From an order to a method of the device, and from its outcome to an answer.
+
+Invariants: an order is checked before the device sees it; what a method raises is an answer, what the host
+gets wrong is a ProtocolError. No method ever gets memory outside of the piece that the queue has.
+
+Not here: who calls whom, and when (threads.py, tasks.py).
+"""
+
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+from .chunk import Chunk
+from .device import has
+from .errors import ProtocolError
+from .options import Effective
+from .resolver import Resolver
+from .wire import ANSWER, FUA, NO_UNMAP, Kind, Order
+
+log = logging.getLogger("sawmill")
+
+ERRNO_MAX = 4095
+METHODS = {
+    Kind.READ: "read",
+    Kind.WRITE: "write",
+    Kind.FLUSH: "flush",
+    Kind.DISCARD: "discard",
+    Kind.WRITE_ZEROES: "write_zeroes",
+    Kind.CHUNK: "write_chunk",
+}
+
+
+class Memory:
+    """A piece of shared memory that the host has sent. Takes the descriptor, whatever happens."""
+
+    def __init__(self, descriptor: int, length: int, *, writable: bool):
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        try:
+            # Touching what is not there would kill the process.
+            if not 0 < length <= os.fstat(descriptor).st_size:
+                raise ProtocolError(f"the host says {length} bytes of memory and sends another size")
+            self._map = mmap.mmap(descriptor, length, mmap.MAP_SHARED, access)
+        except (OSError, OverflowError) as error:
+            told = f"the host's shared memory of {length} bytes cannot be used: {error}"
+            raise ProtocolError(told) from None
+        finally:
+            os.close(descriptor)
+        self.bytes = memoryview(self._map)
+
+    def part(self, order: Order) -> memoryview:
+        """The bytes of an order."""
+        end = order.offset + order.length
+        if end > len(self.bytes):
+            raise ProtocolError(f"{order} lies outside of the queue's memory")
+        return self.bytes[order.offset : end]
+
+
+class Call:
+    """An order as a method of the device and its arguments: `call()` is the method's result."""
+
+    __slots__ = ("arguments", "method", "order", "part")
+
+    def __init__(self, order: Order, method: Callable[..., Any], part: memoryview | None, *arguments: Any):
+        self.order, self.method, self.part, self.arguments = order, method, part, arguments
+
+    def __call__(self) -> Any:
+        return self.method(*self.arguments)
+
+    def done(self, result: Any) -> bytes:
+        """The answer when the method has returned this."""
+        length = self.order.length
+        counts = self.order.kind in (Kind.READ, Kind.WRITE) and type(result) is int
+        if counts and result != length:
+            return self.failed(ValueError(f"`{self.method.__name__}` did {result} bytes of {length}"))
+        self._let_go()
+        return ANSWER.pack(self.order.number, 0, 0)
+
+    def failed(self, error: BaseException) -> bytes:
+        """The answer when the method has raised this."""
+        number = error.errno if isinstance(error, OSError) else None
+        if not isinstance(number, int) or not 0 < number <= ERRNO_MAX:
+            log.error("%s failed: the request gets EIO", self.order, exc_info=error)
+            number = errno.EIO
+        # What the traceback's frames hold are parts of the memory.
+        error.__traceback__ = None
+        self._let_go()
+        return ANSWER.pack(self.order.number, number, 0)
+
+    def _let_go(self) -> None:
+        """From here on the bytes are the host's: whoever kept them gets a ValueError, not another's bytes."""
+        if self.part is not None:
+            try:
+                self.part.release()
+            except BufferError:
+                log.warning("%s: the device has kept its memory, which others use now", self.order)
+
+
+class Worker:
+    """What a device does with the orders of one socket."""
+
+    def __init__(self, device: object, options: Effective, memory: Memory, allowed: set[Kind]):
+        self._options, self._memory = options, memory
+        self._size, self._allowed = options.size, allowed
+        self._methods = {
+            kind: getattr(device, METHODS[kind]) for kind in allowed if has(device, METHODS[kind])
+        }
+        if Kind.FLUSH in allowed and (options.batch or options.facts.get("can_flush") != "0"):
+            # The host may ask whoever keeps nothing back, also.
+            self._methods.setdefault(Kind.FLUSH, nothing)
+
+    def call(self, order: Order) -> Call:
+        """What to call for an order."""
+        kind, address, length = order.kind, order.address, order.length
+        method = self._methods.get(kind)
+        if method is None:
+            raise ProtocolError(f"{order} is nothing that this driver said it can do here")
+        if kind != Kind.CHUNK and address + length > self._size:
+            raise ProtocolError(f"{order} reaches past the end of the device at {self._size}")
+        if kind == Kind.READ:
+            part = self._memory.part(order)
+            return Call(order, method, part, address, part)
+        if kind == Kind.WRITE:
+            part = self._memory.part(order).toreadonly()
+            return Call(order, method, part, address, part, bool(order.flags & FUA))
+        if kind == Kind.CHUNK:
+            part = self._memory.part(order).toreadonly()
+            return Call(order, method, part, Chunk(part, order, self._options))
+        if kind == Kind.WRITE_ZEROES:
+            return Call(order, method, None, address, length, bool(order.flags & NO_UNMAP))
+        if kind == Kind.DISCARD:
+            return Call(order, method, None, address, length)
+        return Call(order, method, None)
+
+
+def nothing() -> None:
+    """A flush of a device that keeps nothing back."""
+
+
+class InBatches:
+    """An ordinary device as one that takes chunks: it gets those writes that are newest."""
+
+    def __init__(self, device: Any):
+        self._resolver = Resolver()
+        self._write = device.write
+        for name in ("attached", "read", "flush", "discard", "write_zeroes"):
+            if has(device, name):
+                setattr(self, name, getattr(device, name))
+
+    def write_chunk(self, chunk: Chunk) -> None:
+        """Writes what of the chunk is not late."""
+        self._resolver.apply(chunk, lambda address, data: whole(self._write(address, data, False), len(data)))
+
+
+def whole(result: object, length: int) -> None:
+    """A write that says it did less has failed."""
+    if type(result) is int and result != length:
+        raise ValueError(f"`write` did {result} bytes of {length}")

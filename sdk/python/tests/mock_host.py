@@ -1,0 +1,163 @@
+"""A small host for tests: says what a test wants it to, also what no host should.
+
+`MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's `Attached`,
+which hands out orders and reads answers. Reads and writes go through the queue's memory as with a real
+host.
+"""
+
+import mmap
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from sawmill import wire
+from sawmill.wire import ANSWER, ORDER, Control, Kind
+
+DEFAULTS = {
+    "mode": "plain", "size": 1 << 20, "blocksize": 512, "hw_queues": 1, "queue_depth": 64, "read_only": 0,
+    "collision_area_size": 4096, "write_chunk_size": 65536, "metadata_bytes": 4096,
+}  # fmt: skip
+MEMORY_BYTES = 1 << 20
+
+
+class MockHost:
+    """Listens where `path` says."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = Path(self._folder.name) / "driver"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+
+    def accept(self):
+        """The next driver, and what it says of itself."""
+        control, _ = self._listener.accept()
+        kind, facts = wire.decode(control.recv(wire.PACKET_BYTES_MAX))
+        assert kind == Control.HELLO, kind
+        return control, dict(facts)
+
+    def welcome(self, doors=("nbd nbd+unix:///?socket=/somewhere",), **options):
+        """Welcomes the next driver with these options in effect, besides its own and the defaults."""
+        control, hello = self.accept()
+        own = {name: value for name, value in hello.items() if name not in ("protocol", "program", "replace")}
+        facts = {"protocol": 1, "name": "disk", "generation": 1, **DEFAULTS, **own, **options}
+        control.send(wire.encode(Control.WELCOME, facts))
+        attached = Attached(control, hello, facts)
+        for _ in range(int(facts["hw_queues"])):
+            attached.add_queue()
+        attached.say(Control.ATTACHED)
+        lines = "".join(f"door={door}\n" for door in doors)
+        control.send(wire.KIND.pack(Control.DOORS) + lines.encode())
+        return attached
+
+    def close(self):
+        self._listener.close()
+        self._folder.cleanup()
+
+
+class Queue:
+    """The host's end of a socket and its memory."""
+
+    def __init__(self):
+        self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(60)
+        self.descriptor = os.memfd_create("queue")
+        os.ftruncate(self.descriptor, MEMORY_BYTES)
+        self.memory = mmap.mmap(self.descriptor, MEMORY_BYTES)
+        self._number = 0
+
+    def send(self, kind, address=0, length=0, flags=0, offset=0, records=0, horizon=0, floor=0, number=None):
+        """Hands out an order; returns its number."""
+        if number is None:
+            self._number += 1
+            number = self._number
+        order = (kind, flags, number, address, length, offset, records, horizon, floor)
+        self.socket.send(ORDER.pack(*order))
+        return number
+
+    def answer(self):
+        """The next answer: number and errno."""
+        answers = list(ANSWER.iter_unpack(self.socket.recv(wire.PACKET_BYTES_MAX)))
+        assert len(answers) == 1, answers
+        return answers[0][:2]
+
+    def does(self, kind, address=0, length=0, **more):
+        """An order that is answered at once: its errno."""
+        number = self.send(kind, address, length, **more)
+        answered, errno = self.answer()
+        assert answered == number, (answered, number)
+        return errno
+
+    def write(self, address, data, offset=0, flags=0):
+        self.memory[offset : offset + len(data)] = data
+        return self.does(Kind.WRITE, address, len(data), offset=offset, flags=flags)
+
+    def read(self, address, length, offset=0):
+        errno = self.does(Kind.READ, address, length, offset=offset)
+        assert errno == 0, os.strerror(errno)
+        return self.memory[offset : offset + length]
+
+    def close(self):
+        self.socket.close()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def is_closed(self):
+        """Waits for what the driver does next on this socket, which has to be to close it."""
+        try:
+            return self.socket.recv(64) == b""
+        except ConnectionResetError:
+            return True
+
+
+class Attached:
+    """A driver that is attached. `queues`; in batch mode `writes` and `reads`."""
+
+    def __init__(self, control, hello, facts):
+        self.control, self.hello, self.facts = control, hello, facts
+        self.control.settimeout(60)
+        self.batch = facts["mode"] == "batch"
+        self.queues, self.writes, self.reads = [], [], []
+
+    def add_queue(self, **facts):
+        number = len(self.writes if self.batch else self.queues)
+        made = [Queue(), Queue()] if self.batch else [Queue()]
+        told = {"queue": number, "memory_bytes": MEMORY_BYTES, "read_memory_bytes": MEMORY_BYTES, **facts}
+        descriptors = [each for queue in made for each in (queue.theirs.fileno(), queue.descriptor)]
+        socket.send_fds(self.control, [wire.encode(Control.QUEUE, told)], descriptors)
+        for queue in made:
+            queue.theirs.close()
+        if self.batch:
+            self.writes.append(made[0])
+            self.reads.append(made[1])
+        else:
+            self.queues += made
+
+    def say(self, kind, **facts):
+        self.control.send(wire.encode(kind, facts))
+
+    def hears(self):
+        """The next packet of the driver; None when it has closed."""
+        packet = self.control.recv(wire.PACKET_BYTES_MAX)
+        return wire.decode(packet) if packet else None
+
+    def all(self):
+        return self.queues + self.writes + self.reads
+
+    def finish(self, reason="ended"):
+        """Ends the driver in order, and waits until it is gone."""
+        self.say(Control.FINISH, reason=reason)
+        for queue in self.all():
+            queue.send(Kind.END, number=0)
+        assert all(queue.is_closed() for queue in self.all())
+        assert self.hears() is None
+        self.vanish()
+
+    def vanish(self):
+        """As a host that is killed."""
+        for each in self.all():
+            each.close()
+        self.control.close()

@@ -1,0 +1,324 @@
+//! Drivers in Python (`sdk/python`) on the real host: the examples are disks, an exception is one request's
+//! error, a driver that is killed or replaced under load loses nothing, and the guide's page works as it
+//! stands.
+//!
+//! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::driven::{Driven, fio_verifies};
+use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
+use sawmill_tests::place::Place;
+use sawmill_tests::{requires, store};
+
+const SIZE: u64 = 16 << 20;
+
+/// Whether there is a Python that the library is for.
+fn has_python() -> Result<(), String> {
+    let mut asked = Command::new("python3");
+    let new_enough = asked.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+    match new_enough {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err("python3 is older than 3.11".into()),
+        Err(error) => Err(format!("no python3: {error}")),
+    }
+}
+
+/// Python with the library.
+fn python() -> Command {
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", repository().join("sdk/python")).stdin(Stdio::null());
+    python
+}
+
+/// A driver of ours: an example, or a program of this test.
+fn driver(path: &str, arguments: &[&str]) -> Command {
+    let mut python = python();
+    python.arg(repository().join(path)).args(arguments);
+    python
+}
+
+fn example(name: &str, arguments: &[&str]) -> Command {
+    driver(&format!("sdk/python/examples/{name}.py"), arguments)
+}
+
+fn rounds() -> u64 {
+    std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
+}
+
+fn text(path: &std::path::Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+#[test]
+fn the_library_keeps_its_own_tests() {
+    requires!(has_python());
+    let tests = repository().join("sdk/python/tests");
+    run(python().args(["-X", "dev", "-m", "unittest", "discover", "-s"]).arg(&tests).arg("-t").arg(&tests));
+    run(python().args(["-m", "compileall", "-q"]).arg(repository().join("sdk/python/sawmill")));
+}
+
+/// Writes, reads and verifies a device of [`SIZE`] bytes as users do.
+fn is_a_disk(place: &Place, device: &Driven) {
+    let common = ["--size=16M", "--do_verify=1"];
+    let jobs: [&[&str]; 3] = [
+        &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
+        &["--rw=randrw", "--bs=4k", "--iodepth=32", "--fsync=64", "--io_size=8M"],
+        &["--rw=write", "--bs=1M", "--iodepth=4"],
+    ];
+    for job in jobs {
+        let _ = fio_verifies(&device.uri, place, &[&common[..], job].concat());
+    }
+    let client = device.connect();
+    client.write(12_345, b"at any byte").expect("accepted");
+    client.flush().expect("flushed");
+    assert_eq!(client.read(12_345, 11).expect("readable"), b"at any byte");
+}
+
+#[test]
+fn ram_and_file_are_disks_request_by_request_and_in_batches() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let image = place.path("image");
+    for options in [&[][..], &["--option", "mode=batch"], &["--option", "hw_queues=3"]] {
+        let device = Driven::start(&place, "ram", options, &example("ram", &["16M"]));
+        is_a_disk(&place, &device);
+        device.end(&place, "ram");
+        let device = Driven::start(&place, "file", options, &example("file", &[text(&image), "16M"]));
+        is_a_disk(&place, &device);
+        let seen = device.connect().read_all().expect("readable");
+        device.end(&place, "file");
+        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+    }
+}
+
+#[test]
+fn mirror_is_a_disk_and_says_when_its_sides_differ() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let sides = [place.path("one"), place.path("other")];
+    std::fs::write(&sides[0], vec![0; SIZE as usize]).expect("a side");
+    std::fs::write(&sides[1], vec![0xff; SIZE as usize]).expect("a side");
+    let mirror = example("mirror", &[text(&sides[0]), text(&sides[1])]);
+    let device = Driven::start(&place, "mirror", &[], &mirror);
+    is_a_disk(&place, &device);
+    let mut side = std::fs::read(&sides[1]).expect("a side");
+    side[8192] ^= 1;
+    std::fs::write(&sides[1], side).expect("a side");
+    let client = device.connect();
+    assert!(client.read(8192, 512).is_err(), "the sides differ there");
+    let _ = client.read(16_384, 512).expect("and nowhere else");
+    device.end(&place, "mirror");
+}
+
+#[test]
+fn null_takes_everything_and_reads_zeroes() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let device = Driven::start(&place, "null", &[], &example("null", &["16M"]));
+    let client = device.connect();
+    client.write(4096, &[7; 65_536]).expect("accepted");
+    assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
+    device.end(&place, "null");
+}
+
+/// A web server, killed when dropped.
+struct Web(Child, String);
+
+impl Web {
+    fn start(content: &std::path::Path) -> Self {
+        let mut server = driver("tests/tests/driver_python/web.py", &[text(content)]);
+        let mut child = server.stdout(Stdio::piped()).spawn().expect("a web server");
+        let mut port = String::new();
+        let stdout = child.stdout.take().expect("a pipe was asked for");
+        BufReader::new(stdout).read_line(&mut port).expect("it says its port");
+        Web(child, format!("http://127.0.0.1:{}/image", port.trim()))
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let (source, copy) = (place.path("source"), place.path("copy"));
+    let content = Dice::seeded("lazy").bytes(SIZE as usize);
+    std::fs::write(&source, &content).expect("a source");
+    let web = Web::start(&source);
+    let device = Driven::start(&place, "lazy", &[], &example("lazy", &[&web.1, text(&copy)]));
+    let client = device.connect();
+    client.write(70_000, b"news").expect("accepted");
+    let mut expected = content;
+    expected[70_000..70_004].copy_from_slice(b"news");
+    assert!(client.read_all().expect("readable") == expected, "the source with news in it");
+    drop(web);
+    assert!(client.read_all().expect("readable") == expected, "and again without a source");
+    is_a_disk(&place, &device);
+    device.end(&place, "lazy");
+}
+
+#[test]
+fn an_exception_is_the_error_of_one_request() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let faulty = driver("tests/tests/driver_python/faulty.py", &[]);
+    let mut device = Driven::start(&place, "faulty", &[], &faulty);
+    let client = device.connect();
+    let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
+    let bug = client.read(8192, 512).unwrap_err().to_string();
+    client.write(512, &[1; 512]).expect("accepted");
+    assert_eq!(client.read(512, 512).expect("readable"), [1; 512]);
+    assert!(full.contains("NoSpace") || full.contains("28"), "{full}");
+    assert!(bug.contains("Io") || bug.contains('5'), "{bug}");
+    let first = device.driver;
+    device.replace_driver(&place, "faulty");
+    assert_ne!(device.driver, first);
+    device.end(&place, "faulty");
+}
+
+/// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest stall.
+fn undisturbed(
+    place: &Place,
+    mut device: Driven,
+    rounds: u64,
+    mut disturb: impl FnMut(&mut Driven),
+) -> Duration {
+    let (is_over, longest_ns, uri) = (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
+            while !is_over.load(Ordering::SeqCst) {
+                let _ = longest_ns.fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
+            }
+        });
+        let client = device.connect();
+        for _ in 0..rounds {
+            // A load that has failed tells so below.
+            if !load.is_finished() {
+                disturb(&mut device);
+                // Requests that waited go before this one.
+                let _ = client.read(0, 512).expect("readable");
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    is_a_disk(place, &device);
+    device.terminate();
+    Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
+    requires!(has_python());
+    for options in [&[][..], &["--option", "mode=batch"]] {
+        let place = Place::new(&store::folder());
+        let file = || example("file", &[text(&place.path("image")), "16M"]);
+        let device = Driven::beside(&place, "disk", options, &mut file());
+        let stall = undisturbed(&place, device, rounds(), |device| device.kill_and_attach(&mut file()));
+        println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
+    }
+}
+
+#[test]
+fn a_driver_that_is_killed_under_load_is_started_again() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let file = example("file", &[text(&place.path("image")), "16M"]);
+    let device = Driven::start(&place, "disk", &[], &file);
+    // Each restart waits twice as long as the one before.
+    let stall = undisturbed(&place, device, 4, Driven::kill_driver);
+    println!("4 kills of a supervised driver: the longest request took {stall:?}");
+}
+
+#[test]
+fn a_driver_is_replaced_under_load_and_nobody_notices() {
+    requires!(has_python());
+    for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
+        let place = Place::new(&store::folder());
+        let file = example("file", &[text(&place.path("image")), "16M"]);
+        let device = Driven::start(&place, "disk", options, &file);
+        let stall = undisturbed(&place, device, rounds(), |device| device.replace_driver(&place, "disk"));
+        println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
+    }
+}
+
+#[test]
+fn coroutines_serve_a_disk_request_by_request_and_in_chunks_of_several_queues() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    for arguments in [&[][..], &["batch"]] {
+        let coroutines = driver("tests/tests/driver_python/coroutines.py", arguments);
+        let device = Driven::start(&place, "coroutines", &[], &coroutines);
+        is_a_disk(&place, &device);
+        device.end(&place, "coroutines");
+    }
+}
+
+/// The first block of Python of the guide, with another place for its socket.
+fn quick_start(socket: &str) -> String {
+    let guide = repository().join("docs/guide/driver-python.md");
+    let guide = std::fs::read_to_string(guide).expect("the guide");
+    let (_, rest) = guide.split_once("```python\n").expect("a program in the guide");
+    let (program, _) = rest.split_once("```").expect("an end of it");
+    assert!(program.contains("/tmp/ram.sock"), "{program}");
+    program.replace("/tmp/ram.sock", socket)
+}
+
+#[test]
+fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
+    requires!(has_python());
+    let place = Place::new(&store::folder());
+    let (program, socket) = (place.path("ram.py"), place.path("ram.sock"));
+    std::fs::write(&program, quick_start(text(&socket))).expect("a program");
+    let state = place.path("state");
+    let start = |more: &str| {
+        let mut driver = python();
+        driver.env("SAWMILL", sawmill_binary()).env("XDG_STATE_HOME", &state);
+        let _ = driver.stdout(Stdio::piped()).args(["-c", more]).arg(&program);
+        driver.spawn().expect("python3 starts")
+    };
+    let as_it_stands = "import runpy, sys; runpy.run_path(sys.argv[1])";
+    let mut first = start(as_it_stands);
+    let mut uri = String::new();
+    let stdout = first.stdout.take().expect("a pipe was asked for");
+    BufReader::new(stdout).read_line(&mut uri).expect("it says where the disk is");
+    let uri = uri.trim();
+    assert_eq!(run(command("nbdinfo").args(["--size", uri])).trim(), "67108864");
+    run(command("nbdcopy").arg(repository().join("README.md")).arg(uri));
+    // The driver is killed: the host, which it has started, waits for the next one.
+    first.kill().expect("a process of ours");
+    let _ = first.wait();
+    let rerun =
+        as_it_stands.replace("runpy.run_path", "import sawmill; sawmill.serve = REPLACED; runpy.run_path");
+    let rerun =
+        rerun.replace("REPLACED", "lambda d, name, doors: print(sawmill.rerun(d, name, opened=None))");
+    let second = start(&rerun);
+    run(command("nbdcopy").arg(repository().join("README.md")).arg(uri));
+    let third = start(&rerun);
+    let replaced = second.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&replaced.stdout), "replaced\n");
+    let pid = rustix::process::Pid::from_child(&third);
+    run(command("nbdinfo").args(["--size", uri]));
+    wait_until("the third driver is the one", || {
+        let list = place.sawmill(&["driver", "list", "--json"]).json();
+        (list[0]["driver_pid"] == u64::from(third.id())).then_some(())
+    });
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process of ours");
+    let ended = third.wait_with_output().expect("it ends");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended\n");
+    assert!(ended.status.success(), "{}", ended.status);
+    wait_until("the host has ended", || {
+        let list = place.sawmill(&["driver", "list", "--json"]).json();
+        (list.as_array()?.is_empty()).then_some(())
+    });
+}
