@@ -1,0 +1,99 @@
+/* sawmill.h: block devices whose drivers are ordinary programs.  C99 and C++.
+ *
+ * A driver is a table of functions.  They may be called by several threads at once, with ranges that lie inside the
+ * device; each returns 0, or an errno: users see ENOSPC, ETIMEDOUT, ENOLINK and EROFS as they are, others as EIO.
+ * The manual: sawmill_serve(3).  What the options mean: docs/format/driver.md.
+ */
+#ifndef SAWMILL_H
+#define SAWMILL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a driver can do besides what its functions say. */
+enum {
+    SAWMILL_FUA = 1,     /* write() with fua set makes that write durable; else flush() follows it */
+    SAWMILL_ANY_BYTE = 2 /* ranges may begin and end at any byte; else at blocks */
+};
+
+/* How sawmill_serve ends when nothing went wrong. */
+enum { SAWMILL_ENDED = 0, SAWMILL_REPLACED = 1 };
+
+/* The device that a driver serves; good until sawmill_serve returns. */
+struct sawmill_device;
+
+/* A write chunk: docs/format/write_chunk.md. */
+struct sawmill_chunk {
+    const void *bytes;     /* 0: records, at metadata_bytes: their data, without gaps */
+    size_t length;         /* 8: bytes that mean something */
+    size_t metadata_bytes; /* 16 */
+    uint64_t records;      /* 24: how many */
+    uint64_t horizon;      /* 32 */
+    uint64_t floor;        /* 40 */
+    uint32_t queue;        /* 48: that it came on */
+    uint32_t again;        /* 52: 1 when a former driver had it */
+};
+
+/* One write of a chunk. */
+struct sawmill_record {
+    uint64_t sector;   /* first byte on the device / 512 */
+    uint64_t sectors;  /* bytes / 512 */
+    uint64_t sequence; /* the higher, the newer, where two overlap */
+    uint64_t flag;     /* 1: a write */
+};
+
+/* A driver.  A function that is NULL is not there: without write() and write_chunk() the device is read-only, without
+ * flush() what was answered is durable.  write_chunk() and flush_queue() instead of write() and flush() want chunks. */
+struct sawmill_driver {
+    size_t struct_bytes; /* sizeof(struct sawmill_driver) */
+    unsigned abilities;  /* SAWMILL_FUA | SAWMILL_ANY_BYTE */
+    int (*read)(void *user, uint64_t offset, void *into, size_t length);
+    int (*write)(void *user, uint64_t offset, const void *bytes, size_t length, int fua);
+    int (*flush)(void *user);
+    int (*discard)(void *user, uint64_t offset, uint64_t length);
+    int (*write_zeroes)(void *user, uint64_t offset, uint64_t length, int keep_space);
+    int (*write_chunk)(void *user, const struct sawmill_chunk *chunk);
+    int (*flush_queue)(void *user, uint32_t queue);
+    /* The host took the driver on: orders come now. */
+    void (*attached)(void *user, struct sawmill_device *device);
+    /* The device can be used: "KIND ADDRESS" for each door, then NULL.  The strings are good during the call. */
+    void (*ready)(void *user, const char *const *doors);
+};
+
+/* Serves a device until it ends or another driver comes.  `options` are strings "name=value", then NULL; it may be NULL.
+ * Besides those of the protocol ("size=67108864"): "name", "door" (as often as there are doors), "threads", "socket" (of
+ * a host, instead of what SAWMILL_DRIVER says) and "replace=1".  Returns SAWMILL_ENDED, SAWMILL_REPLACED or a
+ * negative errno, of which sawmill_error says more. */
+int sawmill_serve(const struct sawmill_driver *driver, void *user, const char *const *options);
+
+/* Comes after the driver of the device of this name.  As sawmill_serve. */
+int sawmill_rerun(const char *name, const struct sawmill_driver *driver, void *user, const char *const *options);
+
+/* "flush", "end", "fail" or "replace" to the device of this name.  Returns 0 or a negative errno. */
+int sawmill_ask(const char *name, const char *what);
+
+/* The device shall end when everything is answered; or at once, with requests failing.  From any thread. */
+void sawmill_device_end(struct sawmill_device *device);
+void sawmill_device_fail(struct sawmill_device *device, const char *message);
+
+/* The value of an option in effect, or of "name", "generation"; its length, 0 without one.  Written to `into`, cut
+ * to `length` bytes with the NUL at the end. */
+size_t sawmill_device_option(struct sawmill_device *device, const char *name, char *into, size_t length);
+
+/* What went wrong in this thread last.  Never NULL; good until the next call here. */
+const char *sawmill_error(void);
+
+/* Bytes of text like "64M"; 0 for text that is none. */
+uint64_t sawmill_parse_size(const char *text);
+
+/* "0.1.0" */
+const char *sawmill_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,152 @@
+//! The program `bdus`: destroys and flushes devices, prints logs and versions. Its words and exits are those
+//! of BDUS's.
+//!
+//! Not here: how a device is found (`record`).
+
+use std::io::Write;
+
+use sawmill_driver::client::ask;
+
+use super::fault::Fault;
+use super::record;
+
+const USAGE: &str = "\
+Usage: bdus destroy [-q|--quiet] [--no-flush] <path_or_id>   end a device; it is flushed before
+       bdus flush <path_or_id>                               make everything durable
+       bdus logs <path_or_id>                                print what a driver with attribute log was asked
+       bdus version [--cmdbdus|--libbdus|--kbdus]            print versions
+       bdus --help
+Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.
+";
+
+/// Flushes the device of this number.
+pub(super) fn flush(number: u64) -> Result<(), Fault> {
+    ask(&record::find(number)?.socket(), "flush")?;
+    Ok(())
+}
+
+/// Ends the device of this number. One without a driver cannot be flushed: nobody is there to do it.
+pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
+    let socket = record::find(number)?.socket();
+    let status = ask(&socket, "status")?;
+    let has_driver = status.get("state") == Some("running");
+    let what = if with_flush && has_driver { "end" } else { "fail" };
+    ask(&socket, what)?;
+    Ok(())
+}
+
+/// What a person wants.
+enum Wish {
+    Help,
+    Destroy { which: String, with_flush: bool, is_quiet: bool },
+    Flush(String),
+    Logs(String),
+    Version(Option<&'static str>),
+}
+
+/// Runs `bdus` with these words, without its name. Returns the exit status.
+#[must_use]
+pub fn command(words: &[String]) -> u8 {
+    let Some(wish) = parse(words) else {
+        complain(USAGE);
+        return 2;
+    };
+    match carry_out(&wish) {
+        Ok(()) => 0,
+        Err(fault) => {
+            complain(&format!("bdus: error: {}\n", fault.message));
+            1
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Option<Wish> {
+    let (first, rest) = words.split_first()?;
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let only = |rest: &[&str]| match rest {
+        [which] if !which.starts_with('-') => Some((*which).to_owned()),
+        _ => None,
+    };
+    match first.as_str() {
+        "-h" | "--help" => Some(Wish::Help),
+        "flush" => only(&rest).map(Wish::Flush),
+        "logs" => only(&rest).map(Wish::Logs),
+        "version" => match rest[..] {
+            [] => Some(Wish::Version(None)),
+            ["--cmdbdus"] => Some(Wish::Version(Some("cmdbdus"))),
+            ["--libbdus"] => Some(Wish::Version(Some("libbdus"))),
+            ["--kbdus"] => Some(Wish::Version(Some("kbdus"))),
+            _ => None,
+        },
+        "destroy" => {
+            let is_quiet = rest.iter().any(|word| matches!(*word, "-q" | "--quiet"));
+            let with_flush = !rest.contains(&"--no-flush");
+            let known = |word: &&&str| !matches!(**word, "-q" | "--quiet" | "--no-flush");
+            let others: Vec<&str> = rest.iter().filter(known).copied().collect();
+            only(&others).map(|which| Wish::Destroy { which, with_flush, is_quiet })
+        }
+        _ => None,
+    }
+}
+
+fn carry_out(wish: &Wish) -> Result<(), Fault> {
+    match wish {
+        Wish::Help => print(USAGE),
+        Wish::Flush(which) => flush(number(which)?),
+        Wish::Logs(which) => {
+            let path = record::log_path(number(which)?)?;
+            let none =
+                |_| Fault::new(libc::ENOENT, "this device's driver logs nothing: its attribute log is false");
+            print(&std::fs::read_to_string(path).map_err(none)?)
+        }
+        Wish::Version(part) => {
+            let parts = ["cmdbdus", "libbdus", "kbdus"];
+            match part {
+                Some(_) => print("0.1.2\n"),
+                None => print(&parts.map(|part| format!("{part} 0.1.2\n")).concat()),
+            }
+        }
+        Wish::Destroy { which, with_flush, is_quiet } => {
+            match number(which).and_then(|number| destroy(number, *with_flush)) {
+                // What is not there any more is as it shall be.
+                Err(fault) if fault.errno == libc::ENODEV => Ok(()),
+                Err(fault) if *is_quiet && fault.errno == libc::EINVAL => Ok(()),
+                other => other,
+            }
+        }
+    }
+}
+
+fn number(which: &str) -> Result<u64, Fault> {
+    match which.parse() {
+        Ok(number) => Ok(number),
+        Err(_) => record::find_by_path(which),
+    }
+}
+
+fn print(text: &str) -> Result<(), Fault> {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())?;
+    Ok(())
+}
+
+fn complain(text: &str) {
+    // Where nobody listens, the exit status says it.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_word_ends_with_2_and_help_with_0() {
+        let exit = |line: &str| command(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        for line in
+            ["", "destory 1", "destroy", "destroy 1 2", "flush", "flush --all", "version --all", "logs"]
+        {
+            assert_eq!(exit(line), 2, "{line}");
+        }
+        assert_eq!((exit("--help"), exit("version"), exit("version --libbdus")), (0, 0, 0));
+    }
+}

@@ -1,0 +1,224 @@
+//! The callbacks of a BDUS program as a driver.
+//!
+//! Invariants: what `bdus.h` says of return values holds: ENOLINK, ENOSPC, ETIMEDOUT pass, others are EIO,
+//! and after `bdus_abort` nothing is called but `terminate`. The context is changed while one thread serves
+//! alone, before the daemon is made. Not here: what is valid (`layout`), who begins and ends (`run`).
+
+use std::ffi::{CString, c_int};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_driver::client::{Abilities, Device, Door, Driver};
+
+use super::fault::Fault;
+use super::layout::{Attrs, Context, Ops};
+use super::record::{Page, Record};
+
+/// `bdus_abort`.
+const ABORT: c_int = c_int::MIN;
+
+/// See the head of this file.
+pub(super) struct Callbacks {
+    pub(super) ops: Ops,
+    pub(super) attrs: Attrs,
+    /// Ours alone but for callbacks; given back in `drop`.
+    pub(super) context: *mut Context,
+    pub(super) page: Page,
+    pub(super) record: Mutex<Record>,
+    pub(super) log: Option<File>,
+    pub(super) becomes_daemon: bool,
+    pub(super) device: OnceLock<Device>,
+    /// What ended it from within.
+    pub(super) failure: Mutex<Option<Fault>>,
+    pub(super) is_over: AtomicBool,
+    pub(super) path: OnceLock<CString>,
+}
+
+// SAFETY: callbacks are called by several threads with the context when the program allows more than one;
+// ours changes it only while one thread serves.
+unsafe impl Send for Callbacks {}
+// SAFETY: as above.
+unsafe impl Sync for Callbacks {}
+
+impl Drop for Callbacks {
+    fn drop(&mut self) {
+        // SAFETY: it was made from a box, and nobody is called with it any more.
+        drop(unsafe { Box::from_raw(self.context) });
+    }
+}
+
+impl Callbacks {
+    /// What a callback for a request said.
+    fn told(&self, name: &str, what: &str, errno: c_int) -> io::Result<()> {
+        self.note(&format!("{name}({what}) = {errno}"));
+        match errno {
+            0 => Ok(()),
+            ABORT => {
+                self.fail(Fault::new(libc::EIO, &format!("Driver aborted: {name}() returned bdus_abort")));
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+            libc::ENOLINK | libc::ENOSPC | libc::ETIMEDOUT => Err(io::Error::from_raw_os_error(errno)),
+            _ => Err(io::Error::from_raw_os_error(libc::EIO)),
+        }
+    }
+
+    /// Nothing is called any more; the device ends.
+    fn fail(&self, fault: Fault) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(device) = self.device.get() {
+            device.fail(&fault.message);
+        }
+        self.failure.lock().get_or_insert(fault);
+    }
+
+    fn note(&self, line: &str) {
+        if let Some(mut log) = self.log.as_ref() {
+            // A log that cannot be written says nothing, and stops nobody.
+            let _ = writeln!(log, "{line}");
+        }
+    }
+
+    /// A callback, unless it is not there or the driver is over.
+    fn callback<F: Copy>(&self, callback: Option<F>) -> io::Result<F> {
+        let errno = if self.is_over.load(Ordering::Acquire) { libc::EIO } else { libc::EOPNOTSUPP };
+        callback.filter(|_| errno != libc::EIO).ok_or_else(|| io::Error::from_raw_os_error(errno))
+    }
+
+    /// Calls one that tells of the device. Whether it went well.
+    pub(super) fn tell(
+        &self,
+        name: &str,
+        callback: Option<unsafe extern "C" fn(*mut Context) -> c_int>,
+    ) -> Result<(), Fault> {
+        let Some(callback) = callback else { return Ok(()) };
+        // SAFETY: the program's callback, with the context that lives as long as `self`.
+        let errno = unsafe { callback(self.context) };
+        self.note(&format!("{name}() = {errno}"));
+        match errno {
+            0 => Ok(()),
+            ABORT => Err(Fault::new(libc::EIO, &format!("Driver aborted: {name}() returned bdus_abort"))),
+            1..=133 => Err(Fault::new(
+                errno,
+                &format!("Callback {name}() failed: {}", io::Error::from_raw_os_error(errno)),
+            )),
+            _ => Err(Fault::new(libc::EIO, &format!("Callback {name}() failed and returned {errno}"))),
+        }
+    }
+
+    /// The longest pieces of a range, for callbacks that count in 32 bits.
+    fn pieces(
+        &self,
+        (mut offset, mut length): (u64, u64),
+        piece_max: u32,
+        mut call: impl FnMut(u64, u32) -> io::Result<()>,
+    ) -> io::Result<()> {
+        while length > 0 {
+            let piece = u32::try_from(length).unwrap_or(u32::MAX).min(piece_max);
+            call(offset, piece)?;
+            offset += u64::from(piece);
+            length -= u64::from(piece);
+        }
+        Ok(())
+    }
+
+    fn show(&self, address: &str) -> Result<(), Fault> {
+        let path = CString::new(address).unwrap_or_default();
+        let path = self.path.get_or_init(|| path);
+        let number = std::fs::metadata(address).map_or(0, |found| found.rdev());
+        // SAFETY: nobody else looks there: one thread serves, and it is here.
+        unsafe {
+            (*self.context).path = path.as_ptr();
+            (*self.context).major = libc::major(number);
+            (*self.context).minor = libc::minor(number);
+        }
+        let mut record = self.record.lock();
+        record.set("path", address);
+        self.page.write(&record)
+    }
+}
+
+impl Driver for Callbacks {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            write: self.ops.changes(),
+            flush: self.ops.flush.is_some(),
+            fua: self.ops.fua_write.is_some(),
+            discard: self.ops.discard.is_some(),
+            write_zeroes: self.ops.write_zeros.is_some(),
+            any_byte: false,
+        }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (read, size) = (self.callback(self.ops.read)?, into.len() as u32);
+        // SAFETY: the program's callback, with memory that is its own meanwhile; no request is longer than 1
+        // MiB.
+        let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context) };
+        self.told("read", &format!("{offset}, {size}"), errno)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
+        let (name, callback) = match self.ops.write {
+            Some(_) if !fua => ("write", self.ops.write),
+            _ => ("fua_write", self.ops.fua_write),
+        };
+        let (write, size) = (self.callback(callback)?, bytes.len() as u32);
+        // SAFETY: as in `read`; the bytes stay as they are.
+        let errno = unsafe { write(bytes.as_ptr().cast(), offset, size, self.context) };
+        self.told(name, &format!("{offset}, {size}"), errno)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let flush = self.callback(self.ops.flush)?;
+        // SAFETY: the program's callback.
+        let errno = unsafe { flush(self.context) };
+        self.told("flush", "", errno)
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.pieces((offset, length), self.attrs.max_discard_erase_size, |offset, size| {
+            let discard = self.callback(self.ops.discard)?;
+            // SAFETY: the program's callback.
+            let errno = unsafe { discard(offset, size, self.context) };
+            self.told("discard", &format!("{offset}, {size}"), errno)
+        })
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
+        self.pieces((offset, length), self.attrs.max_write_zeros_size, |offset, size| {
+            let write_zeros = self.callback(self.ops.write_zeros)?;
+            // SAFETY: the program's callback.
+            let errno = unsafe { write_zeros(offset, size, !keep_space, self.context) };
+            self.told("write_zeros", &format!("{offset}, {size}, {}", !keep_space), errno)
+        })
+    }
+
+    fn attached(&self, device: &Device) {
+        // It is told once.
+        let _ = self.device.set(device.clone());
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        let address = doors.first().map_or("", |door| door.address.as_str());
+        let available = self.show(address).and_then(|()| match self.ops.on_device_available {
+            Some(_) => self.tell("on_device_available", self.ops.on_device_available),
+            None => {
+                let mut out = io::stdout();
+                // Nobody may be listening.
+                let _ = writeln!(out, "{address}").and_then(|()| out.flush());
+                Ok(())
+            }
+        });
+        let served = match available {
+            Ok(()) if self.becomes_daemon => super::daemon::begin(),
+            other => other,
+        };
+        if let Err(fault) = served {
+            self.fail(fault);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What went wrong, as BDUS tells it: false, errno, a message of the thread. Not here: what an errno means.
+
+use sawmill_device::{Error, ErrorKind};
+
+use crate::text::note_text;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) errno: i32,
+    pub(super) message: String,
+}
+
+impl Fault {
+    pub(super) fn new(errno: i32, message: &str) -> Self {
+        Fault { errno, message: message.to_owned() }
+    }
+
+    pub(super) fn invalid(message: &str) -> Self {
+        Fault::new(libc::EINVAL, message)
+    }
+
+    /// True, or false with what went wrong.
+    pub(super) fn tell(outcome: Result<(), Fault>) -> bool {
+        let Err(fault) = outcome else { return true };
+        note_text(&fault.message);
+        // SAFETY: the place of this thread's errno, which is always there.
+        unsafe { *libc::__errno_location() = fault.errno }
+        false
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let errno = match error.kind() {
+            ErrorKind::Closed => libc::ENODEV,
+            ErrorKind::Refused => libc::EIO,
+            kind => kind.errno(),
+        };
+        Fault::new(errno, &error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Fault {
+    fn from(error: std::io::Error) -> Self {
+        Fault::new(error.raw_os_error().unwrap_or(libc::EIO), &error.to_string())
+    }
+}

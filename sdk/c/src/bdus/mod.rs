@@ -1,0 +1,155 @@
+//! Programs that were written for BDUS: `include/bdus.h`.
+//!
+//! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`, `record`
+//! (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs from BDUS:
+//! `docs/guide/bdus.md`.
+
+mod command;
+mod daemon;
+mod driver;
+mod fault;
+mod layout;
+mod record;
+mod run;
+
+use std::ffi::{c_char, c_void};
+
+pub use command::command;
+pub use layout::Version;
+
+use self::fault::Fault;
+use self::layout::{Attrs, Ops};
+use crate::text::{borrowed, noted};
+
+const VERSION: Version = Version { major: 0, minor: 1, patch: 2 };
+
+/// The tables of a program.
+///
+/// # Safety
+/// Both are null, or point to structures of `bdus.h`.
+unsafe fn tables(ops: *const c_void, attrs: *const c_void) -> Result<(Ops, Attrs), Fault> {
+    if ops.is_null() || attrs.is_null() {
+        return Err(Fault::invalid("NULL where callbacks or attributes are wanted"));
+    }
+    // SAFETY: the caller's promise. (A C program's `bool` is 0 or 1, as ours.)
+    Ok(unsafe { (ops.cast::<Ops>().read(), attrs.cast::<Attrs>().read()) })
+}
+
+/// `bdus_run`, for programs that require 0.1.1 or later.
+///
+/// # Safety
+/// As `bdus.h` has it: tables of that shape, good during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_run_0_1_1_(
+    ops: *const c_void,
+    attrs: *const c_void,
+    private_data: *mut c_void,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let tables = unsafe { tables(ops, attrs) };
+    Fault::tell(tables.and_then(|(ops, attrs)| run::run(&ops, &attrs, private_data)))
+}
+
+/// `bdus_run`, for programs that require 0.1.0: their context is the beginning of ours.
+///
+/// # Safety
+/// As `bdus_run_0_1_1_`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_run_0_1_0_(
+    ops: *const c_void,
+    attrs: *const c_void,
+    private_data: *mut c_void,
+) -> bool {
+    // SAFETY: the caller's promise is ours.
+    unsafe { bdus_run_0_1_1_(ops, attrs, private_data) }
+}
+
+/// `bdus_rerun`, for programs that require 0.1.1 or later.
+///
+/// # Safety
+/// As `bdus_run_0_1_1_`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_rerun_0_1_1_(
+    dev_id: u64,
+    ops: *const c_void,
+    attrs: *const c_void,
+    private_data: *mut c_void,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let tables = unsafe { tables(ops, attrs) };
+    Fault::tell(tables.and_then(|(ops, attrs)| run::rerun(dev_id, &ops, &attrs, private_data)))
+}
+
+/// `bdus_rerun`, for programs that require 0.1.0.
+///
+/// # Safety
+/// As `bdus_run_0_1_1_`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_rerun_0_1_0_(
+    dev_id: u64,
+    ops: *const c_void,
+    attrs: *const c_void,
+    private_data: *mut c_void,
+) -> bool {
+    // SAFETY: the caller's promise is ours.
+    unsafe { bdus_rerun_0_1_1_(dev_id, ops, attrs, private_data) }
+}
+
+/// `bdus_get_dev_id_from_path`.
+///
+/// # Safety
+/// `dev_path` is a string; a number can be written at `out_dev_id`, or it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
+    out_dev_id: *mut u64,
+    dev_path: *const c_char,
+) -> bool {
+    // SAFETY: a string, by the caller's promise.
+    let path = unsafe { borrowed(dev_path) };
+    let found = path.map_err(Fault::from).and_then(record::find_by_path);
+    Fault::tell(found.map(|number| {
+        if !out_dev_id.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { out_dev_id.write(number) }
+        }
+    }))
+}
+
+/// `bdus_flush_dev`.
+#[unsafe(no_mangle)]
+pub extern "C" fn bdus_flush_dev_0_1_0_(dev_id: u64) -> bool {
+    Fault::tell(command::flush(dev_id))
+}
+
+/// `bdus_destroy_dev`.
+#[unsafe(no_mangle)]
+pub extern "C" fn bdus_destroy_dev_0_1_0_(dev_id: u64) -> bool {
+    Fault::tell(command::destroy(dev_id, true))
+}
+
+/// `bdus_get_error_message`.
+#[unsafe(no_mangle)]
+pub extern "C" fn bdus_get_error_message_0_1_0_() -> *const c_char {
+    noted()
+}
+
+/// `bdus_get_libbdus_version`.
+#[unsafe(no_mangle)]
+pub extern "C" fn bdus_get_libbdus_version_0_1_0_() -> *const Version {
+    &raw const VERSION_HERE
+}
+
+/// `bdus_get_kbdus_version`: there is no module, and nothing that could be of another version.
+///
+/// # Safety
+/// A version can be written there, or it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bdus_get_kbdus_version_0_1_0_(out_kbdus_version: *mut Version) -> bool {
+    if !out_kbdus_version.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { out_kbdus_version.write(VERSION) }
+    }
+    true
+}
+
+static VERSION_HERE: Version = VERSION;

@@ -1,0 +1,168 @@
+//! What outlives a driver: the number of each device, and a page about it that those who come later read.
+//!
+//! Invariants: a number is given once, until the machine starts anew (the folder is in memory by then gone);
+//! a page is written through a file that was opened while the program had its rights. Not here: the host,
+//! which knows devices by the name `bdus-NUMBER`.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sawmill_driver::client::ask;
+
+use super::fault::Fault;
+use super::layout::{Attrs, Ops};
+
+/// Where pages are, instead of below `/run`: for tests, and for users without rights.
+const FOLDER_VARIABLE: &str = "SAWMILL_BDUS_FOLDER";
+
+/// A page, in text: lines `name=value`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Record(Vec<(String, String)>);
+
+/// An open page.
+pub(super) struct Page(File);
+
+fn folder() -> Result<PathBuf, Fault> {
+    let user = rustix_uid();
+    let folder = match (std::env::var_os(FOLDER_VARIABLE), std::env::var_os("XDG_RUNTIME_DIR")) {
+        (Some(told), _) => PathBuf::from(told),
+        (None, _) if user == 0 => PathBuf::from("/run/sawmill-bdus"),
+        (None, Some(runtime)) => PathBuf::from(runtime).join("sawmill-bdus"),
+        (None, None) => PathBuf::from(format!("/tmp/sawmill-bdus-{user}")),
+    };
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| Fault::from(error).about(&folder))?;
+    let is_ours = std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir() && found.uid() == user);
+    if !is_ours {
+        let text = format!("{} is not a folder of this user", folder.display());
+        return Err(Fault::new(libc::EACCES, &text));
+    }
+    Ok(folder)
+}
+
+fn rustix_uid() -> u32 {
+    // SAFETY: a system call without arguments that cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+fn open(path: &Path) -> Result<File, Fault> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    file.map_err(|error| Fault::from(error).about(path))
+}
+
+/// The number that the next device would get.
+fn next() -> Result<u64, Fault> {
+    let mut text = String::new();
+    open(&folder()?.join("next"))?.read_to_string(&mut text)?;
+    Ok(text.trim().parse().unwrap_or(0))
+}
+
+/// A number that no device had.
+pub(super) fn number() -> Result<u64, Fault> {
+    let mut file = open(&folder()?.join("next"))?;
+    file.lock()?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    let number: u64 = text.trim().parse().unwrap_or(0);
+    file.seek(SeekFrom::Start(0))?;
+    write!(file, "{}", number + 1)?;
+    Ok(number)
+}
+
+impl Fault {
+    fn about(mut self, path: &Path) -> Self {
+        self.message = format!("{}: {}", path.display(), self.message);
+        self
+    }
+}
+
+impl Record {
+    pub(super) fn of(socket: &Path, ops: &Ops, attrs: &Attrs) -> Self {
+        let mut record = Record::default();
+        record.set("socket", &socket.display().to_string());
+        let there: Vec<&str> =
+            ops.named().iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
+        record.set("ops", &there.join(","));
+        for (name, value) in attrs.named() {
+            record.set(name, &value.to_string());
+        }
+        record
+    }
+
+    pub(super) fn get(&self, name: &str) -> &str {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map_or("", |(_, value)| value.as_str())
+    }
+
+    pub(super) fn number(&self, name: &str) -> u64 {
+        self.get(name).parse().unwrap_or(0)
+    }
+
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.0.retain(|(known, _)| known != name);
+        self.0.push((name.to_owned(), value.replace('\n', " ")));
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        PathBuf::from(self.get("socket"))
+    }
+
+    fn read(path: &Path) -> Option<Self> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        Some(Record(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()))
+    }
+}
+
+impl Page {
+    /// Opens the page of a device.
+    pub(super) fn open(number: u64) -> Result<Self, Fault> {
+        Ok(Page(open(&folder()?.join(number.to_string()))?))
+    }
+
+    pub(super) fn write(&self, record: &Record) -> Result<(), Fault> {
+        let text: String = record.0.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        let mut file = &self.0;
+        file.seek(SeekFrom::Start(0))?;
+        file.set_len(0)?;
+        file.write_all(text.as_bytes())?;
+        Ok(())
+    }
+}
+
+/// Where what a device logs is.
+pub(super) fn log_path(number: u64) -> Result<PathBuf, Fault> {
+    Ok(folder()?.join(format!("{number}.log")))
+}
+
+/// The page of a device that is there: its host answers.
+pub(super) fn find(number: u64) -> Result<Record, Fault> {
+    let none = |errno, text: String| Err(Fault::new(errno, &text));
+    if number >= next()? {
+        return none(libc::EINVAL, format!("there never was a device with the id {number}"));
+    }
+    match Record::read(&folder()?.join(number.to_string())) {
+        Some(record) if ask(&record.socket(), "status").is_ok() => Ok(record),
+        _ => none(libc::ENODEV, format!("the device with the id {number} is not there any more")),
+    }
+}
+
+/// The number of the device that is there under this path.
+pub(super) fn find_by_path(path: &str) -> Result<u64, Fault> {
+    let asked = std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino(), found.rdev()));
+    for number in (0..next()?).rev() {
+        let Some(record) = Record::read(&folder()?.join(number.to_string())) else { continue };
+        let known = record.get("path");
+        let same_file =
+            || std::fs::metadata(known).ok().map(|found| (found.dev(), found.ino(), found.rdev()));
+        let is_it = known == path || (asked.is_some() && same_file() == asked);
+        if is_it && !known.is_empty() && find(number).is_ok() {
+            return Ok(number);
+        }
+    }
+    let errno = if asked.is_none() { libc::ENOENT } else { libc::EINVAL };
+    Err(Fault::new(errno, &format!("{path} is no device with a driver")))
+}

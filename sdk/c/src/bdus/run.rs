@@ -1,0 +1,183 @@
+//! A driver's whole life: checked, connected, initialised, serving, terminated.
+//!
+//! Invariants: a host is started with the rights that the program has at the call; `initialize` may drop
+//! them. `terminate` is called when `initialize` went well, and only then. Not here: requests (`driver`).
+
+use std::ffi::c_void;
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
+use sawmill_device::ErrorKind;
+use sawmill_driver::client::{self, Connection, DOORS_VARIABLE, Options};
+use sawmill_driver::protocol::SOCKET_VARIABLE;
+
+use super::driver::Callbacks;
+use super::fault::Fault;
+use super::layout::{Attrs, Context, Ops};
+use super::record::{self, Page, Record};
+
+/// How long requests wait for another driver of a recoverable device (kbdus: the kernel's time-out).
+const DEATH_TIMEOUT_S: u32 = 30;
+
+/// `bdus_run`.
+pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: *mut c_void) -> Result<(), Fault> {
+    ops.check()?;
+    let attrs = attrs.completed()?;
+    let is_started = std::env::var_os(SOCKET_VARIABLE).is_some_and(|path| !path.is_empty());
+    let doors = if is_started { Vec::new() } else { doors()? };
+    let number = record::number()?;
+    let options = options(number, &attrs, !is_started && !attrs.dont_daemonize);
+    let doors: Vec<&str> = doors.iter().map(String::as_str).collect();
+    let connection = client::connect(&doors, &options)?;
+    let record = Record::of(connection.socket(), ops, &attrs);
+    let becomes_daemon = !is_started && !attrs.dont_daemonize;
+    live(number, connection, record, (ops, &attrs, becomes_daemon, false), private_data)
+}
+
+/// `bdus_rerun`.
+pub(super) fn rerun(number: u64, ops: &Ops, attrs: &Attrs, private_data: *mut c_void) -> Result<(), Fault> {
+    let mut record = record::find(number)?;
+    let attrs = covers(&record, ops, attrs)?;
+    let becomes_daemon = !attrs.dont_daemonize;
+    let options = options(number, &attrs, false).socket(record.socket()).replace();
+    let connection = client::connect(&[], &options)?;
+    record.set("log", &u8::from(attrs.log).to_string());
+    live(number, connection, record, (ops, &attrs, becomes_daemon, true), private_data)
+}
+
+/// Where a device of a program that names nothing shall be.
+fn doors() -> Result<Vec<String>, Fault> {
+    let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
+    if !told.trim().is_empty() {
+        return Ok(told.split_whitespace().map(str::to_owned).collect());
+    }
+    if !Path::new("/dev/ublk-control").exists() {
+        let text =
+            format!("no /dev/ublk-control: modprobe ublk_drv, or name another door in {DOORS_VARIABLE}");
+        return Err(Fault::new(libc::ENODEV, &text));
+    }
+    // SAFETY: a system call without arguments that cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        let text = format!("block devices are root's to make; others name another door in {DOORS_VARIABLE}");
+        return Err(Fault::new(libc::EPERM, &text));
+    }
+    Ok(vec!["ublk".to_owned()])
+}
+
+/// The device, in the words of the protocol.
+fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
+    let threads = attrs.max_concurrent_callbacks;
+    let block = attrs.device_block();
+    let options = Options::sized(attrs.size)
+        .name(format!("bdus-{number}"))
+        .threads(threads as usize)
+        .option("blocksize", block)
+        .option("io_min", attrs.physical_block_size.max(block))
+        .option("request_bytes_max", attrs.max_read_write_size)
+        .option("queue_depth", threads.saturating_mul(2).clamp(16, 256))
+        .option("recoverable", u8::from(attrs.recoverable));
+    let options = match attrs.recoverable {
+        true => options.option("death_timeout_s", DEATH_TIMEOUT_S),
+        false => options,
+    };
+    if is_quiet { options.quiet() } else { options }
+}
+
+/// Sees whether a driver can come after the one that made the device. Returns the attributes in effect.
+fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
+    let before: Vec<&str> = record.get("ops").split(',').collect();
+    for (name, is_there) in ops.named() {
+        if before.contains(&name) && !is_there {
+            return Err(Fault::invalid(&format!(
+                "the device was made with the callback {name}(), which is missing"
+            )));
+        }
+        if name == "flush" && is_there && !before.contains(&name) {
+            return Err(Fault::invalid(
+                "the device was made without the callback flush(), which is there now",
+            ));
+        }
+    }
+    ops.check()?;
+    let attrs = attrs.filled(|name| record.number(name)).completed()?;
+    for (name, value) in attrs.named() {
+        let is_own = ["dont_daemonize", "log", "max_concurrent_callbacks"].contains(&name);
+        let made = record.number(name);
+        if value != made && !is_own {
+            let text =
+                format!("attribute {name} is {value}; the device was made with {made}: say that, or 0");
+            return Err(Fault::invalid(&text));
+        }
+    }
+    Ok(attrs)
+}
+
+fn live(
+    number: u64,
+    connection: Connection,
+    record: Record,
+    (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
+    private_data: *mut c_void,
+) -> Result<(), Fault> {
+    let driver = match driver(number, record, (ops, attrs, becomes_daemon, is_rerun), private_data) {
+        Ok(driver) => driver,
+        Err(fault) => {
+            connection.give_up();
+            return Err(fault);
+        }
+    };
+    if let Err(fault) = driver.tell("initialize", ops.initialize) {
+        connection.give_up();
+        return Err(fault);
+    }
+    let served = connection.serve(&driver);
+    let terminated = driver.tell("terminate", ops.terminate);
+    if let Some(fault) = driver.failure.lock().take() {
+        return Err(fault);
+    }
+    match served {
+        Ok(_) => terminated,
+        // A device that went away is one that was destroyed.
+        Err(error) if error.kind() == ErrorKind::Closed => {
+            Err(Fault::new(libc::ENODEV, "the device is gone, or its host"))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn driver(
+    number: u64,
+    record: Record,
+    (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
+    private_data: *mut c_void,
+) -> Result<Callbacks, Fault> {
+    let page = Page::open(number)?;
+    page.write(&record)?;
+    let log = match attrs.log {
+        true => Some(OpenOptions::new().append(true).create(true).open(record::log_path(number)?)?),
+        false => None,
+    };
+    let mut driver = Callbacks {
+        ops: *ops,
+        attrs: *attrs,
+        context: std::ptr::null_mut(),
+        page,
+        record: Mutex::new(record),
+        log,
+        becomes_daemon,
+        device: OnceLock::new(),
+        failure: Mutex::new(None),
+        is_over: AtomicBool::new(false),
+        path: OnceLock::new(),
+    };
+    // Tables of the program's that callbacks see, as it made them, but for the values in effect. They are
+    // small, and stay: a program may keep the pointers.
+    let (ops, attrs) = (Box::leak(Box::new(*ops)), Box::leak(Box::new(*attrs)));
+    let path = c"".as_ptr();
+    let context = Context { id: number, path, ops, attrs, is_rerun, private_data, major: 0, minor: 0 };
+    driver.context = Box::into_raw(Box::new(context));
+    Ok(driver)
+}

@@ -1,0 +1,231 @@
+//! A table of C functions as a driver.
+//!
+//! Invariant: a function is called with memory that is its own until it returns, as the header says. Not
+//! here: who calls (`sawmill_driver::client`).
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::io;
+use std::ptr;
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
+
+const FUA: c_uint = 1;
+const ANY_BYTE: c_uint = 2;
+
+/// `struct sawmill_driver`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[expect(missing_docs, reason = "include/sawmill.h says what each is")]
+pub struct DriverTable {
+    pub struct_bytes: usize,
+    pub abilities: c_uint,
+    pub read: Option<unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> c_int>,
+    pub write: Option<unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize, c_int) -> c_int>,
+    pub flush: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+    pub discard: Option<unsafe extern "C" fn(*mut c_void, u64, u64) -> c_int>,
+    pub write_zeroes: Option<unsafe extern "C" fn(*mut c_void, u64, u64, c_int) -> c_int>,
+    pub write_chunk: Option<unsafe extern "C" fn(*mut c_void, *const WriteChunk) -> c_int>,
+    pub flush_queue: Option<unsafe extern "C" fn(*mut c_void, u32) -> c_int>,
+    pub attached: Option<unsafe extern "C" fn(*mut c_void, *mut Device)>,
+    pub ready: Option<unsafe extern "C" fn(*mut c_void, *const *const c_char)>,
+}
+
+/// `struct sawmill_chunk`.
+#[repr(C)]
+#[expect(missing_docs, reason = "include/sawmill.h says what each is")]
+pub struct WriteChunk {
+    pub bytes: *const c_void,
+    pub length: usize,
+    pub metadata_bytes: usize,
+    pub records: u64,
+    pub horizon: u64,
+    pub floor: u64,
+    pub queue: u32,
+    pub again: u32,
+}
+
+/// See the head of this file.
+pub(crate) struct CDriver {
+    table: DriverTable,
+    user: *mut c_void,
+    /// Handed to the program; lives as long as the driver.
+    device: std::sync::OnceLock<Box<Device>>,
+}
+
+// SAFETY: the header says that the functions are called by several threads, with this pointer.
+unsafe impl Send for CDriver {}
+// SAFETY: as above.
+unsafe impl Sync for CDriver {}
+
+impl CDriver {
+    /// # Safety
+    /// `table` is null or points to a `struct sawmill_driver`, whose functions are as the header says.
+    pub(crate) unsafe fn new(table: *const DriverTable, user: *mut c_void) -> Result<Self> {
+        let bad = |text: &'static str| Err(Error::new(ErrorKind::Invalid, text));
+        if table.is_null() {
+            return bad("NULL where a driver is wanted");
+        }
+        // SAFETY: its first field is there in every version of it.
+        let bytes = unsafe { ptr::addr_of!((*table).struct_bytes).read() };
+        if bytes != size_of::<DriverTable>() {
+            return bad("struct_bytes of the driver is not sizeof(struct sawmill_driver) of this library");
+        }
+        // SAFETY: it is as large as ours, so it is ours.
+        let table = unsafe { table.read() };
+        if table.read.is_none() {
+            return bad("a driver has a function read()");
+        }
+        if table.write_chunk.is_some() != table.flush_queue.is_some() {
+            return bad("write_chunk() and flush_queue() come together");
+        }
+        if table.write_chunk.is_some() && (table.write.is_some() || table.flush.is_some()) {
+            return bad("a driver has either write() or write_chunk()");
+        }
+        Ok(CDriver { table, user, device: std::sync::OnceLock::new() })
+    }
+
+    pub(crate) fn wants_chunks(&self) -> bool {
+        self.table.write_chunk.is_some()
+    }
+
+    fn can(&self) -> Abilities {
+        let table = &self.table;
+        Abilities {
+            write: table.write.is_some() || self.wants_chunks(),
+            flush: table.flush.is_some() || self.wants_chunks(),
+            fua: table.abilities & FUA != 0,
+            discard: table.discard.is_some(),
+            write_zeroes: table.write_zeroes.is_some(),
+            any_byte: table.abilities & ANY_BYTE != 0,
+        }
+    }
+
+    fn read_into(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let read = self.table.read.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the program's function, with memory that is its own meanwhile.
+        told(unsafe { read(self.user, offset, into.as_mut_ptr().cast(), into.len()) })
+    }
+
+    fn give_up(&self, offset: u64, length: u64) -> io::Result<()> {
+        let discard = self.table.discard.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the program's function.
+        told(unsafe { discard(self.user, offset, length) })
+    }
+
+    fn zero(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
+        let write_zeroes = self.table.write_zeroes.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the program's function.
+        told(unsafe { write_zeroes(self.user, offset, length, c_int::from(keep_space)) })
+    }
+
+    fn tell_attached(&self, device: &Device) {
+        let device = self.device.get_or_init(|| Box::new(device.clone()));
+        if let Some(attached) = self.table.attached {
+            // SAFETY: the program's function; it hands the pointer only to functions that change nothing
+            // there.
+            unsafe { attached(self.user, ptr::from_ref(&**device).cast_mut()) }
+        }
+    }
+
+    fn tell_ready(&self, doors: &[Door]) {
+        let Some(ready) = self.table.ready else { return };
+        let lines = doors.iter().map(|door| CString::new(format!("{} {}", door.kind, door.address)));
+        let lines: Vec<CString> = lines.map(Result::unwrap_or_default).collect();
+        let mut list: Vec<*const c_char> = lines.iter().map(|line| line.as_ptr()).collect();
+        list.push(ptr::null());
+        // SAFETY: the program's function, with strings that live until it returns.
+        unsafe { ready(self.user, list.as_ptr()) }
+    }
+}
+
+/// What a function said: 0, or an errno of either sign.
+fn told(errno: c_int) -> io::Result<()> {
+    if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno.saturating_abs())) }
+}
+
+impl Driver for CDriver {
+    fn abilities(&self) -> Abilities {
+        self.can()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_into(offset, into)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
+        let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the program's function, with bytes that stay as they are meanwhile.
+        told(unsafe { write(self.user, offset, bytes.as_ptr().cast(), bytes.len(), c_int::from(fua)) })
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let Some(flush) = self.table.flush else { return Ok(()) };
+        // SAFETY: the program's function.
+        told(unsafe { flush(self.user) })
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.give_up(offset, length)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
+        self.zero(offset, length, keep_space)
+    }
+
+    fn attached(&self, device: &Device) {
+        self.tell_attached(device);
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        self.tell_ready(doors);
+    }
+}
+
+impl ChunkDriver for CDriver {
+    fn abilities(&self) -> Abilities {
+        self.can()
+    }
+
+    fn write(&self, chunk: &Chunk<'_>) -> io::Result<()> {
+        let write_chunk = self.table.write_chunk.ok_or(io::ErrorKind::Unsupported)?;
+        let told_of = WriteChunk {
+            bytes: chunk.bytes.as_ptr().cast(),
+            length: chunk.bytes.len(),
+            metadata_bytes: chunk.metadata_bytes,
+            records: chunk.order.records,
+            horizon: chunk.order.horizon,
+            floor: chunk.order.floor,
+            queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
+            again: u32::from(chunk.order.again),
+        };
+        // SAFETY: the program's function, with bytes that stay as they are meanwhile.
+        told(unsafe { write_chunk(self.user, &told_of) })
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_into(offset, into)
+    }
+
+    fn flush(&self, queue: usize) -> io::Result<()> {
+        let flush_queue = self.table.flush_queue.ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the program's function.
+        told(unsafe { flush_queue(self.user, u32::try_from(queue).unwrap_or(u32::MAX)) })
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.give_up(offset, length)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
+        self.zero(offset, length, keep_space)
+    }
+
+    fn attached(&self, device: &Device) {
+        self.tell_attached(device);
+    }
+
+    fn ready(&self, doors: &[Door]) {
+        self.tell_ready(doors);
+    }
+}

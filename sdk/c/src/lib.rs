@@ -1,0 +1,171 @@
+//! libsawmill: the driver's side for C (`include/sawmill.h`), and for programs that were written for BDUS
+//! (`include/bdus.h`).
+//!
+//! Besides `crates/sys` the only room with unsafe code: what crosses here are the pointers of a C program,
+//! which keeps to the headers. Invariants: no string, table or option of a caller is kept after the call that
+//! got it; a panic of ours does not cross into C. Files: `driver` (a table of functions as a driver),
+//! `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is (`sawmill_driver::client`).
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+pub mod bdus;
+mod driver;
+mod options;
+mod text;
+
+use std::ffi::{c_char, c_int, c_void};
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_driver::client::{self, Device, Outcome};
+
+pub use driver::{DriverTable, WriteChunk};
+
+use crate::driver::CDriver;
+use crate::text::{borrowed, fail, note};
+
+/// `sawmill_serve`.
+///
+/// # Safety
+/// As `include/sawmill.h` has it: `driver` and `options` are tables of that shape, good during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_serve(
+    driver: *const DriverTable,
+    user: *mut c_void,
+    options: *const *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise is ours.
+    ended(unsafe { serve(None, driver, user, options) })
+}
+
+/// `sawmill_rerun`.
+///
+/// # Safety
+/// As `sawmill_serve`; `name` is a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_rerun(
+    name: *const c_char,
+    driver: *const DriverTable,
+    user: *mut c_void,
+    options: *const *const c_char,
+) -> c_int {
+    // SAFETY: a string, by the caller's promise.
+    let name = unsafe { borrowed(name) };
+    // SAFETY: the caller's promise is ours.
+    ended(name.and_then(|name| unsafe { serve(Some(name), driver, user, options) }))
+}
+
+/// # Safety
+/// As `sawmill_serve`.
+unsafe fn serve(
+    name: Option<&str>,
+    driver: *const DriverTable,
+    user: *mut c_void,
+    options: *const *const c_char,
+) -> Result<Outcome> {
+    // SAFETY: the caller's promise is ours.
+    let (driver, mut options) = unsafe { (CDriver::new(driver, user)?, options::read(options)?) };
+    if let Some(name) = name {
+        options.options = options.options.socket(client::find(name)?).replace();
+    }
+    let doors: Vec<&str> = options.doors.iter().map(String::as_str).collect();
+    match driver.wants_chunks() {
+        true => client::serve_chunks(&driver, &doors, &options.options),
+        false => client::serve(&driver, &doors, &options.options),
+    }
+}
+
+fn ended(outcome: Result<Outcome>) -> c_int {
+    match outcome {
+        Ok(Outcome::Ended) => 0,
+        Ok(Outcome::Replaced) => 1,
+        Err(error) => fail(&error),
+    }
+}
+
+/// `sawmill_ask`.
+///
+/// # Safety
+/// Both are strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -> c_int {
+    // SAFETY: strings, by the caller's promise.
+    let (name, what) = unsafe { (borrowed(name), borrowed(what)) };
+    let asked = name.and_then(|name| client::ask(&client::find(name)?, what?));
+    asked.map_or_else(|error| fail(&error), |_| 0)
+}
+
+/// `sawmill_device_end`.
+///
+/// # Safety
+/// `device` is what `attached` was handed, and `sawmill_serve` has not returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_device_end(device: *mut Device) {
+    // SAFETY: the caller's promise: it points to a device that lives, which nobody changes.
+    if let Some(device) = unsafe { device.as_ref() } {
+        device.end();
+    }
+}
+
+/// `sawmill_device_fail`.
+///
+/// # Safety
+/// As `sawmill_device_end`; `message` is a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_device_fail(device: *mut Device, message: *const c_char) {
+    // SAFETY: the caller's promises.
+    let (device, message) = unsafe { (device.as_ref(), borrowed(message)) };
+    if let Some(device) = device {
+        device.fail(message.unwrap_or("the driver does not say why"));
+    }
+}
+
+/// `sawmill_device_option`.
+///
+/// # Safety
+/// As `sawmill_device_end`; `name` is a string, and `length` bytes can be written at `into`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_device_option(
+    device: *mut Device,
+    name: *const c_char,
+    into: *mut c_char,
+    length: usize,
+) -> usize {
+    // SAFETY: the caller's promises.
+    let (device, name) = unsafe { (device.as_ref(), borrowed(name)) };
+    let value = device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
+    if length > 0 && !into.is_null() {
+        let kept = value.len().min(length - 1);
+        // SAFETY: `kept` + 1 bytes can be written there, and a string of ours is not among them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), kept);
+            into.add(kept).write(0);
+        }
+    }
+    value.len()
+}
+
+/// `sawmill_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn sawmill_error() -> *const c_char {
+    text::noted()
+}
+
+/// `sawmill_parse_size`.
+///
+/// # Safety
+/// `text` is a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sawmill_parse_size(text: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let text = unsafe { borrowed(text) };
+    let size = text.ok().and_then(client::parse_size);
+    size.unwrap_or_else(|| {
+        note(&Error::new(ErrorKind::Invalid, "a size is a number like 4096 or 64M"));
+        0
+    })
+}
+
+/// `sawmill_version`.
+#[unsafe(no_mangle)]
+pub extern "C" fn sawmill_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

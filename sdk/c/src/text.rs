@@ -1,0 +1,48 @@
+//! Strings that cross: those of callers, and what went wrong.
+//!
+//! Invariant: what was noted is of this thread, and stays until the next note. Not here: what it says.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use sawmill_device::{Error, ErrorKind, Result};
+
+thread_local! {
+    static NOTED: RefCell<CString> = RefCell::default();
+}
+
+/// A string of a caller.
+///
+/// # Safety
+/// It is null, or ends with a NUL and stays as it is for as long as the result is used.
+pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(Error::new(ErrorKind::Invalid, "NULL where a string is wanted"));
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Error::new(ErrorKind::Invalid, "a string that is not UTF-8"))
+}
+
+/// Keeps what went wrong for this thread.
+pub(crate) fn note(error: &Error) {
+    note_text(&error.to_string());
+}
+
+/// As `note`.
+pub(crate) fn note_text(text: &str) {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    // A thread that ends has nobody who asks.
+    let _ = NOTED.try_with(|noted| *noted.borrow_mut() = text);
+}
+
+/// What was kept.
+pub(crate) fn noted() -> *const c_char {
+    NOTED.try_with(|noted| noted.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Keeps what went wrong, and returns it as a negative errno.
+pub(crate) fn fail(error: &Error) -> c_int {
+    note(error);
+    -error.kind().errno()
+}

@@ -1,0 +1,206 @@
+//! Drivers in C (`sdk/c`) and in Rust (`crates/driver/examples`) on the real host: headers that any
+//! compiler takes,
+//! examples that are disks, drivers that die or are replaced under load.
+//!
+//! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it. Not here: `bdus.h`
+//! (`driver_bdus`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use sawmill_tests::driven::Driven;
+use sawmill_tests::machine::{repository, run};
+use sawmill_tests::place::Place;
+use sawmill_tests::{compiled, examples, requires, store};
+
+/// An example in C, built once.
+fn c_example(name: &str, arguments: &[&str]) -> Command {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["null", "ram", "file", "mirror", "lazy"] {
+            let source = repository().join(format!("sdk/c/examples/{name}.c"));
+            compiled::c(&source, &folder.path().join(name), &["-std=c99", "-pedantic", "-O2"]);
+        }
+        folder
+    });
+    let mut command = Command::new(folder.path().join(name));
+    command.env("LD_LIBRARY_PATH", compiled::libraries()).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn rust_example(name: &str, arguments: &[&str]) -> Command {
+    let path = compiled::libraries().join("examples").join(name);
+    assert!(path.is_file(), "build it first: cargo build --release -p sawmill-driver --examples");
+    let mut command = Command::new(path);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+type Language = (&'static str, fn(&str, &[&str]) -> Command);
+
+/// The languages that this machine can build.
+fn languages() -> Vec<Language> {
+    let mut languages: Vec<Language> = vec![("Rust", rust_example)];
+    match compiled::has_compiler() {
+        Ok(()) => languages.push(("C", c_example)),
+        Err(why) => println!("skipped for C: {why}"),
+    }
+    languages
+}
+
+fn header_is_taken(header: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = format!("#include <{header}>\nint main(void) {{ return 0; }}\n");
+    for (name, compiler, standards) in
+        [("a.c", "cc", &["c99", "c11", "c17"][..]), ("a.cpp", "c++", &["c++11", "c++20"][..])]
+    {
+        let source = folder.path().join(name);
+        std::fs::write(&source, &text).expect("a source");
+        for standard in standards {
+            let mut compile = Command::new(compiler);
+            compile.args([
+                &format!("-std={standard}"),
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-pedantic",
+                "-c",
+                "-o",
+            ]);
+            compile.arg(folder.path().join("a.o")).arg(&source);
+            run(compile.arg("-I").arg(repository().join("sdk/c/include")));
+        }
+    }
+}
+
+#[test]
+fn the_headers_are_c99_and_cpp_without_a_warning() {
+    requires!(compiled::has_compiler());
+    header_is_taken("sawmill.h");
+    header_is_taken("bdus.h");
+}
+
+#[test]
+fn structures_of_the_header_are_those_of_the_library() {
+    requires!(compiled::has_compiler());
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = repository().join("sdk/c/tests/layout.c");
+    let program = folder.path().join("layout");
+    compiled::c(&source, &program, &["-std=c11"]);
+    run(Command::new(&program).env("LD_LIBRARY_PATH", compiled::libraries()));
+}
+
+#[test]
+fn examples_are_short() {
+    for folder in ["sdk/c/examples", "crates/driver/examples"] {
+        for entry in std::fs::read_dir(repository().join(folder)).expect("examples").flatten() {
+            let text = std::fs::read_to_string(entry.path()).expect("a text");
+            let lines = text.lines().count();
+            assert!(lines < 60, "{} has {lines} lines", entry.path().display());
+        }
+    }
+}
+
+#[test]
+fn ram_and_file_are_disks_request_by_request_and_in_batches() {
+    for (_, example) in languages() {
+        examples::ram_and_file(&Place::new(&store::folder()), &example);
+    }
+}
+
+#[test]
+fn mirror_is_a_disk_and_says_when_its_sides_differ() {
+    for (_, example) in languages() {
+        examples::mirror(&Place::new(&store::folder()), &example);
+    }
+}
+
+#[test]
+fn null_takes_everything_and_reads_zeroes() {
+    for (_, example) in languages() {
+        examples::null(&Place::new(&store::folder()), &example);
+    }
+}
+
+#[test]
+fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
+    for (_, example) in languages() {
+        examples::lazy(&Place::new(&store::folder()), &example);
+    }
+}
+
+#[test]
+fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
+    for (language, example) in languages() {
+        let place = Place::new(&store::folder());
+        let kill = |_: &Place, device: &mut Driven| device.kill_driver();
+        examples::undisturbed(&place, &example, &format!("kills in {language}"), kill);
+    }
+}
+
+#[test]
+fn a_driver_is_replaced_under_load_and_nobody_notices() {
+    for (language, example) in languages() {
+        let place = Place::new(&store::folder());
+        let replace = |place: &Place, device: &mut Driven| device.replace_driver(place, "disk");
+        examples::undisturbed(&place, &example, &format!("replacements in {language}"), replace);
+    }
+}
+
+#[test]
+fn a_driver_is_a_class_of_cpp() {
+    requires!(compiled::has_compiler());
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("fibonacci");
+    compiled::cpp(&repository().join("sdk/c/examples/fibonacci.cpp"), &program);
+    let place = Place::new(&store::folder());
+    let mut driver = Command::new(&program);
+    driver.env("LD_LIBRARY_PATH", compiled::libraries());
+    let device = Driven::start(&place, "fibonacci", &[], &driver);
+    let client = device.connect();
+    let bytes = client.read(10 * 8, 8).expect("readable");
+    assert_eq!(bytes, 55u64.to_le_bytes());
+    assert!(client.write(0, &[1; 512]).is_err(), "it is read-only");
+    device.end(&place, "fibonacci");
+}
+
+/// The blocks of a page that are in this language.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let page = std::fs::read_to_string(repository().join(page)).expect("a page");
+    let fence = format!("```{language}\n");
+    let parts = page.split(&fence).skip(1).filter_map(|rest| rest.split_once("```"));
+    parts.map(|(block, _)| block.to_owned()).collect()
+}
+
+/// Has a driver that starts its own host serve, kills it, and ends the device.
+fn serves_by_itself(place: &Place, program: &Path, name: &str, socket: &Path) {
+    let mut driver = Command::new(program);
+    driver
+        .env("LD_LIBRARY_PATH", compiled::libraries())
+        .env("SAWMILL", sawmill_tests::machine::sawmill_binary());
+    let mut driver = driver.env("XDG_STATE_HOME", place.path("state")).spawn().expect("it starts");
+    let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
+    sawmill_tests::machine::wait_until("the disk is there", || {
+        let asked = sawmill_tests::machine::command("nbdinfo").args(["--size", &uri]).output().ok()?;
+        (String::from_utf8_lossy(&asked.stdout).trim() == "67108864").then_some(())
+    });
+    driver.kill().expect("a process of ours");
+    let _ = driver.wait();
+    let list = place.sawmill(&["driver", "list", "--json"]).json();
+    assert_eq!(list[0]["name"], name, "the host outlives the driver that started it");
+    let _ = place.sawmill(&["driver", "end", "--now", name]).ok();
+}
+
+#[test]
+fn the_guide_for_c_works_as_it_stands() {
+    requires!(compiled::has_compiler());
+    let place = Place::new(&store::folder());
+    let (source, socket): (PathBuf, PathBuf) = (place.path("ram.c"), place.path("ram.sock"));
+    let [text] = &blocks("docs/guide/driver-c.md", "c")[..] else { panic!("one program in the guide") };
+    std::fs::write(&source, text.replace("/tmp/ram.sock", socket.to_str().expect("text"))).expect("a source");
+    let program = place.path("ram");
+    compiled::c(&source, &program, &["-std=c99"]);
+    serves_by_itself(&place, &program, "ram", &socket);
+}
