@@ -1,0 +1,3 @@
+module github.com/asch/buse/lib/go/buse
+
+go 1.16

@@ -1,0 +1,7 @@
+module sawmill/examples
+
+go 1.23
+
+require sawmill v0.0.0
+
+replace sawmill => ../sawmill

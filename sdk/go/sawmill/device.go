@@ -1,0 +1,140 @@
+package sawmill
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+
+	"sawmill/internal/driver"
+)
+
+// Device is what a driver does. Callbacks run side by side, on goroutines of their own; offsets are bytes and,
+// like lengths, multiples of the block unless Options.ByteGranular. The context ends when the host is gone.
+type Device interface {
+	// ReadAt fills all of p with the bytes at off.
+	ReadAt(ctx context.Context, p []byte, off int64) error
+	// WriteAt stores p at off. It need not be durable before a flush.
+	WriteAt(ctx context.Context, p []byte, off int64) error
+}
+
+// Flusher is a device with a cache. One without it keeps durably what WriteAt has returned for.
+type Flusher interface {
+	// Flush makes durable whatever was answered before it was called.
+	Flush(ctx context.Context) error
+}
+
+// Discarder is a device that can forget.
+type Discarder interface {
+	// Discard may forget the bytes.
+	Discard(ctx context.Context, off, length int64) error
+}
+
+// Zeroer is a device that writes zeroes faster than it writes.
+type Zeroer interface {
+	// WriteZeroes makes the bytes zeroes; keepSpace says that they will be written again soon.
+	WriteZeroes(ctx context.Context, off, length int64, keepSpace bool) error
+}
+
+// FUA is a device that can make a single write durable. Not in batch mode.
+type FUA interface {
+	// WriteFUA stores p at off durably.
+	WriteFUA(ctx context.Context, p []byte, off int64) error
+}
+
+// abilities says what a device can. Flushes come to each, and are answered for those without a cache.
+func abilities(device any) driver.Facts {
+	facts := driver.Facts{}
+	if _, ok := device.(FUA); ok {
+		facts = facts.With("can_fua", "1")
+	}
+	if _, ok := device.(Discarder); ok {
+		facts = facts.With("can_discard", "1")
+	}
+	if _, ok := device.(Zeroer); ok {
+		facts = facts.With("can_write_zeroes", "1")
+	}
+	return facts
+}
+
+// perform does one order of plain mode.
+func perform(device Device) func(context.Context, driver.Order) error {
+	return func(ctx context.Context, order driver.Order) error {
+		switch order.Kind {
+		case driver.Read:
+			return device.ReadAt(ctx, order.Data, order.Address)
+		case driver.Write:
+			if durable, ok := device.(FUA); ok && order.Flags&driver.FUA != 0 {
+				return durable.WriteFUA(ctx, order.Data, order.Address)
+			}
+			if order.Flags&driver.FUA != 0 {
+				return syscall.EOPNOTSUPP
+			}
+			return device.WriteAt(ctx, order.Data, order.Address)
+		default:
+			return rarely(ctx, device, order)
+		}
+	}
+}
+
+// rarely does what is not for every device, in either mode.
+func rarely(ctx context.Context, device any, order driver.Order) error {
+	switch order.Kind {
+	case driver.Flush:
+		if flusher, ok := device.(Flusher); ok {
+			return flusher.Flush(ctx)
+		}
+		return nil
+	case driver.Discard:
+		if discarder, ok := device.(Discarder); ok {
+			return discarder.Discard(ctx, order.Address, order.Length)
+		}
+		return nil // it only may forget
+	case driver.WriteZeroes:
+		if zeroer, ok := device.(Zeroer); ok {
+			keepSpace := order.Flags&driver.NoUnmap != 0
+			return zeroer.WriteZeroes(ctx, order.Address, order.Length, keepSpace)
+		}
+	}
+	return syscall.EOPNOTSUPP
+}
+
+// FromReaderWriterAt makes a device of the interfaces of package io. Bytes behind the end of what is read are
+// zeroes. If w has a method Sync() error, as files have, it is the flush. Without w the device is read-only: say
+// so in Options.ReadOnly too.
+func FromReaderWriterAt(r io.ReaderAt, w io.WriterAt) Device {
+	device := ioDevice{r, w}
+	if syncer, ok := w.(interface{ Sync() error }); ok {
+		return syncedDevice{device, syncer}
+	}
+	return device
+}
+
+type ioDevice struct {
+	r io.ReaderAt
+	w io.WriterAt
+}
+
+func (d ioDevice) ReadAt(_ context.Context, p []byte, off int64) error {
+	n, err := d.r.ReadAt(p, off)
+	if errors.Is(err, io.EOF) || n == len(p) {
+		clear(p[n:])
+		return nil
+	}
+	return err
+}
+
+func (d ioDevice) WriteAt(_ context.Context, p []byte, off int64) error {
+	if d.w == nil {
+		return syscall.EROFS
+	}
+	_, err := d.w.WriteAt(p, off)
+	return err
+}
+
+type syncedDevice struct {
+	ioDevice
+	syncer interface{ Sync() error }
+}
+
+func (d syncedDevice) Flush(context.Context) error { return d.syncer.Sync() }

@@ -1,0 +1,3 @@
+module sawmill
+
+go 1.23

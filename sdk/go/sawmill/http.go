@@ -1,0 +1,52 @@
+package sawmill
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// HTTPSource is an io.ReaderAt of what a web server has, read by range requests.
+type HTTPSource struct {
+	URL  string
+	Size int64 // bytes
+}
+
+// OpenHTTP asks a web server how much it has.
+func OpenHTTP(url string) (*HTTPSource, error) {
+	reply, err := http.Head(url)
+	if err != nil {
+		return nil, err
+	}
+	reply.Body.Close()
+	if reply.StatusCode != http.StatusOK || reply.ContentLength < 0 {
+		return nil, fmt.Errorf("%s: %s, %d bytes", url, reply.Status, reply.ContentLength)
+	}
+	return &HTTPSource{url, reply.ContentLength}, nil
+}
+
+// ReadAt fills p, or as much of it as there is, and then says io.EOF.
+func (h *HTTPSource) ReadAt(p []byte, off int64) (int, error) {
+	if off >= h.Size || len(p) == 0 {
+		return 0, io.EOF
+	}
+	request, err := http.NewRequest(http.MethodGet, h.URL, nil)
+	if err != nil {
+		return 0, err
+	}
+	wanted := p[:min(int64(len(p)), h.Size-off)]
+	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+int64(len(wanted))-1))
+	reply, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer reply.Body.Close()
+	if reply.StatusCode != http.StatusPartialContent {
+		return 0, fmt.Errorf("%s: %s to a range request", h.URL, reply.Status)
+	}
+	n, err := io.ReadFull(reply.Body, wanted)
+	if err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, err
+}

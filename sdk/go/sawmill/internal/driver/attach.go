@@ -1,0 +1,210 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+)
+
+// lane is a socket that orders come on, with its memory.
+type lane struct {
+	queue  int
+	conn   *net.UnixConn
+	memory []byte
+}
+
+// Session is one driver's time with a device.
+type Session struct {
+	// Facts of the WELCOME: name, generation, all options in effect.
+	Facts   Facts
+	control *net.UnixConn
+	lanes   []lane
+	chunk   int64
+	doors   chan []string
+	hearing chan struct{} // closed when nothing more is heard; what follows is set before
+	reason  string        // why END came
+	broken  error         // what the host did that it must not
+}
+
+// RefusedError says why the host did not take this driver.
+type RefusedError struct {
+	Errno   syscall.Errno
+	Message string
+}
+
+func (e *RefusedError) Error() string { return "the host refused this driver: " + e.Message }
+
+// Unwrap gives the errno, so that errors.Is(err, syscall.EBUSY) works.
+func (e *RefusedError) Unwrap() error { return e.Errno }
+
+// Attach connects to a host and becomes its driver. With replace it waits until the one that is there has
+// answered what it has. Options are said as they are given.
+func Attach(ctx context.Context, path string, replace bool, options Facts) (*Session, error) {
+	control, err := dial(path)
+	if err != nil {
+		return nil, err
+	}
+	// A context that ends cuts what waits on the connection.
+	attached, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		select {
+		case <-ctx.Done():
+			control.Close()
+		case <-attached:
+		}
+	}()
+	session := &Session{control: control, doors: make(chan []string, 1), hearing: make(chan struct{})}
+	err = session.attach(replace, options)
+	close(attached)
+	<-gone
+	if err == nil && ctx.Err() == nil {
+		go session.hear()
+		return session, nil
+	}
+	control.Close()
+	session.release()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return nil, err
+}
+
+func (s *Session) attach(replace bool, options Facts) error {
+	hello := Facts{}.With("protocol", protocolVersion).With("program", os.Args[0])
+	if replace {
+		hello = hello.With("replace", "1")
+	}
+	for _, option := range options {
+		hello = hello.With(option.Name, option.Value)
+	}
+	if _, err := s.control.Write(encodeControl(Hello, hello)); err != nil {
+		return fmt.Errorf("the host hung up: %w", err)
+	}
+	buffer := make([]byte, packetBytesMax)
+	for {
+		packet, files, err := receive(s.control, buffer)
+		if err != nil {
+			return fmt.Errorf("the host hung up before the driver was attached: %w", err)
+		}
+		kind, facts, err := decodeControl(packet)
+		if err == nil && kind == Attached {
+			closeAll(files)
+			return s.complete()
+		}
+		if err == nil {
+			err = s.attaching(kind, facts, files)
+		} else {
+			closeAll(files)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// attaching takes one packet between HELLO and ATTACHED, with its files.
+func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
+	if kind == QueueHanded {
+		return s.takeQueue(facts, files)
+	}
+	closeAll(files)
+	switch kind {
+	case Welcome:
+		if facts.Get("protocol") != protocolVersion {
+			return fmt.Errorf("the host speaks protocol %q, this driver %s", facts.Get("protocol"), protocolVersion)
+		}
+		s.Facts = facts
+		if facts.Get("mode") == "batch" {
+			chunk, err := facts.Number("write_chunk_size")
+			s.chunk = chunk
+			return err
+		}
+	case Refused:
+		errno, _ := facts.Number("errno")
+		return &RefusedError{syscall.Errno(errno), facts.Get("message")}
+	case Doors:
+		s.tellDoors(facts)
+	default:
+		return fmt.Errorf("the host sent a packet of kind %d before ATTACHED", kind)
+	}
+	return nil
+}
+
+func (s *Session) takeQueue(facts Facts, files []*os.File) error {
+	names := []string{"memory_bytes"}
+	if s.chunk > 0 {
+		names = append(names, "read_memory_bytes")
+	}
+	queue, err := facts.Number("queue")
+	if err == nil && s.Facts == nil {
+		err = errors.New("the host sent QUEUE before WELCOME")
+	}
+	if err == nil && len(files) != 2*len(names) {
+		err = fmt.Errorf("QUEUE %d came with %d descriptors instead of %d", queue, len(files), 2*len(names))
+	}
+	if err != nil {
+		closeAll(files)
+		return err
+	}
+	for i, name := range names {
+		conn, err := socketOf(files[2*i])
+		if err != nil {
+			closeAll(files[2*i+1:])
+			return err
+		}
+		s.lanes = append(s.lanes, lane{queue: int(queue), conn: conn})
+		bytes, err := facts.Number(name)
+		if err != nil {
+			closeAll(files[2*i+1:])
+			return err
+		}
+		memory, err := mapMemory(files[2*i+1], bytes)
+		if err != nil {
+			closeAll(files[2*i+2:])
+			return err
+		}
+		s.lanes[len(s.lanes)-1].memory = memory
+	}
+	return nil
+}
+
+// complete sees whether everything came that was said to come.
+func (s *Session) complete() error {
+	if s.Facts == nil {
+		return errors.New("the host sent ATTACHED before WELCOME")
+	}
+	queues, err := s.Facts.Number("hw_queues")
+	if err != nil {
+		return err
+	}
+	lanes := queues
+	if s.chunk > 0 {
+		lanes = 2 * queues
+	}
+	if int64(len(s.lanes)) != lanes || lanes == 0 {
+		return fmt.Errorf("the host said hw_queues=%d and handed %d queue sockets", queues, len(s.lanes))
+	}
+	return nil
+}
+
+// Close ends a session that nobody serves.
+func (s *Session) Close() {
+	s.closeSockets()
+	<-s.hearing
+	s.release()
+}
+
+// release gives sockets and memory of the queues back.
+func (s *Session) release() {
+	for _, lane := range s.lanes {
+		lane.conn.Close()
+		if lane.memory != nil {
+			_ = syscall.Munmap(lane.memory)
+		}
+	}
+	s.lanes = nil
+}

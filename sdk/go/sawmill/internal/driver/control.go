@@ -1,0 +1,106 @@
+package driver
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Kind says what a control packet is; the table in docs/format/driver.md says more.
+type Kind uint32
+
+// Kinds of control packets.
+const (
+	Hello Kind = iota + 1
+	Welcome
+	QueueHanded
+	Attached
+	Refused
+	Doors
+	Finish
+	Leave
+	Ask
+	Answer
+)
+
+// The version that is spoken here.
+const protocolVersion = "1"
+
+// Fact is one line of a control packet.
+type Fact struct{ Name, Value string }
+
+// Facts are the lines of a control packet, in order; a name may come more than once.
+type Facts []Fact
+
+var oneLine = strings.NewReplacer("\n", " ", "\x00", " ")
+
+// With adds a line. Line feeds in the value become spaces.
+func (f Facts) With(name, value string) Facts {
+	return append(f, Fact{name, oneLine.Replace(value)})
+}
+
+// Get is the first value of this name, or "".
+func (f Facts) Get(name string) string {
+	for _, fact := range f {
+		if fact.Name == name {
+			return fact.Value
+		}
+	}
+	return ""
+}
+
+// All values of this name.
+func (f Facts) All(name string) []string {
+	var values []string
+	for _, fact := range f {
+		if fact.Name == name {
+			values = append(values, fact.Value)
+		}
+	}
+	return values
+}
+
+// Number is the first value of this name, from 0 on.
+func (f Facts) Number(name string) (int64, error) {
+	number, err := strconv.ParseInt(f.Get(name), 10, 64)
+	if err != nil || number < 0 {
+		return 0, fmt.Errorf("a control packet of the host says %s=%q, which is no number", name, f.Get(name))
+	}
+	return number, nil
+}
+
+func encodeControl(kind Kind, facts Facts) []byte {
+	packet := make([]byte, 4, 256)
+	binary.LittleEndian.PutUint32(packet, uint32(kind))
+	for _, fact := range facts {
+		packet = append(packet, fact.Name+"="+fact.Value+"\n"...)
+	}
+	return packet
+}
+
+func decodeControl(packet []byte) (Kind, Facts, error) {
+	if len(packet) < 4 {
+		return 0, nil, fmt.Errorf("a control packet of %d bytes", len(packet))
+	}
+	kind, text := Kind(binary.LittleEndian.Uint32(packet)), string(packet[4:])
+	if kind < Hello || kind > Answer {
+		return 0, nil, fmt.Errorf("a control packet of unknown kind %d", kind)
+	}
+	if !utf8.ValidString(text) {
+		return 0, nil, fmt.Errorf("a control packet of kind %d that is no text", kind)
+	}
+	var facts Facts
+	for _, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		if line == "" {
+			continue
+		}
+		equals := strings.IndexByte(line, '=')
+		if equals < 0 {
+			return 0, nil, fmt.Errorf("a control packet of kind %d with the line %q", kind, line)
+		}
+		facts = append(facts, Fact{line[:equals], line[equals+1:]})
+	}
+	return kind, facts, nil
+}

@@ -1,0 +1,123 @@
+package driver
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// How often a host that starts is asked whether it listens.
+const look = 5 * time.Millisecond
+
+// Host is a program `sawmill run` that was started here. It outlives this process.
+type Host struct {
+	Socket  string
+	process *os.Process
+	ended   chan struct{}
+}
+
+// Program is what is started: $SAWMILL, else sawmill on the path.
+func Program() string {
+	if told := os.Getenv("SAWMILL"); told != "" {
+		return told
+	}
+	return "sawmill"
+}
+
+// DefaultDoors are those of $SAWMILL_DOORS, divided by space; else ublk for root where the kernel has it, else
+// none, which is an NBD socket.
+func DefaultDoors() []string {
+	if told := strings.Fields(os.Getenv("SAWMILL_DOORS")); len(told) > 0 {
+		return told
+	}
+	if _, err := os.Stat("/dev/ublk-control"); err == nil && os.Geteuid() == 0 {
+		return []string{"ublk"}
+	}
+	return nil
+}
+
+// StartHost starts a host in a session of its own and waits until drivers can connect.
+func StartHost(ctx context.Context, name string, doors []string) (*Host, error) {
+	arguments := []string{"run", "--json", "--name", name}
+	for _, door := range doors {
+		arguments = append(arguments, "--door", door)
+	}
+	// A file and no pipe: the host goes on to write when this process is dead.
+	told, err := os.CreateTemp("", "sawmill-host-")
+	if err != nil {
+		return nil, fmt.Errorf("no file for what the host says: %w", err)
+	}
+	defer told.Close()
+	defer os.Remove(told.Name())
+	command := exec.Command(Program(), arguments...)
+	command.Stdout, command.Stderr = told, os.Stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start a host: install sawmill or set SAWMILL to its path: %w", err)
+	}
+	host := &Host{process: command.Process, ended: make(chan struct{})}
+	go func() {
+		_ = command.Wait()
+		close(host.ended)
+	}()
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	for {
+		if host.Socket, err = socketTold(told.Name()); host.Socket != "" || err != nil {
+			return host, err
+		}
+		select {
+		case <-ctx.Done():
+			host.Stop()
+			return nil, ctx.Err()
+		case <-host.ended:
+			return nil, fmt.Errorf("the host did not start (%v): its reason is above", command.ProcessState)
+		case <-ticker.C:
+		}
+	}
+}
+
+// socketTold finds the line that says where drivers connect.
+func socketTold(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		var line struct{ Event, Socket string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Event == "listening" {
+			return line.Socket, nil
+		}
+	}
+	return "", nil
+}
+
+// Stop ends a host that has no device yet, or its device in order.
+func (h *Host) Stop() {
+	_ = h.process.Signal(syscall.SIGTERM)
+	h.Wait()
+}
+
+// Wait waits until the host has ended.
+func (h *Host) Wait() { <-h.ended }
+
+// SocketOf finds the driver socket of a device that runs.
+func SocketOf(ctx context.Context, name string) (string, error) {
+	said, err := exec.CommandContext(ctx, Program(), "driver", "socket", name).Output()
+	if err != nil {
+		var failed *exec.ExitError
+		if errors.As(err, &failed) {
+			return "", fmt.Errorf("device %s: %s", name, strings.TrimSpace(string(failed.Stderr)))
+		}
+		return "", fmt.Errorf("cannot ask for device %s: %w", name, err)
+	}
+	return strings.TrimSpace(string(said)), nil
+}

@@ -1,0 +1,206 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"sync"
+	"syscall"
+)
+
+// Outcome is how a session ended that nothing went wrong with.
+type Outcome string
+
+// Outcomes.
+const (
+	Ended    Outcome = "ended"    // the device has ended
+	Replaced Outcome = "replaced" // another driver took over
+)
+
+// Work is what is done with orders.
+type Work struct {
+	// Do fulfils an order; it runs on a goroutine of its own. A flush of a batch driver waits for the chunks
+	// before it first.
+	Do func(context.Context, Order) error
+	// Log gets a line for errors that users see as EIO, and for panics.
+	Log func(text string)
+	// Depth bounds the orders of a socket that run side by side.
+	Depth int
+}
+
+// hear takes what the host says on the control connection until it ends.
+func (s *Session) hear() {
+	defer close(s.hearing)
+	buffer := make([]byte, packetBytesMax)
+	for {
+		packet, files, err := receive(s.control, buffer)
+		closeAll(files)
+		if err != nil {
+			return
+		}
+		switch kind, facts, err := decodeControl(packet); {
+		case err == nil && kind == Doors:
+			s.tellDoors(facts)
+		case err == nil && kind == Finish:
+			s.reason = facts.Get("reason")
+		case err == nil:
+			err = fmt.Errorf("a packet of kind %d after ATTACHED", kind)
+			fallthrough
+		default:
+			s.broken = fmt.Errorf("the host broke the protocol: %w", err)
+			s.closeSockets()
+			return
+		}
+	}
+}
+
+func (s *Session) tellDoors(facts Facts) {
+	select {
+	case s.doors <- facts.All("door"):
+	default: // told once already
+	}
+}
+
+// Doors gives the addresses of the doors, each with its kind before it, once, when they are open.
+func (s *Session) Doors() <-chan []string { return s.doors }
+
+// Leave asks for the end of the device: in order, or at once and with a reason.
+func (s *Session) Leave(failure error) error {
+	facts := Facts{}.With("outcome", "ended")
+	if failure != nil {
+		facts = Facts{}.With("outcome", "failed").With("message", failure.Error())
+	}
+	if _, err := s.control.Write(encodeControl(Leave, facts)); err != nil {
+		return fmt.Errorf("cannot take leave of the host: %w", err)
+	}
+	return nil
+}
+
+// Serve works until the host says END on every socket, or is gone. Nothing of the session is left then.
+// Callbacks get ctx, which ends when the host is gone.
+func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	results := make(chan error, len(s.lanes))
+	for _, each := range s.lanes {
+		go func(l lane) { results <- l.serve(ctx, s.chunk, work) }(each)
+	}
+	var failure error
+	for range s.lanes {
+		if err := <-results; err != nil && failure == nil {
+			failure = err
+			// One socket is enough to tell that it is over; the others end with it.
+			stop()
+			s.closeSockets()
+		}
+	}
+	// Everything is answered: only now may the host think that this driver is gone. Its last words are heard.
+	_ = s.control.CloseWrite()
+	<-s.hearing
+	s.closeSockets()
+	s.release()
+	if s.broken != nil {
+		return "", s.broken
+	}
+	if failure != nil {
+		return "", failure
+	}
+	if s.reason == string(Replaced) {
+		return Replaced, nil
+	}
+	return Ended, nil
+}
+
+func (s *Session) closeSockets() {
+	s.control.Close()
+	for _, lane := range s.lanes {
+		lane.conn.Close()
+	}
+}
+
+// serve works on one socket until END, which it returns nil for. All its callbacks have returned then.
+func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
+	var running, chunks sync.WaitGroup
+	defer running.Wait()
+	slots := make(chan struct{}, work.Depth)
+	buffer := make([]byte, packetBytesMax)
+	before := &chunks // chunks since the last flush, and all before it
+	for {
+		packet, files, err := receive(l.conn, buffer)
+		closeAll(files)
+		if errors.Is(err, io.EOF) {
+			return errors.New("the host is gone")
+		}
+		if err != nil {
+			return fmt.Errorf("queue %d: %w", l.queue, err)
+		}
+		if len(packet)%orderBytes != 0 {
+			return fmt.Errorf("queue %d: the host broke the protocol: a packet of %d bytes", l.queue, len(packet))
+		}
+		for ; len(packet) > 0; packet = packet[orderBytes:] {
+			order, err := decodeOrder(packet[:orderBytes], l.memory, chunk)
+			if err != nil {
+				return fmt.Errorf("queue %d: the host broke the protocol: %w", l.queue, err)
+			}
+			order.Queue = l.queue
+			if order.Kind == End {
+				running.Wait()
+				l.conn.Close()
+				return nil
+			}
+			started := before
+			if order.Kind == Flush && chunk > 0 {
+				// It is for everything before it; what comes later waits for neither.
+				before = new(sync.WaitGroup)
+				before.Add(1)
+			} else if order.Kind == WriteChunk {
+				started.Add(1)
+			}
+			slots <- struct{}{}
+			running.Add(1)
+			go func(now *sync.WaitGroup, next *sync.WaitGroup) {
+				defer running.Done()
+				defer func() { <-slots }()
+				switch {
+				case order.Kind == WriteChunk:
+					defer now.Done()
+				case order.Kind == Flush && chunk > 0:
+					now.Wait()
+					next.Done()
+				}
+				l.answer(order, work.errnoOf(ctx, order))
+			}(started, before)
+		}
+	}
+}
+
+func (l lane) answer(order Order, errno syscall.Errno) {
+	// Who cannot be told any more is found out by the one who reads.
+	_, _ = l.conn.Write(encodeAnswer(order.Number, int32(errno)))
+}
+
+// errnoOf does an order and says how it went in the protocol's words.
+func (w Work) errnoOf(ctx context.Context, order Order) syscall.Errno {
+	err := w.tried(ctx, order)
+	var errno syscall.Errno
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &errno) && errno != 0:
+		return errno
+	}
+	w.Log(fmt.Sprintf("%v of %d bytes at %d failed: %v", order.Kind, order.Length, order.Address, err))
+	return syscall.EIO
+}
+
+// tried does an order; a panic is an error like others.
+func (w Work) tried(ctx context.Context, order Order) (err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("panic: %v\n%s", reason, debug.Stack())
+		}
+	}()
+	return w.Do(ctx, order)
+}

@@ -1,0 +1,190 @@
+// Package mockhost is a host for tests: it says what a test wants, right or wrong. It encodes by itself, so that a
+// mistake of the driver's code does not hide here.
+package mockhost
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Kinds of control packets and orders, as in docs/format/driver.md.
+const (
+	Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave = 1, 2, 3, 4, 5, 6, 7, 8
+
+	Read, Write, Flush, Discard, WriteZeroes, Chunk, End = 1, 2, 3, 4, 5, 6, 7
+)
+
+// Host waits for drivers.
+type Host struct {
+	Path     string
+	t        testing.TB
+	listener *net.UnixListener
+}
+
+// Driver is one that has connected.
+type Driver struct {
+	Control *net.UnixConn
+	// Lanes are the sockets of the queues, in the order in which they were handed; Memory goes with them.
+	Lanes  []*net.UnixConn
+	Memory [][]byte
+	t      testing.TB
+}
+
+// Order is what goes on the wire.
+type Order struct {
+	Kind, Flags                                              uint32
+	Number, Address, Length, Offset, Records, Horizon, Floor uint64
+}
+
+// New listens in a folder of its own.
+func New(t testing.TB) *Host {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "host.sock")
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	return &Host{path, t, listener}
+}
+
+// Accept takes a driver, and what it says first.
+func (h *Host) Accept() (*Driver, string) {
+	conn, err := h.listener.AcceptUnix()
+	if err != nil {
+		h.t.Error(err)
+		return nil, ""
+	}
+	h.t.Cleanup(func() { conn.Close() })
+	driver := &Driver{Control: conn, t: h.t}
+	_, text := driver.Hear()
+	return driver, text
+}
+
+// Hear takes a control packet; kind 0 when there are no more.
+func (d *Driver) Hear() (kind uint32, text string) {
+	buffer := make([]byte, 65536)
+	n, err := d.Control.Read(buffer)
+	if err != nil || n < 4 {
+		return 0, ""
+	}
+	return binary.LittleEndian.Uint32(buffer), string(buffer[4:n])
+}
+
+// Say sends a control packet.
+func (d *Driver) Say(kind uint32, text string, files ...int) {
+	packet := append(make([]byte, 4), text...)
+	binary.LittleEndian.PutUint32(packet, kind)
+	var beside []byte
+	if len(files) > 0 {
+		beside = syscall.UnixRights(files...)
+	}
+	// A driver that has hung up is what some tests are about.
+	_, _, _ = d.Control.WriteMsgUnix(packet, beside, nil)
+}
+
+// Welcome says WELCOME with these options, hands one queue and says ATTACHED.
+func (d *Driver) Welcome(options string) {
+	d.Say(Welcome, "protocol=1\nname=mock\ngeneration=1\nhw_queues=1\nqueue_depth=8\n"+options)
+	lanes, text := 1, "queue=0\nmemory_bytes=1048576\n"
+	if strings.Contains(options, "mode=batch") {
+		lanes, text = 2, text+"read_memory_bytes=1048576\n"
+	}
+	var files []int
+	for i := 0; i < lanes; i++ {
+		files = append(files, d.lane()...)
+	}
+	d.Say(Queue, text, files...)
+	for _, file := range files {
+		syscall.Close(file)
+	}
+	d.Say(Attached, "")
+}
+
+// lane makes a socket with memory, and gives the driver's two files.
+func (d *Driver) lane() []int {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		panic(err)
+	}
+	file := os.NewFile(uintptr(pair[0]), "lane")
+	conn, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		panic(err)
+	}
+	memory, err := os.CreateTemp(d.t.TempDir(), "memory")
+	if err != nil {
+		panic(err)
+	}
+	if err := memory.Truncate(1 << 20); err != nil {
+		panic(err)
+	}
+	mapped, err := syscall.Mmap(int(memory.Fd()), 0, 1<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	theirs, err := syscall.Dup(int(memory.Fd()))
+	memory.Close()
+	if err != nil {
+		panic(err)
+	}
+	d.Lanes = append(d.Lanes, conn.(*net.UnixConn))
+	d.Memory = append(d.Memory, mapped)
+	return []int{pair[1], theirs}
+}
+
+// Order sends orders in one packet.
+func (d *Driver) Order(lane int, orders ...Order) {
+	var packet []byte
+	for _, o := range orders {
+		bytes := make([]byte, 64)
+		binary.LittleEndian.PutUint32(bytes, o.Kind)
+		binary.LittleEndian.PutUint32(bytes[4:], o.Flags)
+		for i, word := range []uint64{o.Number, o.Address, o.Length, o.Offset, o.Records, o.Horizon, o.Floor} {
+			binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
+		}
+		packet = append(packet, bytes...)
+	}
+	d.Raw(lane, packet)
+}
+
+// Raw sends any bytes where orders are expected.
+func (d *Driver) Raw(lane int, packet []byte) {
+	if _, err := d.Lanes[lane].Write(packet); err != nil {
+		d.t.Error(err)
+	}
+}
+
+// Answer takes one answer.
+func (d *Driver) Answer(lane int) (number uint64, errno int32, err error) {
+	answer := make([]byte, 64)
+	n, err := d.Lanes[lane].Read(answer)
+	if err == nil && n != 16 {
+		err = fmt.Errorf("an answer of %d bytes", n)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return binary.LittleEndian.Uint64(answer), int32(binary.LittleEndian.Uint32(answer[8:])), nil
+}
+
+// End says END everywhere, waits until the driver has closed every socket, and hangs up.
+func (d *Driver) End(reason string) {
+	d.Say(Finish, "reason="+reason+"\n")
+	for lane := range d.Lanes {
+		d.Order(lane, Order{Kind: End})
+	}
+	for lane := range d.Lanes {
+		if _, _, err := d.Answer(lane); err == nil {
+			d.t.Error("an answer that nobody waits for")
+		}
+	}
+	d.Control.Close()
+}

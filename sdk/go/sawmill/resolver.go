@@ -1,0 +1,156 @@
+package sawmill
+
+import "sync"
+
+// Resolver applies the records of chunks so that every byte ends with what was written last, whatever the order
+// in which chunks come: late writes are ignored (docs/format/write_chunk.md).
+//
+// Two writes of one collision area are never applied at the same time. What was applied is remembered for as
+// long as something older may come.
+type Resolver struct {
+	areaBytes int64
+	mu        sync.Mutex // of what follows; an area has a lock of its own
+	areas     map[int64]*area
+	floor     uint64
+	past      []passed
+}
+
+// area is what was written to a collision area.
+type area struct {
+	mu      sync.Mutex
+	users   int // of Resolver.mu: who has taken it out of the table
+	applied []applied
+}
+
+type applied struct {
+	start, end        int64
+	sequence, horizon uint64
+}
+
+// passed is a chunk that was applied, with the areas that remember it.
+type passed struct {
+	horizon uint64
+	areas   []int64
+}
+
+// NewResolver makes a resolver for chunks of a device with this collision_area_size.
+func NewResolver(areaBytes int64) *Resolver {
+	return &Resolver{areaBytes: areaBytes, areas: make(map[int64]*area)}
+}
+
+// Apply calls write for those bytes of a chunk that nothing newer has written. When write fails the record it
+// was for counts as not applied, and the rest of the chunk is left.
+func (r *Resolver) Apply(chunk Chunk, write func(p []byte, off int64) error) error {
+	r.forget(chunk.Floor)
+	done := passed{horizon: chunk.Horizon}
+	defer func() { r.remember(done) }()
+	for record, data := range chunk.Records() {
+		number := record.Address / r.areaBytes
+		done.areas = append(done.areas, number)
+		if err := r.apply(number, record, data, chunk.Horizon, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Resolver) apply(number int64, record Record, data []byte, horizon uint64,
+	write func(p []byte, off int64) error) error {
+	area := r.take(number)
+	defer r.put(number, area)
+	area.mu.Lock()
+	defer area.mu.Unlock()
+	free := []span{{record.Address, record.Address + record.Length}}
+	for _, other := range area.applied {
+		if other.sequence > record.Sequence {
+			free = without(free, span{other.start, other.end})
+		}
+	}
+	for _, part := range free {
+		if err := write(data[part.start-record.Address:part.end-record.Address], part.start); err != nil {
+			return err
+		}
+	}
+	end := record.Address + record.Length
+	area.applied = append(area.applied, applied{record.Address, end, record.Sequence, horizon})
+	return nil
+}
+
+func (r *Resolver) take(number int64) *area {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := r.areas[number]
+	if found == nil {
+		found = new(area)
+		r.areas[number] = found
+	}
+	found.users++
+	return found
+}
+
+func (r *Resolver) put(number int64, area *area) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	area.users--
+	if area.users == 0 && len(area.applied) == 0 {
+		delete(r.areas, number)
+	}
+}
+
+func (r *Resolver) remember(chunk passed) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.past = append(r.past, chunk)
+}
+
+// forget drops what nothing older can come for: all chunks below the floor have been answered.
+func (r *Resolver) forget(floor uint64) {
+	r.mu.Lock()
+	if floor <= r.floor {
+		r.mu.Unlock()
+		return
+	}
+	r.floor = floor
+	var old []int64
+	kept := r.past[:0]
+	for _, chunk := range r.past {
+		if chunk.horizon < floor {
+			old = append(old, chunk.areas...)
+		} else {
+			kept = append(kept, chunk)
+		}
+	}
+	clear(r.past[len(kept):])
+	r.past = kept
+	r.mu.Unlock()
+	for _, number := range old {
+		area := r.take(number)
+		area.mu.Lock()
+		left := area.applied[:0]
+		for _, other := range area.applied {
+			if other.horizon >= floor {
+				left = append(left, other)
+			}
+		}
+		area.applied = left
+		area.mu.Unlock()
+		r.put(number, area)
+	}
+}
+
+// span is a range of bytes.
+type span struct{ start, end int64 }
+
+// without cuts a range out of others.
+func without(spans []span, cut span) []span {
+	var left []span
+	for _, one := range spans {
+		if before := (span{one.start, min(one.end, cut.start)}); before.start < before.end {
+			left = append(left, before)
+		}
+		if after := (span{max(one.start, cut.end), one.end}); after.start < after.end {
+			left = append(left, after)
+		}
+	}
+	return left
+}

@@ -1,0 +1,238 @@
+package sawmill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sawmill/internal/driver"
+)
+
+// RefusedError says why a host did not take a driver; errors.Is knows its errno.
+type RefusedError = driver.RefusedError
+
+// Handle is a driver that works.
+type Handle struct {
+	session *driver.Session
+	started *driver.Host
+	doors   chan struct{} // closed when addresses are there
+	told    []string
+	done    chan struct{} // closed when the outcome is there
+	outcome driver.Outcome
+	err     error
+}
+
+// Serve drives a device until it has ended, another driver has replaced this one (both nil), or something went
+// wrong. When ctx ends the device does: its doors close, and everything is answered and flushed before Serve
+// returns nil.
+func Serve(ctx context.Context, device Device, options Options) error {
+	handle, err := Start(ctx, device, options)
+	if err != nil {
+		return err
+	}
+	return handle.Wait()
+}
+
+// ServeChunks is Serve for a device that takes chunks.
+func ServeChunks(ctx context.Context, device ChunkDevice, options Options) error {
+	handle, err := StartChunks(ctx, device, options)
+	if err != nil {
+		return err
+	}
+	return handle.Wait()
+}
+
+// Start is Serve that does not wait: the driver works when it returns. The host is that of $SAWMILL_DRIVER, else
+// one is started.
+func Start(ctx context.Context, device Device, options Options) (*Handle, error) {
+	return start(ctx, "", plain(device), options)
+}
+
+// StartChunks is Start for a device that takes chunks; Options.Batch may be nil.
+func StartChunks(ctx context.Context, device ChunkDevice, options Options) (*Handle, error) {
+	if options.Batch == nil {
+		options.Batch = new(Batch)
+	}
+	return start(ctx, "", chunked(device), options)
+}
+
+// Rerun becomes the driver of a device that runs, of that name: the driver that is there, if any, finishes what it
+// has first. Options are as they are in effect, or not given.
+func Rerun(ctx context.Context, name string, device Device, options Options) (*Handle, error) {
+	socket, err := driver.SocketOf(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	options.Name, options.Replace = name, true
+	return start(ctx, socket, plain(device), options)
+}
+
+// Wait returns when the driver has nothing more to do; see Serve.
+func (h *Handle) Wait() error {
+	<-h.done
+	return h.err
+}
+
+// Done is closed when Wait would return.
+func (h *Handle) Done() <-chan struct{} { return h.done }
+
+// Replaced tells, after Wait, whether another driver took over.
+func (h *Handle) Replaced() bool {
+	<-h.done
+	return h.outcome == driver.Replaced
+}
+
+// Doors waits until the device can be used and says where: lines of a kind and an address.
+func (h *Handle) Doors(ctx context.Context) ([]string, error) {
+	select {
+	case <-h.doors:
+		return h.told, nil
+	case <-h.done:
+		return nil, fmt.Errorf("the device ended before its doors were open: %w", h.err)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Option is the value of an option in effect, by its name in docs/format/driver.md, or "".
+func (h *Handle) Option(name string) string { return h.session.Facts.Get(name) }
+
+// Started tells whether the host was started here, and by nobody else.
+func (h *Handle) Started() bool { return h.started != nil }
+
+// Name is the device's.
+func (h *Handle) Name() string { return h.Option("name") }
+
+// End ends the device in order; Wait returns when it has ended.
+func (h *Handle) End() error { return h.session.Leave(nil) }
+
+// Fail ends the device at once: what waits fails, what was not flushed may be lost.
+func (h *Handle) Fail(reason error) error { return h.session.Leave(reason) }
+
+// work does one order.
+type work = func(context.Context, driver.Order) error
+
+// way is how orders reach a device.
+type way struct {
+	abilities driver.Facts
+	perform   func(*driver.Session) (work, error)
+}
+
+// plain is the way to a Device: whether writes come in chunks is for the host to say.
+func plain(device Device) way {
+	return way{abilities(device), func(session *driver.Session) (work, error) {
+		if session.Facts.Get("mode") != "batch" {
+			return perform(device), nil
+		}
+		area, err := session.Facts.Number("collision_area_size")
+		if err == nil && area == 0 {
+			err = errors.New("the host says collision_area_size=0")
+		}
+		if err != nil {
+			return nil, err
+		}
+		return chunked(inChunks{device, NewResolver(area)}).perform(session)
+	}}
+}
+
+func chunked(device ChunkDevice) way {
+	return way{abilities(device), func(session *driver.Session) (work, error) {
+		if session.Facts.Get("mode") != "batch" {
+			return nil, errors.New("a device that takes chunks needs a host with mode=batch")
+		}
+		bytes, err := session.Facts.Number("metadata_bytes")
+		return performChunks(device, bytes), err
+	}}
+}
+
+// start attaches a driver and lets it work. An empty socket: that of $SAWMILL_DRIVER, else of a new host.
+func start(ctx context.Context, socket string, way way, options Options) (*Handle, error) {
+	handle := &Handle{doors: make(chan struct{}), done: make(chan struct{})}
+	if socket == "" {
+		socket = os.Getenv("SAWMILL_DRIVER")
+	}
+	if socket == "" {
+		doors := options.Doors
+		if len(doors) == 0 {
+			doors = driver.DefaultDoors()
+		}
+		host, err := driver.StartHost(ctx, nameOf(options), doors)
+		if err != nil {
+			return nil, err
+		}
+		handle.started, socket = host, host.Socket
+	}
+	session, err := driver.Attach(ctx, socket, options.Replace, options.facts(way.abilities))
+	if err != nil {
+		handle.giveUp()
+		return nil, err
+	}
+	handle.session = session
+	do, err := way.perform(session)
+	if err != nil {
+		session.Close()
+		handle.giveUp()
+		return nil, err
+	}
+	logger := options.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	depth, err := session.Facts.Number("queue_depth")
+	if err != nil || depth == 0 {
+		depth = 64
+	}
+	orders := driver.Work{Do: do, Depth: int(depth), Log: func(text string) {
+		logger.Error(text, "device", session.Facts.Get("name"))
+	}}
+	go handle.work(context.WithoutCancel(ctx), orders)
+	go handle.listen()
+	go handle.endWith(ctx)
+	return handle, nil
+}
+
+// giveUp ends a host that was started for a driver which it does not want.
+func (h *Handle) giveUp() {
+	if h.started != nil {
+		h.started.Stop()
+	}
+}
+
+func (h *Handle) work(ctx context.Context, orders driver.Work) {
+	h.outcome, h.err = h.session.Serve(ctx, orders)
+	if h.started != nil && h.outcome == driver.Ended {
+		// Its name is free again when this one is over.
+		h.started.Wait()
+	}
+	close(h.done)
+}
+
+func (h *Handle) listen() {
+	select {
+	case h.told = <-h.session.Doors():
+		close(h.doors)
+	case <-h.done:
+	}
+}
+
+// endWith ends the device with the context.
+func (h *Handle) endWith(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		// A host that cannot be told is gone, which the session finds out.
+		_ = h.End()
+	case <-h.done:
+	}
+}
+
+func nameOf(options Options) string {
+	if options.Name != "" {
+		return options.Name
+	}
+	program := strings.TrimSuffix(filepath.Base(os.Args[0]), ".test")
+	return fmt.Sprintf("%s-%d", program, os.Getpid())
+}

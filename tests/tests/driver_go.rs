@@ -1,0 +1,303 @@
+//! Drivers in Go (`sdk/go`) on the real host: the modules keep their own tests, the examples are disks, an
+//! error or a panic is one request's, and a driver that is killed or replaced under load loses nothing.
+//!
+//! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::driven::{Driven, fio_verifies};
+use sawmill_tests::golang::{go, has_go};
+use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
+use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::place::Place;
+use sawmill_tests::{requires, store};
+
+const SIZE: u64 = 16 << 20;
+
+/// The folder of the examples and of this test's driver, built once.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver_go");
+        std::fs::create_dir_all(&into).expect("a folder for programs");
+        for module in ["sdk/go/examples", "tests/tests/driver_go"] {
+            run(go(module).args(["build", "-o"]).arg(&into).arg("./..."));
+        }
+        into
+    })
+}
+
+fn driver(name: &str, arguments: &[&str]) -> Command {
+    let mut driver = Command::new(built().join(name));
+    driver.args(arguments);
+    driver
+}
+
+fn rounds() -> u64 {
+    std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+#[test]
+fn the_modules_keep_their_own_tests() {
+    requires!(has_go());
+    for module in ["sdk/go/sawmill", "sdk/go/buse", "sdk/go/examples"] {
+        run(go(module).args(["vet", "./..."]));
+        run(go(module).args(["test", "./..."]));
+        let mut gofmt = go(module);
+        let untidy = run(gofmt.args(["fmt", "-n", "./..."]));
+        assert!(!untidy.is_empty(), "go fmt says what it would look at");
+    }
+}
+
+/// Writes, reads and verifies a device of [`SIZE`] bytes as users do.
+fn is_a_disk(place: &Place, device: &Driven) {
+    let common = ["--size=16M", "--do_verify=1"];
+    let jobs: [&[&str]; 3] = [
+        &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
+        &["--rw=randrw", "--bs=4k", "--iodepth=32", "--fsync=64", "--io_size=8M"],
+        &["--rw=write", "--bs=1M", "--iodepth=4"],
+    ];
+    for job in jobs {
+        let _ = fio_verifies(&device.uri, place, &[&common[..], job].concat());
+    }
+    let client = device.connect();
+    client.write(12_345, b"at any byte").expect("accepted");
+    client.flush().expect("flushed");
+    assert_eq!(client.read(12_345, 11).expect("readable"), b"at any byte");
+}
+
+#[test]
+fn ram_and_file_are_disks_request_by_request_and_in_batches() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let image = place.path("image");
+    for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
+        let device = Driven::start(&place, "ram", options, &driver("ram", &["16M"]));
+        is_a_disk(&place, &device);
+        device.end(&place, "ram");
+        let device = Driven::start(&place, "file", options, &driver("file", &[text(&image), "16M"]));
+        is_a_disk(&place, &device);
+        let seen = device.connect().read_all().expect("readable");
+        device.end(&place, "file");
+        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+    }
+}
+
+#[test]
+fn mirror_is_a_disk_and_says_when_its_sides_differ() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let sides = [place.path("one"), place.path("other")];
+    std::fs::write(&sides[0], vec![0; SIZE as usize]).expect("a side");
+    std::fs::write(&sides[1], vec![0xff; SIZE as usize]).expect("a side");
+    let mirror = driver("mirror", &[text(&sides[0]), text(&sides[1])]);
+    let device = Driven::start(&place, "mirror", &[], &mirror);
+    is_a_disk(&place, &device);
+    let mut side = std::fs::read(&sides[1]).expect("a side");
+    side[8192] ^= 1;
+    std::fs::write(&sides[1], side).expect("a side");
+    let client = device.connect();
+    assert!(client.read(8192, 512).is_err(), "the sides differ there");
+    let _ = client.read(16_384, 512).expect("and nowhere else");
+    device.end(&place, "mirror");
+}
+
+#[test]
+fn null_takes_everything_and_reads_zeroes() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let device = Driven::start(&place, "null", &[], &driver("null", &["16M"]));
+    let client = device.connect();
+    client.write(4096, &[7; 65_536]).expect("accepted");
+    assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
+    device.end(&place, "null");
+}
+
+/// A web server for one file, killed when dropped.
+struct Web(Child, String);
+
+impl Web {
+    fn start(content: &Path) -> Self {
+        let port = content.with_extension("port");
+        let mut server = driver("web", &[text(content), text(&port)]);
+        let child = server.stdin(Stdio::null()).spawn().expect("a web server");
+        let port = wait_until("the web server says its port", || std::fs::read_to_string(&port).ok());
+        Web(child, format!("http://{port}/"))
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let (source, copy) = (place.path("source"), place.path("copy"));
+    let content = Dice::seeded("lazy").bytes(SIZE as usize);
+    std::fs::write(&source, &content).expect("a source");
+    let web = Web::start(&source);
+    let device = Driven::start(&place, "lazy", &[], &driver("lazy", &[&web.1, text(&copy)]));
+    let client = device.connect();
+    client.write(70_000, b"news").expect("accepted");
+    let mut expected = content;
+    expected[70_000..70_004].copy_from_slice(b"news");
+    assert!(client.read_all().expect("readable") == expected, "the source with news in it");
+    drop(web);
+    assert!(client.read_all().expect("readable") == expected, "and again without a source");
+    is_a_disk(&place, &device);
+    device.end(&place, "lazy");
+}
+
+#[test]
+fn an_error_or_a_panic_is_of_one_request() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let mut device = Driven::start(&place, "faulty", &[], &driver("faulty", &[]));
+    let client = device.connect();
+    let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
+    let bug = client.read(8192, 512).unwrap_err().to_string();
+    client.write(512, &[1; 512]).expect("accepted");
+    assert_eq!(client.read(512, 512).expect("readable"), [1; 512], "the same process goes on");
+    assert!(full.contains("NoSpace") || full.contains("28"), "{full}");
+    assert!(bug.contains("Io") || bug.contains('5'), "{bug}");
+    let first = device.driver;
+    device.replace_driver(&place, "faulty");
+    assert_ne!(device.driver, first);
+    device.end(&place, "faulty");
+}
+
+/// Verifies writes for as long as `disturb` disturbs the driver; gives the longest stall.
+fn undisturbed_by(options: &[&str], mut disturb: impl FnMut(&Place, &mut Driven)) -> Duration {
+    let place = Place::new(&store::folder());
+    let image = place.path("image");
+    let mut device = Driven::start(&place, "disk", options, &driver("file", &[text(&image), "16M"]));
+    let (is_over, longest_ns, uri) = (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
+            while !is_over.load(Ordering::SeqCst) {
+                let _ = longest_ns.fetch_max(fio_verifies(&uri, &place, &arguments), Ordering::SeqCst);
+            }
+        });
+        for _ in 0..rounds() {
+            // A load that has failed tells so below.
+            if !load.is_finished() {
+                disturb(&place, &mut device);
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    is_a_disk(&place, &device);
+    device.end(&place, "disk");
+    Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
+    requires!(has_go());
+    for options in [&[][..], &["--option", "mode=batch"]] {
+        let stall = undisturbed_by(options, |_, device| device.kill_driver());
+        println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
+    }
+}
+
+#[test]
+fn a_driver_is_replaced_under_load_and_nobody_notices() {
+    requires!(has_go());
+    for options in [&[][..], &["--option", "mode=batch"]] {
+        let stall = undisturbed_by(options, |place, device| device.replace_driver(place, "disk"));
+        println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
+    }
+}
+
+/// The first block of Go of the guide.
+fn quick_start() -> String {
+    let guide = std::fs::read_to_string(repository().join("docs/guide/driver-go.md")).expect("the guide");
+    let (_, rest) = guide.split_once("```go\n").expect("a program in the guide");
+    let (program, _) = rest.split_once("```").expect("an end of it");
+    program.to_owned()
+}
+
+#[test]
+fn the_guide_works_as_it_stands() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let folder = place.path("mydisk");
+    std::fs::create_dir(&folder).expect("a folder");
+    std::fs::write(folder.join("main.go"), quick_start()).expect("a program");
+    let go = |arguments: &[&str]| run(go(text(&folder)).args(arguments));
+    let _ = go(&["mod", "init", "mydisk"]);
+    let module = repository().join("sdk/go/sawmill").display().to_string();
+    let _ = go(&["mod", "edit", &format!("-replace=sawmill={module}"), "-require=sawmill@v0.0.0"]);
+    let _ = go(&["build"]);
+    let door = format!("nbd=unix:{}", place.path("disk.sock").display());
+    let mut disk = Command::new(folder.join("mydisk"))
+        .env("SAWMILL", sawmill_binary())
+        .env("SAWMILL_DOORS", &door)
+        .env("XDG_STATE_HOME", place.path("state"))
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let uri = format!("nbd+unix:///mydisk?socket={}", place.path("disk.sock").display());
+    let size = wait_until("the disk is there", || {
+        let asked = command("nbdinfo").args(["--size", &uri]).output().expect("nbdinfo starts");
+        asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
+    });
+    assert_eq!(size.trim(), "67108864");
+    run(command("nbdcopy").arg(repository().join("README.md")).arg(&uri));
+    let pid = rustix::process::Pid::from_child(&disk);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process of ours");
+    assert!(disk.wait().expect("it ends").success());
+    place.sawmill(&["driver", "socket", "mydisk"]).refused(3, &["mydisk"]);
+}
+
+#[test]
+fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
+    requires!(has_go());
+    let place = Place::new(&store::folder());
+    let (image, socket) = (place.path("image"), place.path("disk.sock"));
+    std::fs::write(&image, vec![0; SIZE as usize]).expect("an image");
+    let start = |mut command: Command| {
+        let state = place.path("state");
+        let door = format!("nbd=unix:{}", socket.display());
+        command.env("SAWMILL", sawmill_binary()).env("SAWMILL_DOORS", door).env("XDG_STATE_HOME", state);
+        command.stdin(Stdio::null()).spawn().expect("it starts")
+    };
+    let device = || place.sawmill(&["driver", "list", "--json"]).json()[0].clone();
+    let mut first = start(driver("file", &[text(&image)]));
+    let name = wait_until("the device is there", || {
+        let device = device();
+        (device["driver_pid"] == u64::from(first.id())).then(|| device["name"].as_str().map(str::to_owned))
+    });
+    let name = name.expect("it has a name");
+    let client = wait_until("its door is open", || {
+        Client::connect(&format!("nbd+unix:///{name}?socket={}", socket.display()), Dialect::Structured).ok()
+    });
+    client.write(512, b"of the first").expect("accepted");
+    first.kill().expect("a process of ours");
+    let _ = first.wait();
+    let mut second = start(driver("rerun", &[&name, text(&image)]));
+    client.write(1024, b"of the second").expect("accepted");
+    let third = start(driver("rerun", &[&name, text(&image)]));
+    assert!(second.wait().expect("it ends").success(), "who is replaced ends well");
+    assert_eq!(client.read(512, 12).expect("readable"), b"of the first");
+    assert_eq!(client.read(1024, 13).expect("readable"), b"of the second");
+    assert_eq!(device()["driver_pid"], u64::from(third.id()));
+    drop(client);
+    let _ = place.sawmill(&["driver", "end", &name]).ok();
+    assert!(third.wait_with_output().expect("it ends").status.success());
+}
