@@ -19,8 +19,10 @@ use crate::proxy::Proxy;
 
 /// A bucket that is there.
 pub const BUCKET: &str = "timber";
-const USER: &str = "sawmill-test";
-const PASSWORD: &str = "sawmill-test-secret";
+/// Who may use `MinIO`.
+pub const USER: &str = "sawmill-test";
+/// Their password.
+pub const PASSWORD: &str = "sawmill-test-secret";
 
 /// A store to put volumes in. Cheap to clone; clones are the same store.
 #[derive(Clone, Debug)]

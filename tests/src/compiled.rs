@@ -1,0 +1,55 @@
+//! Programs in C and C++, compiled for a test against `sdk/c`.
+//!
+//! Not here: what they are for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::machine::{repository, run, sawmill_binary};
+
+/// Whether there is a compiler.
+///
+/// # Errors
+/// What is missing.
+pub fn has_compiler() -> Result<(), String> {
+    for compiler in ["cc", "c++"] {
+        if let Err(error) = Command::new(compiler).arg("--version").output() {
+            return Err(format!("no {compiler}: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// Where the library is that was built.
+///
+/// # Panics
+/// When it was not.
+#[must_use]
+pub fn libraries() -> PathBuf {
+    let folder = sawmill_binary().parent().expect("a binary lies in a folder").to_owned();
+    assert!(folder.join("libsawmill.so").is_file(), "build it first: cargo build --release -p sawmill-c");
+    folder
+}
+
+fn compile(compiler: &str, source: &Path, program: &Path, more: &[&str]) {
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror"]).args(more).arg("-o").arg(program).arg(source);
+    command.arg("-I").arg(repository().join("sdk/c/include")).arg("-L").arg(libraries());
+    run(command.args(["-lsawmill", "-pthread"]));
+}
+
+/// Makes a program of a C source.
+///
+/// # Panics
+/// When the compiler has anything to say.
+pub fn c(source: &Path, program: &Path, more: &[&str]) {
+    compile("cc", source, program, more);
+}
+
+/// Makes a program of a C++ source.
+///
+/// # Panics
+/// As `c`.
+pub fn cpp(source: &Path, program: &Path) {
+    compile("c++", source, program, &["-std=c++11", "-pedantic"]);
+}

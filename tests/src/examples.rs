@@ -1,0 +1,189 @@
+//! The five examples that each language has, tried as disks: request by request, and with what only one
+//! of them can.
+//!
+//! Not here: how an example is built or started, which a test of the language says; replaced drivers
+//! (`driven`).
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::dice::Dice;
+use crate::driven::{Driven, fio_verifies};
+use crate::place::Place;
+
+/// The size of all disks here.
+pub const SIZE_BYTES: u64 = 16 << 20;
+
+/// An example of this name, with these arguments.
+pub type Example<'a> = &'a dyn Fn(&str, &[&str]) -> Command;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+/// Writes, reads and verifies a device as users do.
+///
+/// # Panics
+/// When it is no disk.
+pub fn is_a_disk(place: &Place, device: &Driven) {
+    let common = ["--size=16M", "--do_verify=1"];
+    let jobs: [&[&str]; 3] = [
+        &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
+        &["--rw=randrw", "--bs=4k", "--iodepth=32", "--fsync=64", "--io_size=8M"],
+        &["--rw=write", "--bs=1M", "--iodepth=4"],
+    ];
+    for job in jobs {
+        let _ = fio_verifies(&device.uri, place, &[&common[..], job].concat());
+    }
+    let client = device.connect();
+    client.write(12_345, b"at any byte").expect("accepted");
+    client.flush().expect("flushed");
+    assert_eq!(client.read(12_345, 11).expect("readable"), b"at any byte");
+}
+
+/// `ram` and `file` are disks in every mode, and a file has the bytes of its disk.
+///
+/// # Panics
+/// When they do not.
+pub fn ram_and_file(place: &Place, example: Example<'_>) {
+    let image = place.path("image");
+    for options in [&[][..], &["--option", "mode=batch"], &["--option", "hw_queues=3"]] {
+        let device = Driven::start(place, "ram", options, &example("ram", &["16M"]));
+        is_a_disk(place, &device);
+        device.end(place, "ram");
+        let device = Driven::start(place, "file", options, &example("file", &[text(&image), "16M"]));
+        is_a_disk(place, &device);
+        let seen = device.connect().read_all().expect("readable");
+        device.end(place, "file");
+        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+    }
+}
+
+/// `mirror` is a disk, and fails where its sides differ.
+///
+/// # Panics
+/// When it does not.
+pub fn mirror(place: &Place, example: Example<'_>) {
+    let sides = [place.path("one"), place.path("other")];
+    std::fs::write(&sides[0], vec![0; SIZE_BYTES as usize]).expect("a side");
+    std::fs::write(&sides[1], vec![0xff; SIZE_BYTES as usize]).expect("a side");
+    let device = Driven::start(place, "mirror", &[], &example("mirror", &[text(&sides[0]), text(&sides[1])]));
+    is_a_disk(place, &device);
+    let mut side = std::fs::read(&sides[1]).expect("a side");
+    side[8192] ^= 1;
+    std::fs::write(&sides[1], side).expect("a side");
+    let client = device.connect();
+    assert!(client.read(8192, 512).is_err(), "the sides differ there");
+    let _ = client.read(16_384, 512).expect("and nowhere else");
+    device.end(place, "mirror");
+}
+
+/// `null` takes everything and reads as zeroes.
+///
+/// # Panics
+/// When it does not.
+pub fn null(place: &Place, example: Example<'_>) {
+    let device = Driven::start(place, "null", &[], &example("null", &["16M"]));
+    let client = device.connect();
+    client.write(4096, &[7; 65_536]).expect("accepted");
+    assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
+    device.end(place, "null");
+}
+
+/// `lazy` begins as its source, which it needs once.
+///
+/// # Panics
+/// When it does not.
+pub fn lazy(place: &Place, example: Example<'_>) {
+    let mut expected = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
+    let source = Source::start(expected.clone());
+    let copy = place.path("copy");
+    let device = Driven::start(place, "lazy", &[], &example("lazy", &[&source.url, text(&copy)]));
+    let client = device.connect();
+    client.write(70_000, b"news").expect("accepted");
+    expected[70_000..70_004].copy_from_slice(b"news");
+    assert!(client.read_all().expect("readable") == expected, "the source with news in it");
+    source.is_gone.store(true, Ordering::SeqCst);
+    assert!(client.read_all().expect("readable") == expected, "and again without a source");
+    is_a_disk(place, &device);
+    device.end(place, "lazy");
+}
+
+/// Verifies writes to `file` for as long as `disturb` disturbs the driver, in every mode; tells the
+/// longest stall.
+///
+/// # Panics
+/// When a byte is lost, or anybody sees an error.
+pub fn undisturbed(place: &Place, example: Example<'_>, what: &str, disturb: impl Fn(&Place, &mut Driven)) {
+    let rounds: u64 = std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let image = place.path("image");
+    for options in [&[][..], &["--option", "mode=batch"]] {
+        let mut device = Driven::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
+        let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
+        let uri = device.uri.clone();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
+                while !is_over.load(Ordering::SeqCst) {
+                    let _ = longest_ns.fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
+                }
+            });
+            for _ in 0..rounds {
+                // A load that has failed tells so when it is joined.
+                if !load.is_finished() {
+                    disturb(place, &mut device);
+                }
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        is_a_disk(place, &device);
+        device.end(place, "disk");
+        let stall = Duration::from_nanos(longest_ns.load(Ordering::SeqCst));
+        println!("{rounds} {what}, {options:?}: the longest request took {stall:?}");
+    }
+}
+
+/// A web server that knows ranges, and one page.
+struct Source {
+    url: String,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Source {
+    fn start(content: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let gone = Arc::clone(&is_gone);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten().take_while(|_| !gone.load(Ordering::SeqCst)) {
+                // A client that goes away needs no answer.
+                let _ = answer(client, &content);
+            }
+        });
+        Source { url: format!("http://{address}/image"), is_gone }
+    }
+}
+
+fn answer(mut client: TcpStream, content: &[u8]) -> std::io::Result<()> {
+    let mut question = Vec::new();
+    let mut byte = [0];
+    while !question.ends_with(b"\r\n\r\n") {
+        client.read_exact(&mut byte)?;
+        question.push(byte[0].to_ascii_lowercase());
+    }
+    let question = String::from_utf8_lossy(&question).into_owned();
+    let range = question.split_once("range: bytes=").and_then(|(_, rest)| rest.lines().next());
+    let (from, last) = range.and_then(|range| range.split_once('-')).expect("a range is asked for");
+    let (from, end) =
+        (from.parse::<usize>().expect("a number"), last.parse::<usize>().expect("a number") + 1);
+    let (length, size) = (end - from, content.len());
+    let range = format!("Content-Range: bytes {from}-{last}/{size}");
+    write!(client, "HTTP/1.0 206 Partial Content\r\nContent-Length: {length}\r\n{range}\r\n\r\n")?;
+    client.write_all(&content[from..end])
+}

@@ -1,0 +1,30 @@
+//! Go, for what of the product is written in it. A machine without a Go that is new enough skips these tests.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::machine::repository;
+
+/// Whether there is a Go that the modules are for.
+///
+/// # Errors
+/// Why not.
+pub fn has_go() -> Result<(), String> {
+    let asked = Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
+    let version = asked.map_err(|error| format!("no go: {error}"))?.stdout;
+    let version = String::from_utf8_lossy(&version).trim().to_owned();
+    let minor = version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    match minor {
+        Some(minor) if minor >= 23 => Ok(()),
+        _ => Err(format!("go is '{version}', older than 1.23")),
+    }
+}
+
+/// A command of the Go of this machine, in a folder of the repository or an absolute one.
+#[must_use]
+pub fn go(folder: impl AsRef<Path>) -> Command {
+    let mut go = Command::new("go");
+    go.current_dir(repository().join(folder)).env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0");
+    go.stdin(Stdio::null());
+    go
+}
