@@ -61,9 +61,10 @@ impl<W> Claims<W> {
         }
     }
 
-    /// Gives the blocks back, and the work of each claim that has its own now to `ready`, oldest first.
-    pub(super) fn leave(&mut self, number: usize, mut ready: impl FnMut(W)) {
-        let Some(claim) = self.places[number].take() else { return };
+    /// Gives the blocks back, and the work of each claim that has its own now to `ready`, oldest first. Says
+    /// whether it was alone.
+    pub(super) fn leave(&mut self, number: usize, mut ready: impl FnMut(W)) -> bool {
+        let Some(claim) = self.places[number].take() else { return false };
         self.free.push(number);
         self.alone -= usize::from(claim.alone);
         for after in claim.after {
@@ -76,6 +77,7 @@ impl<W> Claims<W> {
                 ready(work);
             }
         }
+        claim.alone
     }
 
     pub(super) fn waiting(&self) -> usize {

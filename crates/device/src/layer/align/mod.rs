@@ -3,7 +3,8 @@
 //! Invariants:
 //! - The device inside sees multiples of the unit only, and none longer than it can take.
 //! - From the read to the write of a read-modify-write no other change of the same blocks is under way, also
-//!   none of whole blocks: it would be overwritten with what was read before it (`claims`).
+//!   none of whole blocks: it would be overwritten with what was read before it (`claims`). While there is no
+//!   read-modify-write, whole blocks pass without a claim, and one that comes waits for all of them (`gate`).
 //! - Waiting is by age: a change waits only for changes that were submitted before it, so none starves.
 //! - No lock is held while the device inside or an exchange's outcome is called, and what was let in by an
 //!   answer is submitted from one loop: a long line of waiters needs no deep stack.
@@ -13,6 +14,7 @@
 //! the geometry of the device inside is that of the beginning.
 
 mod claims;
+mod gate;
 mod mend;
 
 use std::collections::VecDeque;
@@ -22,6 +24,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::claims::Claims;
+use self::gate::{Gate, Lane};
 use self::mend::Mend;
 use crate::{
     Allocation, BlockDevice, Error, ErrorKind, Exchange, Geometry, Operation, Outcome, Reply, Request, Result,
@@ -48,6 +51,8 @@ struct Line<D> {
     claims: Claims<Work<D>>,
     /// Let in and not yet started.
     ready: VecDeque<Work<D>>,
+    /// Let in, and waiting for those that passed without a claim.
+    held: Vec<Work<D>>,
     /// A thread starts what is ready.
     starting: bool,
 }
@@ -59,6 +64,7 @@ struct Core<D> {
     /// The longest read or write of the device inside, in whole units.
     longest: u64,
     line: Mutex<Line<D>>,
+    gate: Gate<Weak<Core<D>>>,
 }
 
 impl<D: BlockDevice + 'static> Align<D> {
@@ -86,9 +92,13 @@ impl<D: BlockDevice + 'static> Align<D> {
         }
         let preferred_bytes = seen.preferred_bytes.min(longest);
         let geometry = Geometry { request_bytes_max: longest, preferred_bytes, ..seen };
-        let line = Line { claims: Claims::new(), ready: VecDeque::new(), starting: false };
+        let (ready, held) = (VecDeque::new(), Vec::new());
+        let line = Line { claims: Claims::new(), ready, held, starting: false };
         let (longest, line) = (longest.into(), Mutex::new(line));
-        Ok(Align(Arc::new(Core { inner, geometry, unit_bytes: unit, longest, line })))
+        Ok(Align(Arc::new_cyclic(|core| {
+            let gate = Gate::new(core);
+            Core { inner, geometry, unit_bytes: unit, longest, line, gate }
+        })))
     }
 
     /// The device inside.
@@ -100,7 +110,8 @@ impl<D: BlockDevice + 'static> Align<D> {
     /// How many changes wait for others.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.0.line.lock().claims.waiting()
+        let line = self.0.line.lock();
+        line.claims.waiting() + line.held.len()
     }
 }
 
@@ -204,6 +215,10 @@ impl<D: BlockDevice + 'static> Core<D> {
 
     /// A change of whole blocks.
     fn pass(self: &Arc<Self>, request: Request) {
+        if let Some(lane) = self.gate.pass() {
+            return self.inner.submit(request.wrap(|inner| Box::new(Free { inner, lane })));
+        }
+        self.look();
         self.enter(request_range(&request), false, |claim| {
             let core = Arc::downgrade(self);
             Work::Pass(request.wrap(|inner| Box::new(Passing { inner, core, claim })))
@@ -212,13 +227,36 @@ impl<D: BlockDevice + 'static> Core<D> {
 
     /// Starts a change when it has its blocks: now, or when those before it have left.
     fn enter(self: &Arc<Self>, blocks: Range<u64>, alone: bool, work: impl FnOnce(usize) -> Work<D>) {
+        if alone {
+            self.gate.close();
+        }
         let mut line = self.line.lock();
         let (claim, free) = line.claims.enter(blocks, alone);
-        if free {
+        if !free {
+            line.claims.wait(claim, work(claim));
+        } else if alone && !self.gate.is_empty() {
+            line.held.push(work(claim));
+            drop(line);
+            // They may have left before it was there to be found.
+            self.look();
+        } else {
             drop(line);
             self.start(work(claim));
-        } else {
-            line.claims.wait(claim, work(claim));
+        }
+    }
+
+    /// One that passed without a claim has left: those who wait for all of them may start.
+    fn look(&self) {
+        let mut line = self.line.lock();
+        self.let_held_go(&mut line);
+        drop(line);
+        self.start_ready();
+    }
+
+    fn let_held_go(&self, line: &mut Line<D>) {
+        if !line.held.is_empty() && self.gate.is_empty() {
+            let Line { held, ready, .. } = line;
+            ready.extend(held.drain(..));
         }
     }
 
@@ -232,8 +270,15 @@ impl<D: BlockDevice + 'static> Core<D> {
     /// A change has ended; those that waited for it alone are ready. Followed by `start_ready`.
     fn leave(&self, claim: usize) {
         let mut line = self.line.lock();
-        let Line { claims, ready, .. } = &mut *line;
-        claims.leave(claim, |work| ready.push_back(work));
+        let Line { claims, ready, held, .. } = &mut *line;
+        let was_alone = claims.leave(claim, |work| match work {
+            Work::Pass(_) => ready.push_back(work),
+            Work::Mend(_) => held.push(work),
+        });
+        self.let_held_go(&mut line);
+        if was_alone {
+            self.gate.open();
+        }
     }
 
     /// Starts what is ready, unless a caller further up the stack or another thread does.
@@ -249,6 +294,29 @@ impl<D: BlockDevice + 'static> Core<D> {
             line = self.line.lock();
         }
         line.starting = false;
+    }
+}
+
+/// The exchange of a change of whole blocks that has no claim.
+struct Free<D> {
+    inner: Box<dyn Exchange>,
+    lane: Arc<Lane<Weak<Core<D>>>>,
+}
+
+impl<D: BlockDevice + 'static> Exchange for Free<D> {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Free { inner, lane } = *self;
+        let core = lane.leave().and_then(Weak::upgrade);
+        inner.complete(outcome);
+        core.iter().for_each(|core| core.look());
     }
 }
 

@@ -1,0 +1,102 @@
+//! Whole blocks pass without a claim while nobody wants blocks alone: cores that write whole blocks share nothing
+//! that they change.
+//!
+//! Invariants: between [`Gate::close`] and [`Gate::open`] no pass begins; whoever closed the gate and then finds it
+//! empty ([`Gate::is_empty`]) is alone with those who claim, until it opens it again. A pass that finds the gate
+//! closed, or leaves through a closed gate, says so: somebody may wait for it. Not here: claims.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counters of passes, each mostly used by the same threads.
+const LANES: usize = 32;
+
+/// Alone in its cache lines.
+#[repr(align(128))]
+#[derive(Default)]
+struct Apart(AtomicUsize);
+
+/// See the head of this file; `C` is what a pass leaves to look after those who wait.
+pub(super) struct Gate<C> {
+    lanes: Box<[Arc<Lane<C>>]>,
+    closed: Arc<Apart>,
+}
+
+/// One counter.
+pub(super) struct Lane<C> {
+    passing: Apart,
+    closed: Arc<Apart>,
+    core: C,
+}
+
+impl<C: Clone> Gate<C> {
+    pub(super) fn new(core: &C) -> Self {
+        let closed = Arc::new(Apart::default());
+        let lane = |_| {
+            let (passing, closed) = (Apart::default(), Arc::clone(&closed));
+            Arc::new(Lane { passing, closed, core: core.clone() })
+        };
+        Gate { lanes: (0..LANES).map(lane).collect(), closed }
+    }
+
+    /// Begins a pass. `None`: the gate is closed, and somebody may wait.
+    pub(super) fn pass(&self) -> Option<Arc<Lane<C>>> {
+        let lane = &self.lanes[lane_here()];
+        lane.passing.0.fetch_add(1, Ordering::SeqCst);
+        if self.closed.0.load(Ordering::SeqCst) == 0 {
+            return Some(Arc::clone(lane));
+        }
+        lane.passing.0.fetch_sub(1, Ordering::SeqCst);
+        None
+    }
+
+    /// From now on no pass begins.
+    pub(super) fn close(&self) {
+        self.closed.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes one `close` back.
+    pub(super) fn open(&self) {
+        self.closed.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether no pass is under way. Stays so while the gate is closed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.passing.0.load(Ordering::SeqCst) == 0)
+    }
+}
+
+impl<C> Lane<C> {
+    /// A pass has ended. Somebody may wait for it: who looks after that.
+    pub(super) fn leave(&self) -> Option<&C> {
+        self.passing.0.fetch_sub(1, Ordering::SeqCst);
+        (self.closed.0.load(Ordering::SeqCst) > 0).then_some(&self.core)
+    }
+}
+
+/// The lane of the calling thread: always the same, so that threads rarely meet.
+fn lane_here() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % LANES;
+    }
+    HERE.with(|here| *here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_passes_a_closed_gate_and_who_is_inside_says_when_it_leaves() {
+        let gate = Gate::new(&());
+        let inside = gate.pass().expect("it is open");
+        gate.close();
+        assert!(!gate.is_empty() && gate.pass().is_none());
+        assert!(inside.leave().is_some(), "somebody waits");
+        assert!(gate.is_empty());
+        gate.open();
+        let inside = gate.pass().expect("it is open again");
+        assert!(inside.leave().is_none());
+    }
+}
