@@ -392,7 +392,7 @@ fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
     }
     println!("{seen:?}");
     for what in ["reads", "flushes", "ranges", "chunks", "crashes"] {
-        assert!(seen.get(what).is_some_and(|count| *count > 100), "{what} were to happen: {seen:?}");
+        assert!(seen.get(what).is_some_and(|count| *count > 30), "{what} were to happen: {seen:?}");
     }
 }
 

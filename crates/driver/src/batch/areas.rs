@@ -7,12 +7,11 @@
 //! overlaps: until then its bytes may be needed to mend what is delivered again. A lock here is held for one
 //! area, and no other lock is taken under it.
 
-use std::collections::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 
-use parking_lot::Mutex;
-
-/// Neighbouring areas are in different shards, so that writers do not queue on one lock.
-const SHARDS: usize = 64;
+/// Areas share these. Many, so that writers on different cores rarely meet, and each holds little; neighbouring
+/// areas are in different ones.
+const SHARDS: usize = 4096;
 
 /// A chunk: its queue, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,11 +38,17 @@ impl Listed {
     }
 }
 
+/// In cache lines of its own.
+#[repr(align(64))]
 #[derive(Default)]
-struct Shard {
-    /// The last number given out, by area.
-    last: HashMap<u64, u64>,
-    listed: HashMap<u64, Vec<Listed>>,
+struct Shard(Mutex<Writes>);
+
+/// The writes of some areas.
+#[derive(Default)]
+struct Writes {
+    /// The last number given out.
+    last: u64,
+    listed: Vec<Listed>,
 }
 
 /// What an acknowledgement means for chunks.
@@ -60,16 +65,17 @@ pub(super) struct Settled {
 /// See the head of this file.
 pub(super) struct Areas {
     area_bytes: u64,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Shard]>,
 }
 
 impl Areas {
     pub(super) fn new(area_bytes: u64) -> Self {
-        Areas { area_bytes, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Areas { area_bytes, shards: (0..SHARDS).map(|_| Shard::default()).collect() }
     }
 
-    fn shard(&self, area: u64) -> &Mutex<Shard> {
-        &self.shards[(area % SHARDS as u64) as usize]
+    /// Of the area that begins or goes on at this byte.
+    fn shard(&self, start: u64) -> MutexGuard<'_, Writes> {
+        self.shards[(start / self.area_bytes % SHARDS as u64) as usize].0.lock()
     }
 
     /// The parts of `[start, end)` that lie in one area each.
@@ -91,13 +97,10 @@ impl Areas {
 
     /// Lists a write that lies in one area, and numbers it.
     pub(super) fn list(&self, start: u64, end: u64, chunk: ChunkId, data_at: usize) -> u64 {
-        let area = start / self.area_bytes;
-        let mut shard = self.shard(area).lock();
-        let last = shard.last.entry(area).or_default();
-        *last += 1;
-        let sequence = *last;
-        let listed = Listed { start, end, sequence, chunk, data_at, is_acknowledged: false };
-        shard.listed.entry(area).or_default().push(listed);
+        let mut writes = self.shard(start);
+        writes.last += 1;
+        let sequence = writes.last;
+        writes.listed.push(Listed { start, end, sequence, chunk, data_at, is_acknowledged: false });
         sequence
     }
 
@@ -105,9 +108,8 @@ impl Areas {
     pub(super) fn on_the_way(&self, start: u64, end: u64) -> Vec<ChunkId> {
         let mut found = Vec::new();
         for (start, end) in self.parts(start, end) {
-            let area = start / self.area_bytes;
-            let shard = self.shard(area).lock();
-            let listed = shard.listed.get(&area).into_iter().flatten();
+            let writes = self.shard(start);
+            let listed = writes.listed.iter();
             let wanted = listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
             found.extend(wanted.map(|write| write.chunk));
         }
@@ -118,10 +120,9 @@ impl Areas {
 
     /// The driver has this write.
     pub(super) fn acknowledge(&self, start: u64, sequence: u64) -> Settled {
-        let area = start / self.area_bytes;
-        let mut shard = self.shard(area).lock();
+        let mut writes = self.shard(start);
+        let listed = &mut writes.listed;
         let mut settled = Settled::default();
-        let Some(listed) = shard.listed.get_mut(&area) else { return settled };
         let Some(at) = listed.iter().position(|write| write.sequence == sequence) else { return settled };
         listed[at].is_acknowledged = true;
         settled.older = older(listed, at).map(|write| write.chunk).collect();
@@ -135,9 +136,6 @@ impl Areas {
                 settled.released.push(listed.swap_remove(free).chunk);
             }
         }
-        if listed.is_empty() {
-            shard.listed.remove(&area);
-        }
         settled
     }
 
@@ -147,17 +145,14 @@ impl Areas {
     pub(super) fn mend(&self) -> Vec<(Listed, Listed)> {
         let mut copies = Vec::new();
         for shard in &self.shards {
-            let mut shard = shard.lock();
-            for listed in shard.listed.values_mut() {
-                listed.sort_unstable_by_key(|write| write.sequence);
-                for at in 0..listed.len() {
-                    if listed[at].is_acknowledged {
-                        copies.extend(older(listed, at).map(|older| (listed[at], *older)));
-                    }
+            let listed = &mut shard.0.lock().listed;
+            listed.sort_unstable_by_key(|write| write.sequence);
+            for at in 0..listed.len() {
+                if listed[at].is_acknowledged {
+                    copies.extend(older(listed, at).map(|older| (listed[at], *older)));
                 }
-                listed.retain(|write| !write.is_acknowledged);
             }
-            shard.listed.retain(|_, listed| !listed.is_empty());
+            listed.retain(|write| !write.is_acknowledged);
         }
         copies
     }
