@@ -9,8 +9,8 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Areas share these. Many, so that writers on different cores rarely meet, and each holds little; neighbouring
-/// areas are in different ones.
+/// Areas share these. Many, so that writers on different cores rarely meet, and each holds little;
+/// neighbouring areas are in different ones.
 const SHARDS: usize = 4096;
 
 /// A chunk: its queue, and its number there.

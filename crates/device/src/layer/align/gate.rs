@@ -1,9 +1,10 @@
-//! Whole blocks pass without a claim while nobody wants blocks alone: cores that write whole blocks share nothing
-//! that they change.
+//! Whole blocks pass without a claim while nobody wants blocks alone: cores that write whole blocks share
+//! nothing that they change.
 //!
-//! Invariants: between [`Gate::close`] and [`Gate::open`] no pass begins; whoever closed the gate and then finds it
-//! empty ([`Gate::is_empty`]) is alone with those who claim, until it opens it again. A pass that finds the gate
-//! closed, or leaves through a closed gate, says so: somebody may wait for it. Not here: claims.
+//! Invariants: between [`Gate::close`] and [`Gate::open`] no pass begins; whoever closed the gate and then
+//! finds it empty ([`Gate::is_empty`]) is alone with those who claim, until it opens it again. A pass that
+//! finds the gate closed, or leaves through a closed gate, says so: somebody may wait for it. Not here:
+//! claims.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
