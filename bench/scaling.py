@@ -5,7 +5,7 @@
 
 The load, the host and the driver of one process may use one core, then two, up to all (taskset); a queue and
 a loader for each core. Rounds are interleaved, figures are medians. Beside them, one NBD connection with fio:
-nbdkit's null plugin and `sawmill run` with the null example. Writes a table and a chart (SVG beside the page).
+nbdkit's null plugin and `sawmill run` with the null example. Writes a table and a chart beside the page.
 """
 
 import argparse
@@ -139,7 +139,8 @@ def main():
         image = options.page.with_suffix(".svg")
         image.write_text(chart(rates, cores))
         command = f"`bench/scaling.py --rounds {options.rounds} --seconds {options.seconds:g}`"
-        head = f"# A null driver and more cores\n\n{command}, medians, {most} cores.\n\n![chart]({image.name})\n\n"
+        head = f"# A null driver and more cores\n\n{command}, medians, {most} cores.\n\n"
+        head += f"![chart]({image.name})\n\n"
         options.page.write_text(head + text)
 
 

@@ -1,0 +1,80 @@
+//! The pages of the protocol say what the code does: kinds, sizes, options with their defaults, the bytes of
+//! a record.
+
+use std::collections::BTreeMap;
+
+use sawmill_driver::DeviceOptions;
+use sawmill_driver::batch::chunk::{RECORD_BYTES, Record};
+use sawmill_driver::protocol::{ANSWER_BYTES, Control, ControlKind, Facts, ORDER_BYTES, OrderKind};
+
+fn page(name: &str) -> String {
+    let path = format!("{}/../../docs/format/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn every_kind_has_its_number_on_the_page() {
+    let page = page("driver.md");
+    use ControlKind::{Answer, Ask, Attached, Doors, Finish, Hello, Leave, Queue, Refused, Welcome};
+    for kind in [Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave, Ask, Answer] {
+        let row = format!("| {} | {} |", kind as u32, format!("{kind:?}").to_uppercase());
+        assert!(page.contains(&row), "no row {row}");
+        let bytes = Control::new(kind, Facts::default().with("a", 1)).encode();
+        assert_eq!(bytes, [&(kind as u32).to_le_bytes()[..], b"a=1\n"].concat());
+    }
+    use OrderKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
+    for (kind, name) in [
+        (Read, "READ"),
+        (Write, "WRITE"),
+        (Flush, "FLUSH"),
+        (Discard, "DISCARD"),
+        (WriteZeroes, "WRITE_ZEROES"),
+        (Chunk, "CHUNK"),
+        (End, "END"),
+    ] {
+        assert!(page.contains(&format!("| {} | {name} |", kind as u32)), "no row of {name}");
+    }
+    assert!(page.contains(&format!("orders, {ORDER_BYTES} bytes each")));
+    assert!(page.contains(&format!("answers, {ANSWER_BYTES} bytes each")));
+}
+
+#[test]
+fn every_option_is_on_the_page_with_its_default() {
+    let page = page("driver.md");
+    let mut told = BTreeMap::new();
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let names: Vec<&str> = cells[1].split(", ").map(|name| name.trim_matches('`')).collect();
+        let defaults: Vec<&str> = cells[2].split(", ").map(|value| value.trim_matches('`')).collect();
+        for (at, name) in names.into_iter().enumerate() {
+            told.insert(name.to_owned(), (*defaults.get(at).unwrap_or(&defaults[0])).to_owned());
+        }
+    }
+    let batch = Facts::default().with("mode", "batch");
+    let modes =
+        [DeviceOptions::default(), DeviceOptions::declared(&batch, &Facts::default()).expect("sound")];
+    for facts in modes.iter().map(DeviceOptions::facts) {
+        for (name, value) in facts.iter() {
+            // What depends on others, and what this test asked for.
+            if ["metadata_bytes", "mode"].contains(&name)
+                || (name == "request_bytes_max" && facts.get("mode") == Some("batch"))
+            {
+                continue;
+            }
+            assert_eq!(told.get(name).map(String::as_str), Some(value), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_record_has_its_documented_bytes() {
+    let record = Record { address: 0x1_0200, length: 1024, sequence: 0x0304 };
+    let mut bytes = [0; RECORD_BYTES];
+    (bytes[0], bytes[8], bytes[16], bytes[17], bytes[24]) = (0x81, 2, 4, 3, 1);
+    assert_eq!(record.encode(), bytes);
+    assert_eq!(Record::decode(&bytes), Some(record));
+    let page = page("write_chunk.md");
+    for row in ["| 0 | 8 | sector |", "| 8 | 8 | sectors |", "| 16 | 8 | sequence |", "| 24 | 8 | flag |"] {
+        assert!(page.contains(row), "no row {row}");
+    }
+}
