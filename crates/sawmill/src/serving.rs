@@ -165,6 +165,7 @@ impl Served {
                 (Some(name), Some((cut, _))) => format!("{}@{cut}", name.to_string_lossy()),
                 (None, _) => self.shown.clone(),
             },
+            outlives_server: true,
         }
     }
 

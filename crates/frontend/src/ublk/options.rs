@@ -33,6 +33,8 @@ pub struct UblkOptions {
     pub workers: Option<UblkWorkers>,
     /// Makes a device as a user without privileges: without recovery, and each payload is copied twice.
     pub unprivileged: bool,
+    /// The device waits for the next server when this one dies. Not where what was answered dies with it.
+    pub recoverable: bool,
     /// Where the file with the facts of each device lies, one folder for all servers of a machine.
     pub run_folder: PathBuf,
     /// Where links to devices lie.
@@ -82,6 +84,7 @@ impl UblkOptions {
             pin: true,
             workers: None,
             unprivileged: false,
+            recoverable: true,
             run_folder: "/run/sawmill/ublk".into(),
             link_folder: "/dev/sawmill".into(),
             recovery_time_max: Duration::from_secs(60),

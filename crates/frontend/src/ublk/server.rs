@@ -85,7 +85,11 @@ impl UblkDoor {
             request_bytes_max,
             id: options.id.unwrap_or(u32::MAX),
             server_pid: std::process::id() as i32,
-            flags: if options.unprivileged { FLAGS_UNPRIVILEGED } else { FLAGS },
+            flags: match (options.unprivileged, options.recoverable) {
+                (true, _) => FLAGS_UNPRIVILEGED,
+                (false, true) => FLAGS,
+                (false, false) => FLAGS & !(feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE),
+            },
             server_mark: protocol::mark(&options.volume),
             ..KernelInfo::default()
         };

@@ -43,6 +43,8 @@ pub(crate) struct Shown {
     pub(crate) folder: PathBuf,
     /// What tells its bytes from all others on this machine: the volume in its store, and the cut.
     pub(crate) identity: String,
+    /// Everything that was answered is there for the next server when this one dies: users may wait for it.
+    pub(crate) outlives_server: bool,
 }
 
 /// One open door.

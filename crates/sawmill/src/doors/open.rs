@@ -162,6 +162,7 @@ fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &W
         id,
         link: Some(file_name(&volume.name)),
         workers: workers.0.get().cloned(),
+        recoverable: volume.outlives_server,
         ..UblkOptions::new(&volume.identity)
     };
     if !unprivileged {
@@ -189,6 +190,7 @@ fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill
             // Another server may have come first.
             let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
         } else if !options.unprivileged
+            && options.recoverable
             && found.is_for(&options.volume)
             && options.id.is_none_or(|id| id == found.id)
         {
@@ -248,7 +250,8 @@ fn fuse_options(
     })?;
     let keeper = KeeperOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
     let options = FuseOptions::new(mountpoint, file_name(&volume.name));
-    Ok((FuseOptions { attach_loop, keeper: Some(keeper), ..options }, claim))
+    let keeper = volume.outlives_server.then_some(keeper);
+    Ok((FuseOptions { attach_loop, keeper, ..options }, claim))
 }
 
 /// A volume's name as a file's: states of the past have a colon in theirs, which some programs take amiss.

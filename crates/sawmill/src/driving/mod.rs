@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, Error, ErrorKind};
+use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
 use sawmill_sys::reclaim;
@@ -229,6 +230,8 @@ impl Driving<'_> {
             device,
             folder: self.plan.folder.clone(),
             identity: format!("drivers/{}", self.plan.name),
+            // Chunks are in the memory of this process.
+            outlives_server: self.host.options().is_some_and(|options| options.mode == Mode::Plain),
         };
         self.doors.open_all(&self.plan.doors, &[shown])?;
         let addresses = self.doors.addresses(&self.plan.name);

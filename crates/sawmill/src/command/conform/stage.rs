@@ -189,6 +189,7 @@ impl Stage {
             device: Arc::clone(&device),
             folder: self.folder.path().to_path_buf(),
             identity: format!("drivers/{name}"),
+            outlives_server: false,
         };
         let open = self.doors.open(plan, &[shown])?;
         let (_, address) = open.told(&name);
