@@ -6,10 +6,10 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::Driven;
-use sawmill_tests::machine::{command, repository, wait_until};
+use sawmill_tests::machine::{can_mount, command, repository, run, wait_until};
 use sawmill_tests::nbd::{Client, Dialect};
 use sawmill_tests::place::Place;
-use sawmill_tests::store;
+use sawmill_tests::{requires, store};
 use serde_json::Value;
 
 const SIZE: u64 = 8 << 20;
@@ -147,4 +147,25 @@ fn a_device_outlives_who_listened_to_its_events() {
     assert_eq!(host.try_wait().expect("asked"), None, "the host is there");
     kill_process(Pid::from_child(&host), Signal::TERM).expect("told");
     assert!(host.wait().expect("ended").success());
+}
+
+/// In batch mode what was answered is in the host's memory. A mount that waited for another host would go on
+/// without it, and nobody would know.
+#[test]
+fn a_mount_in_batch_mode_ends_with_its_host() {
+    requires!(can_mount());
+    let place = Place::new(&store::folder());
+    let folder = place.path("mount").display().to_string();
+    let driven = Driven::start(&place, "disk", &["--option", "mode=batch", "--fuse", &folder], &file(&place));
+    let shown = place.path("mount/disk");
+    std::fs::write(place.path("block"), [7; 4096]).expect("written");
+    let mut copy = command("dd");
+    copy.arg(format!("if={}", place.path("block").display())).arg(format!("of={}", shown.display()));
+    run(copy.args(["bs=4096", "seek=1", "conv=notrunc"]));
+    assert_eq!(driven.connect().read(4096, 4096).expect("through the other door"), [7; 4096]);
+    // Kills the host.
+    drop(driven);
+    let read = std::fs::read(&shown);
+    run(command("umount").arg("-l").arg(&folder));
+    assert_eq!(read.expect_err("the mount is dead").raw_os_error(), Some(107), "ENOTCONN, at once");
 }
