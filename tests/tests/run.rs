@@ -60,8 +60,10 @@ fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
     driven.wait_for_next_driver();
     assert_ne!(driven.driver, first);
     assert_eq!(client.read(0, 512).expect("the same connection"), [1; 512]);
-    std::fs::write(&wrapper, "exit 3\n").expect("written");
+    let mark = place.path("broken");
+    std::fs::write(&wrapper, format!("touch {}; exit 3\n", mark.display())).expect("written");
     let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
+    wait_until("the broken one has run", || mark.exists().then_some(()));
     client.write(512, &[2; 512]).expect("the old one serves on");
     std::fs::write(&wrapper, &good).expect("written");
     // Also as the one that is started after a death.
