@@ -194,6 +194,12 @@ moto() {
 if [[ $mode != demo && $mode != external && $mode != vm ]]; then
     go_program minio github.com/minio/minio "$minio_version"
 fi
+if [[ $mode == test ]]; then
+    # Drivers in Go are tested with a Go that is new enough; the tests find it on their path.
+    find_go
+    mkdir -p .prepared/bin
+    [[ $go == go ]] || ln -sfn "$go" .prepared/bin/go
+fi
 if [[ $mode == stores ]]; then
     go_program gofakes3 github.com/johannesboyne/gofakes3/cmd/gofakes3 "$gofakes3_version"
     go_program versitygw github.com/versity/versitygw/cmd/versitygw "$versitygw_version"
