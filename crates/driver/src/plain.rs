@@ -33,7 +33,7 @@ struct Queue {
     bell: Condvar,
 }
 
-/// A request, and whether it is a write that was answered and waits for its flush.
+/// A request, and whether it is a change that was answered and waits for its flush.
 struct Waiting {
     request: Request,
     is_written: bool,
@@ -125,8 +125,9 @@ impl Plain {
         if let Some(lease) = lease.filter(|_| request.operation == Operation::Read) {
             request.buffer().copy_from_slice(&lease);
         }
-        let wants_flush = request.operation == Operation::Write && request.flags.fua;
-        if wants_flush && self.options.can_flush && !self.options.can_fua && !waiting.is_written {
+        let by_itself = request.operation == Operation::Write && self.options.can_fua;
+        let wants_flush = is_change(request) && request.flags.fua && !by_itself;
+        if wants_flush && self.options.can_flush && !waiting.is_written {
             return self.hand(queue, Waiting { is_written: true, ..waiting });
         }
         waiting.request.done();
@@ -140,14 +141,18 @@ fn arena(options: &DeviceOptions) -> Result<Arc<Arena>> {
     })
 }
 
+fn is_change(request: &Request) -> bool {
+    matches!(request.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes)
+}
+
 fn order(waiting: &Waiting, number: u64) -> Order {
     let request = &waiting.request;
     let kind = match request.operation {
         Operation::Read => OrderKind::Read,
         Operation::Write if !waiting.is_written => OrderKind::Write,
-        Operation::Discard => OrderKind::Discard,
-        Operation::WriteZeroes => OrderKind::WriteZeroes,
-        // A flush, and the second half of a write that is to be durable; no others are handed over.
+        Operation::Discard if !waiting.is_written => OrderKind::Discard,
+        Operation::WriteZeroes if !waiting.is_written => OrderKind::WriteZeroes,
+        // A flush, and the second half of a change that is to be durable; no others are handed over.
         _ => return Order { again: waiting.again, ..Order::new(OrderKind::Flush, number) },
     };
     Order {

@@ -327,6 +327,27 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
 }
 
 #[test]
+fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
+    let fua = Flags { fua: true, ..Flags::default() };
+    for given in ["", "can_fua=1", "mode=batch"] {
+        let stage = Stage::new(&format!("{given} can_discard=1 can_write_zeroes=1"));
+        let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+        for (operation, kind) in
+            [(Operation::WriteZeroes, OrderKind::WriteZeroes), (Operation::Discard, OrderKind::Discard)]
+        {
+            let change = submit_with(&*stage.device(), operation, 0, vec![0; 512], fua);
+            let order = driver.expect(0, kind);
+            assert!(!order.fua, "that is for writes");
+            driver.answer(0, order.number, 0);
+            let flush = driver.expect(0, OrderKind::Flush);
+            assert!(change.is_open(), "{given}: it is not durable yet");
+            driver.answer(0, flush.number, 0);
+            change.wait().0.unwrap();
+        }
+    }
+}
+
+#[test]
 fn no_more_orders_are_with_a_driver_than_it_takes() {
     let stage = Stage::new("queue_depth=2");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();

@@ -47,8 +47,11 @@ impl Batch {
                 waiting.ranges.swap_remove(at);
             }
         }
-        if let Some(request) = range.request.lock().take() {
-            request.complete(outcome.map(|()| Reply::Done));
+        match range.request.lock().take() {
+            // The driver has it, and keeps it durably when the flush is through.
+            Some(request) if request.flags.fua && outcome.is_ok() => self.flush(Some(request)),
+            Some(request) => request.complete(outcome.map(|()| Reply::Done)),
+            None => {}
         }
         self.resume_waiting();
     }
