@@ -262,6 +262,10 @@ impl Backend for Plain {
             for given in std::mem::take(&mut pending.given).into_values().rev() {
                 pending.ready.push_front(Waiting { again: true, ..given.waiting });
             }
+            // One driver does a durable change and its flush: the next may know nothing of the first half.
+            for waiting in pending.ready.iter_mut().filter(|waiting| waiting.is_written) {
+                (waiting.is_written, waiting.again) = (false, true);
+            }
         }
         Ok(())
     }
