@@ -234,6 +234,35 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
 }
 
 #[test]
+fn a_driver_that_hangs_does_not_keep_its_successor_waiting_for_ever() {
+    let stage = Stage::new("request_timeout_s=0.1");
+    let mut hung = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let path = stage.host.path().to_path_buf();
+    let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
+    hung.expect(0, OrderKind::Write);
+    let (tell, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
+    let mut next = came.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
+    let order = next.expect(0, OrderKind::Write);
+    next.answer(0, order.number, 0);
+    waits.wait().0.unwrap();
+    drop(hung);
+}
+
+#[test]
+fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
+    let stage = Stage::new("");
+    let mut stays = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let path = stage.host.path().to_path_buf();
+    let (tell, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
+    stays.expect(0, OrderKind::End);
+    came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's for ever");
+    assert!(!stage.gone(), "it did not go in order");
+}
+
+#[test]
 fn a_device_ends_when_everything_was_answered_and_flushed() {
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
@@ -324,6 +353,27 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
     driver.answer(0, order.number, 0);
     write.wait().0.unwrap();
     submit(&*stage.device(), Operation::Flush, 0, Vec::new()).wait().0.unwrap();
+}
+
+#[test]
+fn a_durable_write_and_its_flush_are_done_by_the_same_driver() {
+    let fua = Flags { fua: true, ..Flags::default() };
+    let stage = Stage::new("");
+    let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let write = submit_with(&*stage.device(), Operation::Write, 0, vec![7; 512], fua);
+    let order = first.expect(0, OrderKind::Write);
+    first.answer(0, order.number, 0);
+    first.expect(0, OrderKind::Flush);
+    drop(first);
+    stage.gone();
+    let mut second = Puppet::come(stage.host.path(), "").unwrap();
+    let order = second.expect(0, OrderKind::Write);
+    assert_eq!((second.bytes(0, &order), order.again), (vec![7; 512], true), "nobody flushed it");
+    second.answer(0, order.number, 0);
+    let flush = second.expect(0, OrderKind::Flush);
+    assert!(write.is_open(), "it is not durable yet");
+    second.answer(0, flush.number, 0);
+    write.wait().0.unwrap();
 }
 
 #[test]

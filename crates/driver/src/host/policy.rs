@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, Geometry, Request};
 
-use super::{Event, Host};
+use super::session::Session;
+use super::{Event, Host, Served};
 use crate::backend::Backend;
 
 /// How often waiting requests and hung drivers are looked for.
@@ -76,25 +77,36 @@ pub(super) fn watch(host: &Weak<Host>) {
 impl Host {
     fn look(&self) {
         let Some(served) = self.served.get() else { return };
+        let session = self.now.lock().session.clone();
+        match session {
+            // Also while another one waits for it to finish.
+            Some(session) => self.look_at(served, &session),
+            None => self.look_at_nobody(served),
+        }
+    }
+
+    fn look_at_nobody(&self, served: &Served) {
         // A driver that comes just now must not find what it was given failed.
         let Some(_nobody_comes) = self.attaching.try_lock() else { return };
-        let (session, since) = {
+        let (is_alone, since) = {
             let now = self.now.lock();
-            (now.session.clone(), now.since)
+            (now.session.is_none(), now.since)
         };
-        let options = &served.options;
-        let Some(session) = session else {
-            let patience = options.death_timeout;
-            let is_over = !patience.is_zero() && since.is_some_and(|since| since.elapsed() >= patience);
-            if let Some(error) = served.policy.refusal() {
-                served.backend.fail_pending(&error);
-            } else if is_over {
-                let text = format!("no driver came for {} s", patience.as_secs_f64());
-                served.policy.refuse(Error::new(sawmill_device::ErrorKind::TimedOut, text));
-            }
+        if !is_alone {
             return;
-        };
-        let patience = options.request_timeout;
+        }
+        let patience = served.options.death_timeout;
+        let is_over = !patience.is_zero() && since.is_some_and(|since| since.elapsed() >= patience);
+        if let Some(error) = served.policy.refusal() {
+            served.backend.fail_pending(&error);
+        } else if is_over {
+            let text = format!("no driver came for {} s", patience.as_secs_f64());
+            served.policy.refuse(Error::new(sawmill_device::ErrorKind::TimedOut, text));
+        }
+    }
+
+    fn look_at(&self, served: &Served, session: &Session) {
+        let patience = served.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
             session.cut(&format!("it did not answer an order for {} s", patience.as_secs_f64()));
