@@ -11,7 +11,7 @@ use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
 use super::session::{self, Session, Threads};
-use super::{Event, Host, Policy, Served, refuse};
+use super::{Event, Host, LOOK_EVERY, Policy, Served, refuse};
 use crate::backend::{Backend, State};
 use crate::batch::Batch;
 use crate::options::{DeviceOptions, Mode, OnDeath};
@@ -111,9 +111,11 @@ impl Host {
         last.is_finishing.store(true, Ordering::SeqCst);
         last.tell(ControlKind::Finish, Facts::default().with("reason", "replaced"));
         served.backend.pause();
+        let mut done_since = None;
         let mut now = self.now.lock();
         while now.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
-            self.changed.wait(&mut now);
+            last.see_that_it_goes(served.backend.oldest().is_none(), &mut done_since);
+            self.changed.wait_for(&mut now, LOOK_EVERY);
         }
         Ok(())
     }

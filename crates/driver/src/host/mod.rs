@@ -240,13 +240,8 @@ impl Host {
             let is_drained = served.backend.is_drained();
             match now.session.clone() {
                 None if is_drained => return,
-                Some(session) if is_drained => {
-                    let since = *done_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() > GOES_WITHIN {
-                        session.cut("it did not go when all was done");
-                    }
-                }
-                _ => done_since = None,
+                Some(session) => session.see_that_it_goes(is_drained, &mut done_since),
+                None => done_since = None,
             }
             self.changed.wait_for(&mut now, LOOK_EVERY);
         }

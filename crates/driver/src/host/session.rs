@@ -7,11 +7,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::thread;
+use super::{GOES_WITHIN, thread};
 use crate::backend::{Backend, Next};
 use crate::protocol::{
     ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
@@ -107,6 +108,15 @@ impl Session {
         self.why.lock().get_or_insert_with(|| why.to_owned());
         self.is_cut.store(true, Ordering::SeqCst);
         self.close();
+    }
+
+    /// Takes a driver for gone that was told to go, has done all, and stays.
+    pub(super) fn see_that_it_goes(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
+        if !has_done_all {
+            *done_since = None;
+        } else if done_since.get_or_insert_with(Instant::now).elapsed() > GOES_WITHIN {
+            self.cut("it did not go when all was done");
+        }
     }
 
     pub(super) fn is_cut(&self) -> bool {
