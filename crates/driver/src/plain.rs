@@ -71,10 +71,24 @@ impl Plain {
     }
 
     /// Hands a request to the driver, or lets it wait for one.
-    fn hand(&self, queue: usize, waiting: Waiting) {
+    fn hand(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
-        queue.pending.lock().ready.push_back(waiting);
+        let mut pending = queue.pending.lock();
+        // Under the lock, which whoever finds the end takes after it: nothing comes behind that.
+        if let Some(error) = self.life.refusal() {
+            drop(pending);
+            return request.fail(error);
+        }
+        pending.ready.push_back(Waiting { request, is_written: false, again: false });
         queue.bell.notify_one();
+    }
+
+    /// Whether a change that the driver has done is to be made durable by a flush now.
+    fn wants_flush(&self, waiting: &Waiting) -> bool {
+        let request = &waiting.request;
+        let by_itself = request.operation == Operation::Write && self.options.can_fua;
+        let wants_it = is_change(request) && request.flags.fua && !by_itself;
+        wants_it && self.options.can_flush && !waiting.is_written
     }
 
     /// Everybody who waits for work looks again.
@@ -115,7 +129,7 @@ impl Plain {
     }
 
     /// Answers a request by what the driver says.
-    fn complete(&self, queue: usize, given: Given, outcome: Result<()>) {
+    fn complete(given: Given, outcome: Result<()>) {
         let Given { mut waiting, lease, .. } = given;
         if let Err(error) = outcome {
             drop(lease);
@@ -124,11 +138,6 @@ impl Plain {
         let request = &mut waiting.request;
         if let Some(lease) = lease.filter(|_| request.operation == Operation::Read) {
             request.buffer().copy_from_slice(&lease);
-        }
-        let by_itself = request.operation == Operation::Write && self.options.can_fua;
-        let wants_flush = is_change(request) && request.flags.fua && !by_itself;
-        if wants_flush && self.options.can_flush && !waiting.is_written {
-            return self.hand(queue, Waiting { is_written: true, ..waiting });
         }
         waiting.request.done();
     }
@@ -190,9 +199,7 @@ impl BlockDevice for Plain {
             Operation::Allocation => {
                 request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
             }
-            _ => {
-                self.hand(queue_here(self.queues.len()), Waiting { request, is_written: false, again: false })
-            }
+            _ => self.hand(queue_here(self.queues.len()), request),
         }
     }
 }
@@ -233,9 +240,18 @@ impl Backend for Plain {
             let text = format!("queue {lane} has no order {number} with the driver");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
+        let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {
+            // Under the same lock: who looks for the end of the lane finds the one half or the other.
+            pending.ready.push_back(Waiting { is_written: true, ..given.waiting });
+            None
+        } else {
+            Some(given)
+        };
         let has_room_now = !pending.ready.is_empty() || self.life.state() != State::Running;
         drop(pending);
-        self.complete(lane, given, outcome);
+        if let Some(given) = done {
+            Self::complete(given, outcome);
+        }
         if has_room_now {
             self.queues[lane].bell.notify_one();
         }
@@ -308,5 +324,82 @@ impl Backend for Plain {
 
     fn state(&self) -> State {
         self.life.state()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use sawmill_device::{Exchange, Flags, Outcome};
+
+    use super::*;
+
+    struct Told(Sender<Outcome>);
+
+    impl Exchange for Told {
+        fn fill(&mut self, _: u64, into: &mut [u8]) {
+            into.fill(1);
+        }
+
+        fn buffer(&mut self) -> &mut [u8] {
+            &mut []
+        }
+
+        fn complete(self: Box<Self>, outcome: Outcome) {
+            // Who does not listen has what it wanted.
+            let _ = self.0.send(outcome);
+        }
+    }
+
+    fn write(fua: bool) -> (Request, Receiver<Outcome>) {
+        let (tell, hear) = channel();
+        let flags = Flags { fua, no_unmap: false };
+        (Request::new(Operation::Write, 0, 512, flags, Box::new(Told(tell))), hear)
+    }
+
+    fn small() -> Arc<Plain> {
+        let mut options = DeviceOptions { request_bytes_max: 4096, ..DeviceOptions::default() };
+        options.batch.queue_depth = 4;
+        Plain::new(options).unwrap()
+    }
+
+    #[test]
+    fn a_request_that_comes_while_the_device_fails_is_answered() {
+        for _ in 0..10_000 {
+            let (plain, barrier) = (small(), Barrier::new(2));
+            let (request, hear) = write(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    plain.submit(request);
+                });
+                barrier.wait();
+                plain.fail(&Error::new(ErrorKind::Closed, "over"));
+            });
+            assert!(hear.try_recv().is_ok(), "nobody will look at it again");
+        }
+    }
+
+    #[test]
+    fn a_durable_write_at_the_end_is_flushed_before_a_lane_ends() {
+        for _ in 0..10_000 {
+            let plain = small();
+            plain.start().unwrap();
+            let (request, hear) = write(true);
+            plain.submit(request);
+            let mut orders = Vec::new();
+            plain.fetch(0, &mut orders, 64);
+            plain.end();
+            std::thread::scope(|scope| {
+                scope.spawn(|| plain.answer(0, orders[0].number, Ok(())).unwrap());
+                let mut last = Vec::new();
+                while plain.fetch(0, &mut last, 64) == Next::Orders {
+                    last.drain(..).for_each(|order| plain.answer(0, order.number, Ok(())).unwrap());
+                }
+            });
+            assert!(hear.try_recv().is_ok(), "the lane has ended before the flush");
+        }
     }
 }
