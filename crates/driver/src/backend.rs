@@ -49,6 +49,9 @@ pub(crate) trait Backend: BlockDevice {
     /// Whether everything accepted was answered.
     fn is_drained(&self) -> bool;
 
+    /// Whether orders of a lane are with the driver.
+    fn is_owed(&self, lane: usize) -> bool;
+
     /// When the oldest order that is with the driver was fetched.
     fn oldest(&self) -> Option<Instant>;
 

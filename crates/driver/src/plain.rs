@@ -317,6 +317,10 @@ impl Backend for Plain {
         })
     }
 
+    fn is_owed(&self, lane: usize) -> bool {
+        !self.queues[lane].pending.lock().given.is_empty()
+    }
+
     fn oldest(&self) -> Option<Instant> {
         let oldest = |queue: &Queue| queue.pending.lock().given.values().map(|given| given.since).min();
         self.queues.iter().filter_map(oldest).min()

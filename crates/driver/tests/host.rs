@@ -5,7 +5,7 @@ mod puppet;
 use std::os::fd::AsFd;
 
 use puppet::{Puppet, Stage, submit, submit_with};
-use sawmill_device::{ErrorKind, Flags, Operation};
+use sawmill_device::{Error, ErrorKind, Flags, Operation};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{Control, ControlKind, Facts, OrderKind, PACKET_BYTES_MAX, PacketSocket};
 
@@ -164,6 +164,39 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_orders_as_not_done()
     let order = sound.expect(0, OrderKind::Write);
     sound.answer(0, order.number, 0);
     waits.unwrap().wait().0.unwrap();
+}
+
+#[test]
+fn a_driver_that_closes_one_of_its_queues_is_gone() {
+    for hello in ["hw_queues=2", "mode=batch"] {
+        let stage = Stage::new("");
+        let driver = Puppet::come(stage.host.path(), &format!("{SIZE} {hello}")).unwrap();
+        driver.close(1);
+        assert!(!stage.gone(), "what is on that queue would wait for ever");
+    }
+}
+
+#[test]
+fn a_request_that_comes_while_a_device_fails_is_answered_in_batch_mode_too() {
+    for _ in 0..1000 {
+        let stage = Stage::new("mode=batch");
+        let _driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+        let device = stage.device();
+        let asking = std::thread::spawn(move || {
+            let mut asked = Vec::new();
+            loop {
+                let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
+                if !read.is_open() {
+                    return asked;
+                }
+                asked.push(read);
+            }
+        });
+        stage.host.fail(&Error::new(ErrorKind::Closed, "over"));
+        for read in asking.join().unwrap() {
+            read.wait().0.unwrap_err();
+        }
+    }
 }
 
 #[test]

@@ -117,6 +117,16 @@ impl Backend for Batch {
         Batch::is_drained(self)
     }
 
+    fn is_owed(&self, lane: usize) -> bool {
+        let queue = &self.queues[lane / 2];
+        let is_writes = lane.is_multiple_of(2);
+        if is_writes {
+            !queue.writes.lock().fetched.is_empty()
+        } else {
+            !queue.reads.lock().fetched.is_empty()
+        }
+    }
+
     fn oldest(&self) -> Option<Instant> {
         let oldest = |queue: &super::Queue| {
             let writes = queue.writes.lock().fetched.values().map(|(_, since)| *since).min();

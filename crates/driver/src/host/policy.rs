@@ -8,11 +8,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sawmill_device::{BlockDevice, Error, Geometry, Request};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
 
 use super::session::Session;
 use super::{Event, Host, Served};
-use crate::backend::Backend;
+use crate::backend::{Backend, State};
 
 /// How often waiting requests and hung drivers are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -77,6 +77,10 @@ pub(super) fn watch(host: &Weak<Host>) {
 impl Host {
     fn look(&self) {
         let Some(served) = self.served.get() else { return };
+        if served.backend.state() == State::Ended {
+            // Whoever was on the way in when it ended.
+            return served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
+        }
         let session = self.now.lock().session.clone();
         match session {
             // Also while another one waits for it to finish.
@@ -101,7 +105,7 @@ impl Host {
             served.backend.fail_pending(&error);
         } else if is_over {
             let text = format!("no driver came for {} s", patience.as_secs_f64());
-            served.policy.refuse(Error::new(sawmill_device::ErrorKind::TimedOut, text));
+            served.policy.refuse(Error::new(ErrorKind::TimedOut, text));
         }
     }
 

@@ -29,6 +29,10 @@ pub(super) struct Session {
     lanes: Vec<PacketSocket>,
     /// Lanes on which the driver may still say something.
     open: AtomicUsize,
+    /// Lanes on which END was sent.
+    ended: Box<[AtomicBool]>,
+    /// Our ends are closed.
+    is_closed: AtomicBool,
     is_cut: AtomicBool,
     knows_doors: AtomicBool,
     why: Mutex<Option<String>>,
@@ -51,6 +55,8 @@ impl Session {
             pid,
             control,
             open: AtomicUsize::new(lanes.len()),
+            ended: lanes.iter().map(|_| AtomicBool::new(false)).collect(),
+            is_closed: AtomicBool::new(false),
             lanes,
             is_cut: AtomicBool::new(false),
             knows_doors: AtomicBool::new(false),
@@ -130,6 +136,7 @@ impl Session {
 
     /// Ends all connections. What the driver has said already is still heard.
     pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
         self.control.close_both_ways();
         for lane in &self.lanes {
             lane.close_both_ways();
@@ -143,6 +150,7 @@ impl Session {
             bytes.clear();
             let next = backend.fetch(lane, &mut orders, ORDERS_MAX);
             if next != Next::Orders {
+                self.ended[lane].store(true, Ordering::SeqCst);
                 orders.push(Order::new(OrderKind::End, 0));
             }
             for order in &orders {
@@ -159,7 +167,10 @@ impl Session {
         loop {
             let answered = match self.lanes[lane].receive(&mut buffer) {
                 Ok(Some(packet)) => self.answered(lane, packet.bytes, backend),
-                Ok(None) => break,
+                Ok(None) => {
+                    self.closed_by_driver(lane, backend);
+                    break;
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = answered {
@@ -170,6 +181,14 @@ impl Session {
         if self.open.fetch_sub(1, Ordering::SeqCst) == 1 {
             // Nothing more comes from it, whether it was told to go or not.
             self.control.close_both_ways();
+        }
+    }
+
+    /// One lane that nobody serves is enough: what is on it would wait for ever.
+    fn closed_by_driver(&self, lane: usize, backend: &dyn Backend) {
+        let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !backend.is_owed(lane);
+        if !has_done_all && !self.is_closed.load(Ordering::SeqCst) {
+            self.cut("it closed its connection");
         }
     }
 

@@ -151,6 +151,11 @@ impl Puppet {
         self.lanes[lane].socket.send(bytes, &[]).expect("the host listens");
     }
 
+    /// Closes one lane and nothing else.
+    pub fn close(&self, lane: usize) {
+        self.lanes[lane].socket.close_both_ways();
+    }
+
     pub fn say(&self, kind: ControlKind, text: &str) {
         self.control.send(&Control::new(kind, facts(text)).encode(), &[]).expect("the host listens");
     }
