@@ -484,6 +484,47 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
 }
 
 #[test]
+fn a_chunk_that_failed_is_told_to_every_flush_of_it_and_to_no_other() {
+    let stage = Stage::new("mode=batch chunk_age_max_ms=0");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    let flush = || submit(&*device, Operation::Flush, 0, Vec::new());
+    let before = flush();
+    submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
+    let behind = [flush(), flush()];
+    let first = driver.expect(0, OrderKind::Flush);
+    let chunk = driver.expect(0, OrderKind::Chunk);
+    driver.answer(0, chunk.number, 28);
+    driver.answer(0, first.number, 0);
+    before.wait().0.expect("it came before the write");
+    for flush in behind {
+        let order = driver.expect(0, OrderKind::Flush);
+        driver.answer(0, order.number, 0);
+        assert_eq!(flush.wait().0.unwrap_err().kind(), ErrorKind::Full);
+    }
+    let later = flush();
+    let order = driver.expect(0, OrderKind::Flush);
+    driver.answer(0, order.number, 0);
+    later.wait().0.expect("it was told");
+}
+
+#[test]
+fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
+    let stage = Stage::new("mode=batch weak_flush=1");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    let device = stage.device();
+    submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
+    let chunk = driver.expect(0, OrderKind::Chunk);
+    driver.answer(0, chunk.number, 5);
+    // A read of the same bytes goes behind the answer.
+    let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
+    let order = driver.expect(1, OrderKind::Read);
+    driver.answer(1, order.number, 0);
+    read.wait().0.unwrap();
+    assert!(submit(&*device, Operation::Flush, 0, Vec::new()).wait().0.is_err());
+}
+
+#[test]
 fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();

@@ -136,16 +136,19 @@ impl Batch {
     /// # Errors
     /// `Invalid` for a number that was not handed over, or was acknowledged before.
     pub fn acknowledge_write(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
-        let item = self.queues[queue].writes.lock().fetched.remove(&number);
+        let item = {
+            let mut writes = self.queues[queue].writes.lock();
+            let item = writes.fetched.remove(&number);
+            if let (Some((Item::Chunk(_), _)), Err(error)) = (&item, &outcome) {
+                tracing::error!("the writes of a chunk are lost, as the next flush tells: {error}");
+                writes.note_failure(number, error);
+            }
+            item
+        };
         match item {
             Some((Item::Flush(flush), _)) => self.flushed(&flush, outcome),
             Some((Item::Range(range), _)) => self.ranged(&range, outcome),
-            Some((Item::Chunk(closed), _)) => {
-                if let Err(error) = outcome {
-                    *self.failure.lock() = Some(error);
-                }
-                self.settle(queue, closed);
-            }
+            Some((Item::Chunk(closed), _)) => self.settle(queue, closed),
             None => {
                 let text = format!("queue {queue} handed over nothing with the number {number}");
                 return Err(Error::new(ErrorKind::Invalid, text));

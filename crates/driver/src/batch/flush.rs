@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use sawmill_device::{Error, Reply, Request};
 
-use super::{Batch, Item};
+use super::{Batch, Item, Writes};
 
 /// A flush on its way through all queues.
 pub(super) struct Flush {
@@ -20,11 +20,14 @@ impl Batch {
     /// Flushes for a request, or for nobody (a driver that is to leave all behind it).
     pub(super) fn flush(&self, request: Option<Request>) {
         if self.options.weak_flush {
+            let mut failed = None;
             for (number, queue) in self.queues.iter().enumerate() {
-                self.close(number, &mut queue.writes.lock());
+                let mut writes = queue.writes.lock();
+                self.close(number, &mut writes);
+                failed = writes.failed.take().or(failed);
             }
             if let Some(request) = request {
-                request.done();
+                request.complete(failed.map_or(Ok(Reply::Done), Err));
             }
             return;
         }
@@ -36,6 +39,9 @@ impl Batch {
         for (at, queue) in self.queues.iter().enumerate() {
             let mut writes = queue.writes.lock();
             self.close(at, &mut writes);
+            if let Some(error) = writes.failed.take() {
+                *flush.error.lock() = Some(error);
+            }
             writes.last_number += 1;
             let number = writes.last_number;
             writes.ready.push_back((number, Item::Flush(Arc::clone(&flush))));
@@ -52,9 +58,26 @@ impl Batch {
             return;
         }
         let Some(request) = flush.request.lock().take() else { return };
-        // A chunk that failed was completed long ago: this is where its user hears of it, once.
-        let failure = self.failure.lock().take();
+        // The writes of a chunk that failed were completed long ago: this is where their users hear of it.
         let error = flush.error.lock().take();
-        request.complete(error.or(failure).map_or(Ok(Reply::Done), Err));
+        request.complete(error.map_or(Ok(Reply::Done), Err));
+    }
+}
+
+impl Writes {
+    /// A chunk failed: all flushes behind it say so, or the next one, and no other.
+    pub(super) fn note_failure(&mut self, chunk: u64, error: &Error) {
+        let ready = self.ready.iter().filter(|(number, _)| *number > chunk).map(|(_, item)| item);
+        let fetched = self.fetched.range(chunk..).map(|(_, (item, _))| item);
+        let mut is_told = false;
+        for item in ready.chain(fetched) {
+            if let Item::Flush(flush) = item {
+                *flush.error.lock() = Some(error.clone());
+                is_told = true;
+            }
+        }
+        if !is_told {
+            self.failed = Some(error.clone());
+        }
     }
 }

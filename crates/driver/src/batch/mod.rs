@@ -63,8 +63,6 @@ pub struct Batch {
     waiting: Mutex<Waiting>,
     /// Whether `waiting` has anything in it.
     has_waiting: AtomicBool,
-    /// What a driver said of a chunk that it could not write: the next flush says so.
-    failure: Mutex<Option<Error>>,
     life: Life,
     /// Chunks in the order of their opening: see `docs/format/write_chunk.md`.
     ordinals: Mutex<Ordinals>,
@@ -129,6 +127,9 @@ struct Writes {
     kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
     /// Writes that found no memory.
     stalled: VecDeque<Request>,
+    /// What a driver said of a chunk that it could not write, if no flush of it was on its way: the next one
+    /// says so.
+    failed: Option<Error>,
     last_number: u64,
     /// Up to this one a former driver had them, if they are still to be fetched.
     again_number: u64,
@@ -206,7 +207,6 @@ impl Batch {
             queues,
             waiting: Mutex::default(),
             has_waiting: AtomicBool::new(false),
-            failure: Mutex::default(),
             life: Life::new(),
             ordinals: Mutex::default(),
             options,
