@@ -67,6 +67,18 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
 }
 
 #[test]
+fn a_driver_that_died_a_moment_ago_is_in_nobodys_way() {
+    let stage = Stage::new("");
+    let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
+    for _ in 0..200 {
+        // The host may not have noticed yet.
+        drop(driver);
+        driver = Puppet::come(stage.host.path(), "").unwrap();
+        assert!(!stage.gone(), "it died");
+    }
+}
+
+#[test]
 fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
     let stage = Stage::new("");
     let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();

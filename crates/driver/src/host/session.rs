@@ -109,6 +109,11 @@ impl Session {
         }
     }
 
+    /// Whether its process has ended, or let go of the device, and nobody has noticed yet.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.control.has_hung_up()
+    }
+
     /// The driver is taken for gone.
     pub(super) fn cut(&self, why: &str) {
         self.why.lock().get_or_insert_with(|| why.to_owned());

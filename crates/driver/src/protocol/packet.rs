@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -109,6 +110,14 @@ impl PacketSocket {
         }
         // A packet socket tells an end by a packet without bytes, which is not a packet here.
         Ok((received.bytes > 0).then_some(Packet { bytes: &buffer[..received.bytes], descriptors }))
+    }
+
+    /// Whether the peer has gone, heard or not what it said before.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        let mut asked = [PollFd::new(&self.0, PollFlags::empty())];
+        let now = Timespec::default();
+        matches!(poll(&mut asked, Some(&now)), Ok(1..)) && asked[0].revents().contains(PollFlags::HUP)
     }
 
     /// Nothing more goes either way: whoever waits here or there learns of it.
