@@ -3,7 +3,8 @@
 //! Not here: what they are for.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use crate::machine::{repository, run, sawmill_binary};
 
@@ -52,4 +53,37 @@ pub fn c(source: &Path, program: &Path, more: &[&str]) {
 /// As `c`.
 pub fn cpp(source: &Path, program: &Path) {
     compile("c++", source, program, &["-std=c++11", "-pedantic"]);
+}
+
+/// An example in C, built once.
+///
+/// # Panics
+/// As `c`.
+#[must_use]
+pub fn c_example(name: &str, arguments: &[&str]) -> Command {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["null", "ram", "file", "mirror", "lazy"] {
+            let source = repository().join(format!("sdk/c/examples/{name}.c"));
+            c(&source, &folder.path().join(name), &["-std=c99", "-pedantic", "-O2"]);
+        }
+        folder
+    });
+    let mut command = Command::new(folder.path().join(name));
+    command.env("LD_LIBRARY_PATH", libraries()).args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// An example in Rust.
+///
+/// # Panics
+/// When it was not built.
+#[must_use]
+pub fn rust_example(name: &str, arguments: &[&str]) -> Command {
+    let path = libraries().join("examples").join(name);
+    assert!(path.is_file(), "build it first: cargo build --release -p sawmill-driver --examples");
+    let mut command = Command::new(path);
+    command.args(arguments).stdin(Stdio::null());
+    command
 }

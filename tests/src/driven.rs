@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -13,6 +14,17 @@ use serde_json::Value;
 use crate::machine::{PATIENCE, command, said};
 use crate::nbd::{Client, Dialect};
 use crate::place::Place;
+
+/// The same driver with what it says of its errors in a file: where errors are expected, nobody is to take
+/// them for a failure of the test.
+#[must_use]
+pub fn saying_into(said: &Path, driver: &Command) -> Command {
+    let mut quiet = Command::new("sh");
+    quiet.args(["-c", "exec 2>>\"$0\"; exec \"$@\""]).arg(said);
+    quiet.arg(driver.get_program()).args(driver.get_args()).stdin(Stdio::null());
+    quiet.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    quiet
+}
 
 /// A device with a driver. Its host is killed when dropped.
 pub struct Driven {

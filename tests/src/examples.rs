@@ -149,13 +149,19 @@ pub fn undisturbed(place: &Place, example: Example<'_>, what: &str, disturb: imp
 }
 
 /// A web server that knows ranges, and one page.
-struct Source {
-    url: String,
+pub struct Source {
+    /// Where the page is.
+    pub url: String,
     is_gone: Arc<AtomicBool>,
 }
 
 impl Source {
-    fn start(content: Vec<u8>) -> Self {
+    /// Serves these bytes until the test ends.
+    ///
+    /// # Panics
+    /// When there is no port.
+    #[must_use]
+    pub fn start(content: Vec<u8>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let is_gone = Arc::new(AtomicBool::new(false));

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
-use crate::machine::repository;
+use crate::machine::{repository, run};
 
 /// Whether there is a Go that the modules are for.
 ///
@@ -27,4 +28,21 @@ pub fn go(folder: impl AsRef<Path>) -> Command {
     go.current_dir(repository().join(folder)).env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0");
     go.stdin(Stdio::null());
     go
+}
+
+/// An example in Go, built once.
+///
+/// # Panics
+/// When it does not build.
+#[must_use]
+pub fn go_example(name: &str, arguments: &[&str]) -> Command {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        run(go("sdk/go/examples").args(["build", "-o"]).arg(folder.path()).arg("./..."));
+        folder
+    });
+    let mut command = Command::new(folder.path().join(name));
+    command.args(arguments).stdin(Stdio::null());
+    command
 }

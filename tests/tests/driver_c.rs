@@ -7,36 +7,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
+use sawmill_tests::compiled::{c_example, rust_example};
 use sawmill_tests::driven::Driven;
 use sawmill_tests::machine::{repository, run};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, examples, requires, store};
-
-/// An example in C, built once.
-fn c_example(name: &str, arguments: &[&str]) -> Command {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        for name in ["null", "ram", "file", "mirror", "lazy"] {
-            let source = repository().join(format!("sdk/c/examples/{name}.c"));
-            compiled::c(&source, &folder.path().join(name), &["-std=c99", "-pedantic", "-O2"]);
-        }
-        folder
-    });
-    let mut command = Command::new(folder.path().join(name));
-    command.env("LD_LIBRARY_PATH", compiled::libraries()).args(arguments).stdin(Stdio::null());
-    command
-}
-
-fn rust_example(name: &str, arguments: &[&str]) -> Command {
-    let path = compiled::libraries().join("examples").join(name);
-    assert!(path.is_file(), "build it first: cargo build --release -p sawmill-driver --examples");
-    let mut command = Command::new(path);
-    command.args(arguments).stdin(Stdio::null());
-    command
-}
 
 type Language = (&'static str, fn(&str, &[&str]) -> Command);
 
@@ -175,11 +151,8 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
 }
 
 /// Has a driver that starts its own host serve, kills it, and ends the device.
-fn serves_by_itself(place: &Place, program: &Path, name: &str, socket: &Path) {
-    let mut driver = Command::new(program);
-    driver
-        .env("LD_LIBRARY_PATH", compiled::libraries())
-        .env("SAWMILL", sawmill_tests::machine::sawmill_binary());
+fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Path) {
+    driver.env("SAWMILL", sawmill_tests::machine::sawmill_binary());
     let mut driver = driver.env("XDG_STATE_HOME", place.path("state")).spawn().expect("it starts");
     let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
     sawmill_tests::machine::wait_until("the disk is there", || {
@@ -202,5 +175,22 @@ fn the_guide_for_c_works_as_it_stands() {
     std::fs::write(&source, text.replace("/tmp/ram.sock", socket.to_str().expect("text"))).expect("a source");
     let program = place.path("ram");
     compiled::c(&source, &program, &["-std=c99"]);
-    serves_by_itself(&place, &program, "ram", &socket);
+    let mut driver = Command::new(&program);
+    driver.env("LD_LIBRARY_PATH", compiled::libraries());
+    serves_by_itself(&place, &mut driver, "ram", &socket);
+}
+
+#[test]
+fn the_guide_for_rust_works_as_it_stands() {
+    let text = std::fs::read_to_string(repository().join("crates/driver/examples/quick_start.rs"));
+    assert_eq!(
+        blocks("docs/guide/driver-rust.md", "rust"),
+        [text.expect("the example")],
+        "the page has the example, byte for byte"
+    );
+    let place = Place::new(&store::folder());
+    let socket = place.path("ram.sock");
+    let mut driver = rust_example("quick_start", &[]);
+    driver.env("SAWMILL_DOORS", format!("nbd=unix:{}", socket.display()));
+    serves_by_itself(&place, &mut driver, "ram", &socket);
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sawmill_tests::dice::Dice;
-use sawmill_tests::driven::{Driven, fio_verifies};
+use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
 use sawmill_tests::golang::{go, has_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
 use sawmill_tests::nbd::{Client, Dialect};
@@ -166,7 +166,8 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 fn an_error_or_a_panic_is_of_one_request() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let mut device = Driven::start(&place, "faulty", &[], &driver("faulty", &[]));
+    let said = place.path("said");
+    let mut device = Driven::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -178,6 +179,8 @@ fn an_error_or_a_panic_is_of_one_request() {
     device.replace_driver(&place, "faulty");
     assert_ne!(device.driver, first);
     device.end(&place, "faulty");
+    let said = std::fs::read_to_string(said).expect("what it said");
+    assert!(said.contains("goroutine"), "where it panicked: {said}");
 }
 
 /// Verifies writes for as long as `disturb` disturbs the driver; gives the longest stall.

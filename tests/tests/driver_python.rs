@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sawmill_tests::dice::Dice;
-use sawmill_tests::driven::{Driven, fio_verifies};
+use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
@@ -171,7 +171,8 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 fn an_exception_is_the_error_of_one_request() {
     requires!(has_python());
     let place = Place::new(&store::folder());
-    let faulty = driver("tests/tests/driver_python/faulty.py", &[]);
+    let said = place.path("said");
+    let faulty = saying_into(&said, &driver("tests/tests/driver_python/faulty.py", &[]));
     let mut device = Driven::start(&place, "faulty", &[], &faulty);
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
@@ -184,6 +185,8 @@ fn an_exception_is_the_error_of_one_request() {
     device.replace_driver(&place, "faulty");
     assert_ne!(device.driver, first);
     device.end(&place, "faulty");
+    let said = std::fs::read_to_string(said).expect("what it said");
+    assert!(said.contains("Traceback") && said.contains("KeyError: 'a bug'"), "{said}");
 }
 
 /// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest stall.

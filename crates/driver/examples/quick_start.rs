@@ -1,0 +1,26 @@
+//! A disk in memory, as a guide begins: `docs/guide/driver-rust.md` has this program.
+
+use std::{io, sync::Mutex};
+
+use sawmill_driver::client::{Driver, Options, serve};
+
+struct Ram(Mutex<Vec<u8>>);
+
+impl Driver for Ram {
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..into.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8], _fua: bool) -> io::Result<()> {
+        self.0.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let size = 64 << 20;
+    let ram = Ram(Mutex::new(vec![0; size]));
+    serve(&ram, &[], &Options::sized(size as u64).name("ram"))?;
+    Ok(())
+}
