@@ -12,7 +12,12 @@ pub(crate) struct Mutant {
     pub(crate) to: &'static str,
 }
 
-const fn mutant(name: &'static str, file: &'static str, from: &'static str, to: &'static str) -> Mutant {
+pub(super) const fn mutant(
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Mutant {
     Mutant { name, file, from, to }
 }
 

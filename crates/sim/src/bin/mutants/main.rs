@@ -2,8 +2,10 @@
 //!
 //!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
 //!
+//! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch layer).
 //! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code
-//! 0 only when all are caught. The copy lives in `target/mutants`.
+//! 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the batch layer of drivers are
+//! caught by the tests of hazards in `sawmill-driver`.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -11,9 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+mod driver;
 mod list;
 
-use list::{MUTANTS, Mutant};
+use list::Mutant;
 
 /// What is tried in turn: most bugs do not survive the first.
 const TRIALS: &[(&str, &[&str])] = &[
@@ -23,11 +26,15 @@ const TRIALS: &[(&str, &[&str])] = &[
     ("more seeds", &["--from", "4001", "--seeds", "40000", "--stop-at", "1"]),
 ];
 
+/// What `timeout` ends with.
+const TIMED_OUT: i32 = 124;
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let chosen = MUTANTS
-        .iter()
-        .filter(|mutant| wanted.is_empty() || wanted.iter().any(|name| mutant.name.contains(name)));
+    let is_wanted =
+        |mutant: &Mutant, name: &String| mutant.name.contains(name) || mutant.file.starts_with(name);
+    let chosen =
+        all_mutants().filter(|mutant| wanted.is_empty() || wanted.iter().any(|name| is_wanted(mutant, name)));
     let (mut caught, mut all) = (0, 0);
     for mutant in chosen {
         all += 1;
@@ -42,6 +49,10 @@ fn main() -> ExitCode {
     }
     println!("{caught} of {all} deliberate bugs are caught");
     if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
+    list::MUTANTS.iter().chain(driver::MUTANTS)
 }
 
 fn root() -> PathBuf {
@@ -61,6 +72,9 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     }
     fs::write(&file, text.replace(mutant.from, mutant.to)).map_err(|error| error.to_string())?;
     let target = root().join("target/mutants/build");
+    if mutant.file.starts_with("driver/") {
+        return judge_driver(&tree, &target);
+    }
     let built = Command::new("cargo")
         .args(["build", "--release", "--quiet", "-p", "sawmill-sim", "--bin", "sawmill-sim"])
         .env("CARGO_TARGET_DIR", &target)
@@ -83,13 +97,41 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     Ok(None)
 }
 
+/// Tries the tests of hazards: first the one thread that a seed repeats, then the many.
+fn judge_driver(tree: &Path, target: &Path) -> Result<Option<String>, String> {
+    let cargo = |limit_s: &str, arguments: &[&str]| {
+        // A bug may leave somebody waiting for ever; the tests take seconds.
+        let mut cargo = Command::new("timeout");
+        cargo.args([limit_s, "cargo", "test", "--quiet", "-p", "sawmill-driver"]).args(arguments);
+        cargo.env("CARGO_TARGET_DIR", target).env("RUSTFLAGS", "-Awarnings").env("SAWMILL_SEEDS", "40");
+        cargo.current_dir(tree).output().map_err(|error| format!("cargo: {error}"))
+    };
+    let built = cargo("1800", &["--test", "hazards", "--test", "threads", "--no-run"])?;
+    if !built.status.success() {
+        return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
+    }
+    for (test, name) in [("hazards", "reads_flushes"), ("threads", "")] {
+        let run = cargo("180", &["--test", test, name])?;
+        if run.status.code() == Some(TIMED_OUT) {
+            return Ok(Some(format!("by {test}: somebody waits for ever")));
+        }
+        if !run.status.success() {
+            let said = String::from_utf8_lossy(&run.stdout);
+            let mut lines = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
+            let first = lines.next().unwrap_or("it crashed");
+            return Ok(Some(format!("by {test}: {}", first.chars().take(150).collect::<String>())));
+        }
+    }
+    Ok(None)
+}
+
 /// Copies what the simulation is built from; unchanged files keep their times, so that little is built anew.
 fn copy_tree(tree: &Path) -> io::Result<()> {
     for name in ["Cargo.toml", "Cargo.lock"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
-    copy_folder(&root().join("crates"), &tree.join("crates"))?;
-    copy_folder(&root().join("tests"), &tree.join("tests"))
+    // Every member of the workspace, or cargo builds none.
+    ["crates", "tests", "sdk/c"].iter().try_for_each(|name| copy_folder(&root().join(name), &tree.join(name)))
 }
 
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
@@ -126,7 +168,7 @@ mod tests {
     #[test]
     fn every_deliberate_bug_has_one_place_to_go_to() {
         let (mut names, mut lost) = (HashSet::new(), Vec::new());
-        for mutant in MUTANTS {
+        for mutant in all_mutants() {
             let text = fs::read_to_string(root().join("crates").join(mutant.file)).unwrap();
             let places = text.matches(mutant.from).count();
             if places != 1 {

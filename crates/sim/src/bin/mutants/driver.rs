@@ -1,0 +1,131 @@
+//! Bugs of the batch layer of drivers, and of who applies its chunks: `sawmill-driver` has the tests that
+//! catch them. Not here: the bugs of the engine (`list`).
+
+use super::list::{Mutant, mutant};
+
+/// All of them.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "a read does not wait for writes on their way",
+        "driver/src/batch/read.rs",
+        "if !may_wait && self.areas.on_the_way(request.address, end).is_empty() {",
+        concat!("let _ = end;\n", "        if !may_wait {"),
+    ),
+    mutant(
+        "a read waits for the writes of its own queue alone",
+        "driver/src/batch/read.rs",
+        "if !may_wait && self.areas.on_the_way(request.address, end).is_empty() {",
+        concat!(
+            "let its = |chunk: &ChunkId| chunk.queue == queue;\n",
+            "        if !may_wait && !self.areas.on_the_way(request.address, end).iter().any(its) {",
+        ),
+    ),
+    mutant(
+        "all writes have one number",
+        "driver/src/batch/areas.rs",
+        "        writes.last += 1;\n",
+        "        writes.last = 1;\n",
+    ),
+    mutant(
+        "numbers begin anew when nothing is on its way",
+        "driver/src/batch/areas.rs",
+        "        writes.last += 1;\n",
+        "        writes.last = if writes.listed.is_empty() { 1 } else { writes.last + 1 };\n",
+    ),
+    mutant(
+        "an area is let go between looking at its number and listing",
+        "driver/src/batch/areas.rs",
+        concat!("        writes.last += 1;\n", "        let sequence = writes.last;\n"),
+        concat!(
+            "        let sequence = writes.last + 1;\n",
+            "        drop(writes);\n",
+            "        std::thread::yield_now();\n",
+            "        let mut writes = self.shard(start);\n",
+            "        writes.last = sequence;\n"
+        ),
+    ),
+    mutant(
+        "an area is let go before the driver has written",
+        "driver/src/resolve.rs",
+        concat!(
+            "        for (start, end) in free {\n",
+            "            let at = (start - record.address) as usize;\n",
+            "            write(start, &data[at..at + (end - start) as usize])?;\n",
+            "        }\n",
+            "        applied.push("
+        ),
+        concat!(
+            "        drop(shard);\n",
+            "        std::thread::yield_now();\n",
+            "        for (start, end) in free {\n",
+            "            let at = (start - record.address) as usize;\n",
+            "            write(start, &data[at..at + (end - start) as usize])?;\n",
+            "        }\n",
+            "        self.shard(area).lock().entry(area).or_default().push("
+        ),
+    ),
+    mutant(
+        "a late write is applied whole",
+        "driver/src/resolve.rs",
+        "applied.sequence > record.sequence)",
+        "applied.sequence > record.sequence && false)",
+    ),
+    mutant(
+        "a flush leaves the open chunks of other queues open",
+        "driver/src/batch/flush.rs",
+        "            self.close(at, &mut writes);\n",
+        concat!(
+            "            if at == 0 {\n",
+            "                self.close(at, &mut writes);\n",
+            "            }\n"
+        ),
+    ),
+    mutant(
+        "a flush is through when one queue has answered it",
+        "driver/src/batch/flush.rs",
+        "if flush.left.fetch_sub(1, Ordering::AcqRel) > 1 {",
+        "if flush.left.fetch_sub(1, Ordering::AcqRel) > 9 {",
+    ),
+    mutant(
+        "what a driver had in hand is not handed over again",
+        "driver/src/batch/recover.rs",
+        "                writes.ready.push_front((number, item));",
+        "                drop((number, item));",
+    ),
+    mutant(
+        "what a driver had in hand is handed over again backwards",
+        "driver/src/batch/recover.rs",
+        "for (number, (item, _)) in fetched.into_iter().rev() {",
+        "for (number, (item, _)) in fetched {",
+    ),
+    mutant(
+        "what is handed over again comes behind what is new",
+        "driver/src/batch/recover.rs",
+        "                writes.ready.push_front((number, item));",
+        "                writes.ready.push_back((number, item));",
+    ),
+    mutant(
+        "an old write that is handed over again keeps its old bytes",
+        "driver/src/batch/recover.rs",
+        "            mend(&mut all[older.chunk.queue], &newer, &older, &bytes);",
+        "            drop(bytes);",
+    ),
+    mutant(
+        "an old write is mended with the oldest of what was acknowledged",
+        "driver/src/batch/areas.rs",
+        "listed.sort_unstable_by_key(|write| write.sequence);",
+        "listed.sort_unstable_by_key(|write| u64::MAX - write.sequence);",
+    ),
+    mutant(
+        "an acknowledged write is forgotten with older ones on their way",
+        "driver/src/batch/areas.rs",
+        "settled.is_kept = !settled.older.is_empty();",
+        "settled.is_kept = false;",
+    ),
+    mutant(
+        "a discard does not wait for writes on their way",
+        "driver/src/batch/read.rs",
+        "            Operation::Write => Vec::new(),",
+        "            Operation::Write | Operation::Discard | Operation::WriteZeroes => Vec::new(),",
+    ),
+];
