@@ -185,7 +185,11 @@ fn answer(mut client: TcpStream, content: &[u8]) -> std::io::Result<()> {
     }
     let question = String::from_utf8_lossy(&question).into_owned();
     let range = question.split_once("range: bytes=").and_then(|(_, rest)| rest.lines().next());
-    let (from, last) = range.and_then(|range| range.split_once('-')).expect("a range is asked for");
+    let Some((from, last)) = range.and_then(|range| range.split_once('-')) else {
+        assert!(question.starts_with("head "), "a range or the size is asked for: {question}");
+        let size = content.len();
+        return write!(client, "HTTP/1.0 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: {size}\r\n\r\n");
+    };
     let (from, end) =
         (from.parse::<usize>().expect("a number"), last.parse::<usize>().expect("a number") + 1);
     let (length, size) = (end - from, content.len());
