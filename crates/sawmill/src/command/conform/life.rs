@@ -77,7 +77,8 @@ impl Life {
             let changed = changed.and_then(|()| load.goes_on(stage));
             load.is_over.store(true, SeqCst);
             if let Err(why) = &changed {
-                // Whoever waits for an answer gets one now.
+                // Whoever waits for an answer gets one now; what it then says is not the cause.
+                load.note(Err(why.clone()));
                 stage.fail(why);
             }
             changed
