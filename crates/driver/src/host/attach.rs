@@ -102,9 +102,9 @@ impl Host {
 
     fn let_the_last_finish(&self, served: &Served, hello: &Facts) -> Result<()> {
         let Some(last) = self.now.lock().session.clone() else { return Ok(()) };
+        let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
         // Who died a moment ago is in nobody's way: what it leaves is on its way.
         if !last.has_hung_up() {
-            let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
             if !hello.is_true("replace") && !is_expected {
                 let text = format!(
                     "the device has a driver already, process {}; replace=1 comes after it",
