@@ -16,6 +16,7 @@ In a script's head:
     # set: quick                part of `make test` too (else: full); bench: only when asked for by name
     # seconds: 60 600           time limit when quick, and in full; one number for both
     # needs: nbd null_blk       kernel modules, loaded before and removed after it
+    # drivers: c                what drivers.py builds for it first; it is skipped where that cannot be
     # expects-io-errors         the kernel's log may tell of them
     # fails-with: WORDS         it must fail, for this reason: a test of the lab itself
     # where: host               it runs here, with $SET and VM_ variables alone; no modules, no kernel's log
@@ -44,6 +45,8 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import drivers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -80,6 +83,7 @@ class Test:
     fails_with: str
     path: Path
     on_host: bool
+    drivers: list[str]
 
     @classmethod
     def of(cls, path, quick):
@@ -91,7 +95,7 @@ class Test:
         said = {}
         for line in head:
             key, colon, value = line.partition(":")
-            if colon and key in ("set", "seconds", "needs", "fails-with", "where"):
+            if colon and key in ("set", "seconds", "needs", "fails-with", "where", "drivers"):
                 said[key] = value.split()
         kind = said.get("set", ["full"])[0]
         if kind not in ("quick", "full", "bench"):
@@ -101,7 +105,8 @@ class Test:
         return cls(str(path.relative_to(HERE).with_suffix("")), head[0] if head else "",
                    kind, limits[0] if quick else limits[-1],
                    said.get("needs", []), "expects-io-errors" in head,
-                   " ".join(said.get("fails-with", [])), path, said.get("where") == ["host"])
+                   " ".join(said.get("fails-with", [])), path, said.get("where") == ["host"],
+                   said.get("drivers", []))
 
     def plan(self):
         expects = "yes" if self.expects_io_errors else "no"
@@ -144,6 +149,16 @@ def fill(share, quick):
     passed["SET"] = "quick" if quick else "full"
     lines = [f"{key}={shlex.quote(value)}\n" for key, value in passed.items()]
     (share / "environment").write_text("".join(lines))
+
+
+def with_drivers(chosen, share):
+    """Builds what these want; without those that this machine cannot build for, which it says."""
+    kinds = dict.fromkeys(kind for test in chosen for kind in test.drivers)
+    missing = {kind: drivers.build(kind, RELEASE, share / "bin") for kind in kinds}
+    for test in chosen:
+        for kind in filter(missing.get, test.drivers):
+            print(f"skipped {test.name}: {missing[kind]}", flush=True)
+    return [test for test in chosen if not any(map(missing.get, test.drivers))]
 
 
 class Guest:
@@ -313,6 +328,7 @@ def main():
     (ROOT / ".prepared/vm").mkdir(parents=True, exist_ok=True)
     share = Path(tempfile.mkdtemp(prefix="run-", dir=ROOT / ".prepared/vm"))
     fill(share, words.quick)
+    chosen = with_drivers(chosen, share)
     # A guest that nobody waits for would take a core for ever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     from_s = time.monotonic()

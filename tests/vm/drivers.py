@@ -1,0 +1,98 @@
+"""Drivers that tests in a guest want, built on this machine before the boot: `drivers: c` in a test's head.
+
+Each kind goes into a folder of its own, `$BIN/drivers/KIND`. Invariant: what this machine cannot build is
+a reason to skip, in words; what it can build and does not compile is an error. Not here: which test wants
+what, and what it does with it (`driver/*.sh`).
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# A Go that tests/setup/prepare.sh had to fetch lies there.
+PATH = f"{ROOT / '.prepared/bin'}:{os.environ['PATH']}"
+EXAMPLES = ["null", "ram", "file", "mirror", "lazy"]
+# What BS3 has of BUSE, and gets of us.
+BS3_BUSE = "github.com/asch/buse/lib/go/buse"
+
+
+class Missing(Exception):
+    """What this machine lacks."""
+
+
+def run(*words, **more):
+    subprocess.run([str(word) for word in words], check=True, **more)
+
+
+def needed(path, package):
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: cargo build --release -p {package}")
+    return path
+
+
+def compile_c(release, source, program, standard):
+    if shutil.which("cc") is None:
+        raise Missing("no cc")
+    run("cc", standard, "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, source,
+        "-I", ROOT / "sdk/c/include", "-L", release, "-lsawmill", "-pthread")
+
+
+def c(release, into):
+    needed(release / "libsawmill.so", "sawmill-c")
+    for name in EXAMPLES:
+        compile_c(release, ROOT / f"sdk/c/examples/{name}.c", into / name, "-std=c99")
+    run("strip", "-o", into / "libsawmill.so", release / "libsawmill.so")
+
+
+def bdus(release, into):
+    needed(release / "libsawmill.so", "sawmill-c")
+    compile_c(release, ROOT / "sdk/c/tests/bdus/ram.c", into / "ram", "-std=c11")
+    for name in ["libsawmill.so", "bdus"]:
+        run("strip", "-o", into / name, needed(release / name, "sawmill-c"))
+
+
+def with_go(folder, *words):
+    go = shutil.which("go", path=PATH)
+    if go is None:
+        raise Missing("no go")
+    asked = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True,
+                           env=dict(os.environ, GOTOOLCHAIN="local"))
+    version = asked.stdout.strip()
+    number = version.removeprefix("go").split(".")
+    if len(number) < 2 or not number[1].isdigit() or (int(number[0]), int(number[1])) < (1, 23):
+        raise Missing(f"go is '{version}', older than 1.23")
+    run(go, *words, cwd=folder, env=dict(os.environ, GOTOOLCHAIN="local", CGO_ENABLED="0"))
+
+
+def go(_release, into):
+    with_go(ROOT / "sdk/go/examples", "build", "-ldflags=-s -w", "-o", into, "./...")
+
+
+def bs3(_release, into):
+    """The original: only of a source that somebody has at hand."""
+    source = os.environ.get("SAWMILL_BS3")
+    if not source:
+        raise Missing("no source of BS3: SAWMILL_BS3 names no folder")
+    if not (ROOT / ".prepared/bin/minio").exists():
+        raise Missing("no MinIO: run tests/setup/prepare.sh")
+    folder = into / "source"
+    shutil.copytree(source, folder, copy_function=shutil.copyfile)
+    with_go(folder, "mod", "edit", f"-replace={BS3_BUSE}={ROOT / 'sdk/go/buse'}")
+    with_go(folder, "build", "-buildvcs=false", "-ldflags=-s -w", "-o", into / "bs3", ".")
+    shutil.rmtree(folder)
+
+
+BUILDERS = {"c": c, "bdus": bdus, "go": go, "bs3": bs3}
+
+
+def build(kind, release, bin_folder):
+    """Builds a kind into the folder; says why it cannot, or None."""
+    into = bin_folder / "drivers" / kind
+    into.mkdir(parents=True)
+    try:
+        BUILDERS[kind](release, into)
+    except Missing as missing:
+        return str(missing)
+    return None
