@@ -3,12 +3,15 @@
 //!
 //! Not here: how a device is found (`record`).
 
+use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use sawmill_driver::client::ask;
 
 use super::fault::Fault;
-use super::record;
+use super::record::{self, Record};
 
 const USAGE: &str = "\
 Usage: bdus destroy [-q|--quiet] [--no-flush] <path_or_id>   end a device; it is flushed before
@@ -21,17 +24,31 @@ Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.
 
 /// Flushes the device of this number.
 pub(super) fn flush(number: u64) -> Result<(), Fault> {
-    ask(&record::find(number)?.socket(), "flush")?;
+    let record = record::find(number)?;
+    write_back(&record)?;
+    ask(&record.socket(), "flush")?;
+    Ok(())
+}
+
+/// Has the kernel write what it keeps back of a block device: a host flushes only what came out of there.
+fn write_back(record: &Record) -> Result<(), Fault> {
+    let path = Path::new(record.get("path"));
+    if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
+        File::open(path)?.sync_all()?;
+    }
     Ok(())
 }
 
 /// Ends the device of this number. One without a driver cannot be flushed: nobody is there to do it.
 pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
-    let socket = record::find(number)?.socket();
-    let status = ask(&socket, "status")?;
+    let record = record::find(number)?;
+    let status = ask(&record.socket(), "status")?;
     let has_driver = status.get("state") == Some("running");
-    let what = if with_flush && has_driver { "end" } else { "fail" };
-    ask(&socket, what)?;
+    let in_order = with_flush && has_driver;
+    if in_order {
+        write_back(&record)?;
+    }
+    ask(&record.socket(), if in_order { "end" } else { "fail" })?;
     Ok(())
 }
 
