@@ -16,11 +16,13 @@ class Web(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         data = CONTENT[start : end + 1]
-        self.answer(206, len(data))
+        self.answer(206, len(data), f"bytes {start}-{end}/{len(CONTENT)}")
         self.wfile.write(data)
 
-    def answer(self, status, length):
+    def answer(self, status, length, content_range=None):
         self.send_response(status)
+        if content_range:
+            self.send_header("Content-Range", content_range)
         self.send_header("Content-Length", str(length))
         self.end_headers()
 

@@ -1,0 +1,43 @@
+# The five examples that each language has, judged on ublk: after scene.sh, `. "$VM_TESTS/drivers.sh"`. It is
+# no test itself.
+#
+# shellcheck shell=bash
+# What VM_EXAMPLES names, else all.
+examples=${VM_EXAMPLES:-null ram file mirror lazy}
+
+# arguments EXAMPLE: what it is started with, into the array of that name; and what must be there first.
+arguments() {
+    arguments=(24M)
+    case $1 in
+    file) arguments=("$SCRATCH/file" 24M) ;;
+    mirror)
+        truncate -s 24M "$SCRATCH/one"
+        tr '\0' '\377' <"$SCRATCH/one" >"$SCRATCH/other"
+        arguments=("$SCRATCH/one" "$SCRATCH/other")
+        ;;
+    lazy)
+        head -c 24M /dev/urandom >"$SCRATCH/source"
+        python3 "$VM_TESTS/../tests/driver_python/web.py" "$SCRATCH/source" >"$SCRATCH/port" &
+        await 60 test -s "$SCRATCH/port"
+        arguments=("http://127.0.0.1:$(cat "$SCRATCH/port")/source" "$SCRATCH/copy")
+        ;;
+    esac
+}
+
+# judge WORD...: `sawmill conform` of each example behind ublk; % in the words stands for its name. All are
+# judged, also after one that failed.
+judge() {
+    local example from failed=0 kind
+    for example in $examples; do
+        from=$SECONDS kind=full
+        [[ $example == null ]] && kind=null
+        arguments "$example"
+        echo "== $example"
+        # shellcheck disable=SC2086 # several words, or none
+        "$BIN/sawmill" conform --door ublk --kind "$kind" ${VM_CONFORM:-} -- \
+            "${@//%/$example}" "${arguments[@]}" || failed=1
+        echo "== $example took $((SECONDS - from)) s"
+        rm -f "$SCRATCH"/{file,one,other,source,copy,copy.map}
+    done
+    return "$failed"
+}
