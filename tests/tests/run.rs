@@ -106,6 +106,50 @@ fn without_restarts_the_device_fails_with_its_driver() {
     assert!(ended["message"].as_str().expect("text").contains("not to be started again"), "{ended}");
 }
 
+/// The first time a driver that gives up when the doors are open, in its own way; then the example `file`.
+fn gives_up_once(place: &Place, how: &str) -> std::process::Command {
+    let text = "import os, sys, time
+from sawmill import session, wire
+mark, how, driver = sys.argv[1], sys.argv[2], sys.argv[3:]
+if os.path.exists(mark):
+    os.execvp('python3', ['python3', *driver])
+open(mark, 'w').close()
+class Device:
+    def read(self, offset, buffer): pass
+attached = session.attach(os.environ['SAWMILL_DRIVER'], Device(), {'size': driver[-1]}, replace=False)
+wire.receive(attached.control)
+if how == 'lingers':
+    attached.close()
+    time.sleep(1000)
+attached.leave()
+os._exit(0)
+";
+    let real = file(place);
+    let mut driver = command("python3");
+    driver.env("PYTHONPATH", repository().join("sdk/python"));
+    driver.args(["-c", text]).arg(place.path("mark")).arg(how).args(real.get_args());
+    driver
+}
+
+#[test]
+fn a_driver_that_has_left_and_stays_is_killed_and_started_again() {
+    let place = Place::new(&store::folder());
+    let driven = Driven::start(&place, "disk", &[], &gives_up_once(&place, "lingers"));
+    driven.connect().write(0, &[7; 512]).expect("by the next one");
+    driven.end(&place, "disk");
+}
+
+#[test]
+fn a_driver_that_asks_for_the_end_and_does_not_wait_for_it_is_needed_again() {
+    let place = Place::new(&store::folder());
+    let mut driven = Driven::start(&place, "disk", &[], &gives_up_once(&place, "leaves"));
+    let ended = wait_until("the device ends", || {
+        let event = driven.next_event();
+        (event["event"] == "ended").then_some(event)
+    });
+    assert_eq!(ended["outcome"], "ended");
+}
+
 #[test]
 fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
     let place = Place::new(&store::folder());

@@ -92,6 +92,11 @@ impl Drivers {
         pids.into_iter().for_each(|pid| self.kill(pid));
     }
 
+    /// Whether this is one of them.
+    pub(crate) fn has(&self, pid: u32) -> bool {
+        self.alive.lock().contains(&pid)
+    }
+
     /// Whether none is left.
     pub(crate) fn are_gone(&self) -> bool {
         self.alive.lock().is_empty()

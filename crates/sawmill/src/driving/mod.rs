@@ -31,6 +31,9 @@ use crate::wiring::make_folder;
 /// The driver socket in a device's folder.
 pub(crate) const SOCKET: &str = "driver.sock";
 
+/// How long a driver that has left the device in disorder may take to end.
+const GOES_WITHIN: Duration = Duration::from_secs(5);
+
 /// What shall run.
 pub(crate) struct Plan {
     /// The device's name.
@@ -91,6 +94,8 @@ enum Heard {
     /// A driver that was started here has ended.
     Child(u32, ExitStatus, Duration),
     StartAgain,
+    /// A driver was gone some time ago.
+    Lingers(u32),
     Ended(Result<(), String>),
 }
 
@@ -104,6 +109,10 @@ struct Driving<'a> {
     tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
+    /// Those of them that the host has not told to be gone.
+    serving: BTreeSet<u32>,
+    /// Those that are gone in disorder, and may be there still.
+    lingering: BTreeSet<u32>,
     /// Those of them that have ended before the host knew.
     ended: BTreeMap<u32, (ExitStatus, Duration)>,
     /// Those that did all they had to do: their end means nothing.
@@ -134,6 +143,8 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
         ring,
         tell,
         attached: BTreeSet::new(),
+        serving: BTreeSet::new(),
+        lingering: BTreeSet::new(),
         ended: BTreeMap::new(),
         seen_off: BTreeSet::new(),
         is_ending: false,
@@ -185,6 +196,7 @@ impl Driving<'_> {
                 Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
                 Heard::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
                 Heard::StartAgain => self.start_driver()?,
+                Heard::Lingers(pid) => self.kill_lingering(pid),
                 Heard::Ended(outcome) => return self.over(outcome),
             }
         }
@@ -196,6 +208,7 @@ impl Driving<'_> {
             Event::Declared => return self.open_doors(),
             Event::Attached { generation, pid } => {
                 self.attached.insert(pid);
+                self.serving.insert(pid);
                 (self.tell)(&Told::Driver { state: "attached", generation, pid, why: None })?;
             }
             Event::Gone { generation, pid, in_order, why } => {
@@ -208,8 +221,13 @@ impl Driving<'_> {
                     self.attached.remove(&pid);
                     self.seen_off.insert(pid);
                 }
+                self.serving.remove(&pid);
                 if let Some((status, lived)) = self.ended.remove(&pid) {
                     return self.child_ended(pid, status, lived);
+                }
+                if !in_order && self.drivers.has(pid) {
+                    self.lingering.insert(pid);
+                    return self.ring_in(GOES_WITHIN, Heard::Lingers(pid));
                 }
             }
             Event::Hung { pid } => self.drivers.kill(pid),
@@ -279,8 +297,9 @@ impl Driving<'_> {
     }
 
     fn child_ended(&mut self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
-        if self.host.driver() == Some(pid) {
-            // The host finds out in a moment: see `Gone`.
+        self.lingering.remove(&pid);
+        if self.serving.contains(&pid) || self.host.driver() == Some(pid) {
+            // Whether it went in order the host says in a moment: see `Gone`.
             self.ended.insert(pid, (status, lived));
             return Ok(());
         }
@@ -288,7 +307,8 @@ impl Driving<'_> {
         if self.seen_off.remove(&pid) {
             return Ok(());
         }
-        if self.host.has_ended() || (self.is_ending && status.success()) {
+        // One that served and left before all was done is needed again, whatever it says itself.
+        if self.host.has_ended() || (self.is_ending && status.success() && !has_served) {
             return Ok(());
         }
         if self.host.driver().is_some() {
@@ -312,16 +332,29 @@ impl Driving<'_> {
         }
         let wait = self.drivers.next_wait(lived);
         tracing::info!(pid, "the driver ended ({status}); starting it again in {} ms", wait.as_millis());
+        self.ring_in(wait, Heard::StartAgain)
+    }
+
+    /// Hears this after some time.
+    fn ring_in(&self, wait: Duration, heard: Heard) -> Result<()> {
         let ring = self.ring.clone();
         let later = move || {
             std::thread::sleep(wait);
-            let _ = ring.send(Heard::StartAgain);
+            let _ = ring.send(heard);
         };
         std::thread::Builder::new()
-            .name("restart".into())
+            .name("later".into())
             .spawn(later)
             .map(drop)
-            .map_err(|error| Failure::io("cannot start the driver again", &error))
+            .map_err(|error| Failure::io("cannot look after the driver", &error))
+    }
+
+    /// While it is there no other is started, and it may still write.
+    fn kill_lingering(&mut self, pid: u32) {
+        if self.lingering.remove(&pid) {
+            tracing::warn!(pid, "the driver left the device and did not end: it is killed");
+            self.drivers.kill(pid);
+        }
     }
 
     fn over(&mut self, outcome: Result<(), String>) -> Result<Exit> {
