@@ -1,15 +1,16 @@
 //! A socket on which orders come, with the memory that they speak of.
 //!
 //! Invariants: an order is taken by one thread and answered once; its memory is nobody's when the answer
-//! leaves. On a lane of chunks a flush is begun when everything before it on the lane is done. Not here: what
-//! an order means to a driver (`work`).
+//! leaves. On a lane of chunks a flush is begun when everything before it on the lane is done. One thread at
+//! a time listens to the host; whoever takes an order sees to it that another one goes on. Not here: what an
+//! order means to a driver (`work`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::{Attached, Lent};
 
@@ -26,16 +27,23 @@ pub(super) struct Lane {
     memory: Arc<Attached>,
     takes_chunks: bool,
     incoming: Mutex<Incoming>,
+    more: Condvar,
     has_ended: AtomicBool,
     /// Orders that were taken and are not done, by when they came.
     open: Mutex<BTreeSet<u64>>,
     bell: Condvar,
 }
 
+#[derive(Default)]
 struct Incoming {
+    /// Of who listens.
     buffer: Vec<u8>,
     pending: VecDeque<Order>,
     taken: u64,
+    /// A thread waits for the host.
+    is_listening: bool,
+    /// Threads that wait for `more`.
+    idle: usize,
 }
 
 /// An order in work.
@@ -54,13 +62,14 @@ pub(super) struct Answers {
 
 impl Lane {
     pub(super) fn new(queue: usize, socket: PacketSocket, memory: Arc<Attached>, takes_chunks: bool) -> Self {
-        let incoming = Incoming { buffer: vec![0; PACKET_BYTES_MAX], pending: VecDeque::new(), taken: 0 };
+        let incoming = Incoming { buffer: vec![0; PACKET_BYTES_MAX], ..Incoming::default() };
         Lane {
             queue,
             socket,
             memory,
             takes_chunks,
             incoming: Mutex::new(incoming),
+            more: Condvar::new(),
             has_ended: AtomicBool::new(false),
             open: Mutex::default(),
             bell: Condvar::new(),
@@ -79,39 +88,70 @@ impl Lane {
 
     /// The next order; `None` when there are no more. Answers leave before anybody waits.
     pub(super) fn take(&self, answers: &mut Answers) -> Result<Option<Task>> {
-        let mut incoming = match self.incoming.try_lock() {
-            Some(incoming) => incoming,
-            None => {
-                // Somebody else may be waiting for the host there.
+        let mut incoming = self.incoming.lock();
+        let order = loop {
+            if self.has_ended() {
+                return Ok(None);
+            }
+            if let Some(order) = incoming.pending.pop_front() {
+                break order;
+            }
+            if !answers.are_sent() {
+                drop(incoming);
                 answers.send(self)?;
-                self.incoming.lock()
+                incoming = self.incoming.lock();
+            } else if incoming.is_listening {
+                incoming.idle += 1;
+                self.more.wait(&mut incoming);
+                incoming.idle -= 1;
+            } else {
+                incoming = self.listen(incoming)?;
             }
         };
-        let Incoming { buffer, pending, taken } = &mut *incoming;
-        while pending.is_empty() && !self.has_ended() {
-            answers.send(self)?;
-            let gone = || Error::new(ErrorKind::Closed, "the host is gone");
-            let packet = self.socket.receive(buffer)?.ok_or_else(gone)?;
-            pending.extend(Order::decode_all(packet.bytes)?);
-        }
-        if self.has_ended() {
-            return Ok(None);
-        }
-        let Some(order) = pending.pop_front() else { return Ok(None) };
         if order.kind == OrderKind::End {
             self.has_ended.store(true, Ordering::Release);
+            self.more.notify_all();
             return Ok(None);
         }
-        *taken += 1;
-        let ticket = *taken;
+        incoming.taken += 1;
+        let ticket = incoming.taken;
         // Under the lock, so that tickets are in `open` in their order.
         self.open.lock().insert(ticket);
+        // One thread more, for what is left or for what comes; it calls the next one. A driver that is quick
+        // has done everything by then, and the others sleep on.
+        if incoming.idle > 0 && !(incoming.pending.is_empty() && incoming.is_listening) {
+            self.more.notify_one();
+        }
         drop(incoming);
         let memory = self.memory_of(&order).inspect_err(|_| self.close_ticket(ticket))?;
         if self.takes_chunks && order.kind == OrderKind::Flush {
             self.wait_for_those_before(ticket);
         }
         Ok(Some(Task { order, memory, ticket }))
+    }
+
+    /// Waits for the host's next orders, as the only thread that does.
+    fn listen<'a>(&'a self, mut incoming: MutexGuard<'a, Incoming>) -> Result<MutexGuard<'a, Incoming>> {
+        incoming.is_listening = true;
+        let mut buffer = std::mem::take(&mut incoming.buffer);
+        drop(incoming);
+        let gone = || Error::new(ErrorKind::Closed, "the host is gone");
+        let received = self.socket.receive(&mut buffer).and_then(|packet| {
+            let packet = packet.ok_or_else(gone)?;
+            Order::decode_all(packet.bytes)
+        });
+        let mut incoming = self.incoming.lock();
+        incoming.is_listening = false;
+        incoming.buffer = buffer;
+        match received {
+            Ok(orders) => incoming.pending.extend(orders),
+            Err(error) => {
+                // Each of the others is to find out.
+                self.more.notify_all();
+                return Err(error);
+            }
+        }
+        Ok(incoming)
     }
 
     fn memory_of(&self, order: &Order) -> Result<Option<Lent>> {
@@ -156,6 +196,10 @@ impl Lane {
 }
 
 impl Answers {
+    fn are_sent(&self) -> bool {
+        self.since.is_none()
+    }
+
     pub(super) fn send(&mut self, lane: &Lane) -> Result<()> {
         if self.since.take().is_some() {
             lane.socket.send(&self.bytes, &[])?;

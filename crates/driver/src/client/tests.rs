@@ -186,7 +186,7 @@ fn order(kind: OrderKind, number: u64, address: u64, length: u64) -> Order {
 
 /// Runs a driver against a host; what became of the driver.
 fn run(
-    driver: &Ram,
+    driver: &dyn Driver,
     facts: Facts,
     (queues, threads): (usize, usize),
     script: impl FnOnce(&mut Host) + Send + 'static,
@@ -250,6 +250,38 @@ fn many_orders_of_one_packet_are_all_answered() {
         host.finish("replaced");
     });
     assert_eq!(outcome.unwrap(), Outcome::Replaced);
+}
+
+/// A driver whose reads wait until four are in work.
+struct Together(std::sync::Barrier);
+
+impl Driver for Together {
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
+        self.0.wait();
+        Ok(())
+    }
+
+    fn write(&self, _offset: u64, _bytes: &[u8], _fua: bool) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn as_many_orders_as_threads_are_in_work_at_once() {
+    let driver = Together(std::sync::Barrier::new(4));
+    let outcome = run(&driver, plain(), (1, 4), |host| {
+        host.tell(ControlKind::Doors, Facts::default());
+        let read = |n: u64| Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) }.encode();
+        for at_once in [1, 2, 4, 8] {
+            let reads: Vec<Vec<u8>> = (0..8).map(|n| read(n).to_vec()).collect();
+            for packet in reads.chunks(at_once) {
+                host.lanes[0].0.send(&packet.concat(), &[]).unwrap();
+            }
+            assert_eq!(host.answers(0, 8).len(), 8);
+        }
+        host.finish("ended");
+    });
+    assert_eq!(outcome.unwrap(), Outcome::Ended);
 }
 
 #[test]
