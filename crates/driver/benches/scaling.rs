@@ -1,13 +1,15 @@
 //! How fast a null driver can be asked: the real host, the real protocol, a load in the same process instead
-//! of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS` prints one JSON object;
-//! `bench/scaling.py` runs it on one core and on more, and draws.
+//! of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS TIED MEMORY` prints one JSON
+//! object; `bench/scaling.py` runs it on one core and on more, and draws. The mode `copy` is a device that
+//! copies the bytes on the asker's thread and is done: what the load and these cores can do at most.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sawmill_device::{BlockDevice, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, Exchange, Flags, Geometry, Operation, Operations, Outcome, Request};
 use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Driver, Options, connect};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
@@ -43,6 +45,45 @@ impl ChunkDriver for Null {
 
     fn flush(&self, _queue: usize) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+/// What `Copies` has.
+fn geometry() -> Geometry {
+    Geometry {
+        size_bytes: SIZE_BYTES,
+        block_bytes: 4096,
+        preferred_bytes: 4096,
+        request_bytes_max: 1 << 20,
+        read_only: false,
+        shared_cache: true,
+        operations: Operations { discard: false, write_zeroes: false, allocation: false },
+    }
+}
+
+/// Copies, and is done; nothing is shared between threads.
+struct Copies(Geometry);
+
+impl BlockDevice for Copies {
+    fn geometry(&self) -> &Geometry {
+        &self.0
+    }
+
+    fn submit(&self, mut request: Request) {
+        thread_local! {
+            static CHUNK: RefCell<(usize, Vec<u8>)> = RefCell::new((0, vec![0; 1 << 20]));
+        }
+        let length = request.length as usize;
+        CHUNK.with_borrow_mut(|(at, chunk)| {
+            *at = if *at + length > chunk.len() { 0 } else { *at };
+            let bytes = &mut chunk[*at..*at + length];
+            match request.operation {
+                Operation::Read => request.buffer().copy_from_slice(bytes),
+                _ => request.fill(0, bytes),
+            }
+            *at += length;
+        });
+        request.done();
     }
 }
 
@@ -110,18 +151,24 @@ fn settle(loader: &Loader, asked: u64, most: u64) {
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let [mode, operation, bytes, queues, seconds] = &words[..] else {
+    let [mode, operation, bytes, queues, seconds, tied, memory] = &words[..] else {
         // As a test of the workspace it has nothing to say.
-        return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS");
+        return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS TIED MEMORY");
     };
     let (bytes, queues): (u64, usize) = (bytes.parse().expect("bytes"), queues.parse().expect("queues"));
     let seconds = Duration::from_secs_f64(seconds.parse().expect("seconds"));
     let operation = if operation == "read" { Operation::Read } else { Operation::Write };
+    if mode == "copy" {
+        let device: Arc<dyn BlockDevice> = Arc::new(Copies(geometry()));
+        return measure(&device, operation, bytes, queues, seconds);
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
     let (tell, hear) = mpsc::channel();
     let tell = Box::new(move |event| drop(tell.send(event)));
     let given = Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
+    let chunk = (memory.parse::<u64>().expect("bytes") / 8).min(2 << 20);
+    let given = given.with("tie_queues", tied).with("write_shm_size", memory).with("write_chunk_size", chunk);
     let host = Host::start("null", &path, given, tell).expect("a host");
     let options = Options::sized(SIZE_BYTES).socket(&path);
     let is_batch = mode == "batch";
@@ -131,10 +178,26 @@ fn main() {
     });
     while !matches!(hear.recv().expect("a driver"), Event::Declared) {}
     let device = host.device().expect("declared");
+    // A driver has one thread for everything until it can be used.
+    host.show_doors(Facts::default());
+    measure(&device, operation, bytes, queues, seconds);
+    host.finish().expect("it ends");
+    driver.join().expect("no panic").expect("it serves");
+    host.close();
+}
+
+/// Loads a device with a thread for each queue, and says what it answered.
+fn measure(
+    device: &Arc<dyn BlockDevice>,
+    operation: Operation,
+    bytes: u64,
+    queues: usize,
+    seconds: Duration,
+) {
     let begin = Instant::now();
     let loaders: Vec<_> = (0..queues as u64)
         .map(|seed| {
-            let device = Arc::clone(&device);
+            let device = Arc::clone(device);
             thread::spawn(move || load(&*device, operation, bytes, seed + 1, begin + seconds))
         })
         .collect();
@@ -144,7 +207,4 @@ fn main() {
     assert_eq!(failed, 0, "a null driver refuses nothing");
     let rate = done as f64 / took;
     println!("{{\"requests_per_s\": {rate:.0}, \"bytes_per_s\": {:.0}}}", rate * bytes as f64);
-    host.finish().expect("it ends");
-    driver.join().expect("no panic").expect("it serves");
-    host.close();
 }

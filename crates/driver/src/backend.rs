@@ -19,6 +19,9 @@ pub(crate) trait Backend: BlockDevice {
     /// Lanes of a queue.
     fn lanes_per_queue(&self) -> usize;
 
+    /// Keeps this thread on the core of a queue, if the device's threads are to stay there.
+    fn tie(&self, queue: usize);
+
     /// The memory that the orders of a lane point into, for a driver that is about to start.
     fn memory(&self, lane: usize) -> Arc<Arena>;
 

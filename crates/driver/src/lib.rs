@@ -11,6 +11,7 @@
 mod backend;
 pub mod batch;
 pub mod client;
+mod cores;
 pub mod host;
 mod options;
 mod plain;

@@ -133,6 +133,7 @@ impl DeviceOptions {
             .with("blocksize", batch.blocksize)
             .with("byte_granular", truth(self.byte_granular))
             .with("hw_queues", batch.hw_queues)
+            .with("tie_queues", truth(batch.tie_queues))
             .with("queue_depth", batch.queue_depth)
             .with("request_bytes_max", self.longest_request())
             .with("read_only", truth(self.read_only))
@@ -336,6 +337,7 @@ mod tests {
             ("can_fua=1 can_flush=0", "can_flush=1"),
             ("mode=batch read_only=1", "mode=plain"),
             ("hw_queues=0", "hw_queues=0"),
+            ("tie_queues=2", "neither 0 nor 1"),
             ("death_timeout_s=-1", "death_timeout_s=-1"),
             ("death_timeout_s=x", "seconds"),
             ("on_death=no", "neither wait nor fail"),

@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -17,6 +16,7 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request
 use sawmill_sys::{Arena, Lease};
 
 use crate::backend::{Backend, Life, Next, State};
+use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
 use crate::protocol::{Order, OrderKind};
 
@@ -25,6 +25,7 @@ pub(crate) struct Plain {
     options: DeviceOptions,
     geometry: Geometry,
     queues: Box<[Queue]>,
+    cores: Cores,
     life: Life,
 }
 
@@ -67,7 +68,20 @@ impl Plain {
             Ok(Queue { pending, bell: Condvar::new() })
         };
         let queues = (0..options.batch.hw_queues).map(queue).collect::<Result<_>>()?;
-        Ok(Arc::new(Plain { geometry: options.geometry(), queues, life: Life::new(), options }))
+        Ok(Arc::new(Plain {
+            geometry: options.geometry(),
+            queues,
+            cores: Cores::new(),
+            life: Life::new(),
+            options,
+        }))
+    }
+
+    fn queue_here(&self) -> usize {
+        match self.options.batch.tie_queues {
+            true => self.cores.queue_here(self.queues.len()),
+            false => queue_of_thread(self.queues.len()),
+        }
     }
 
     /// Hands a request to the driver, or lets it wait for one.
@@ -173,15 +187,6 @@ fn order(waiting: &Waiting, number: u64) -> Order {
     }
 }
 
-/// The queue of the calling thread: always the same, so that threads rarely meet.
-pub(crate) fn queue_here(queues: usize) -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    HERE.with(|here| here % queues)
-}
-
 impl BlockDevice for Plain {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -199,7 +204,7 @@ impl BlockDevice for Plain {
             Operation::Allocation => {
                 request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
             }
-            _ => self.hand(queue_here(self.queues.len()), request),
+            _ => self.hand(self.queue_here(), request),
         }
     }
 }
@@ -207,6 +212,12 @@ impl BlockDevice for Plain {
 impl Backend for Plain {
     fn lanes_per_queue(&self) -> usize {
         1
+    }
+
+    fn tie(&self, queue: usize) {
+        if self.options.batch.tie_queues {
+            self.cores.tie(queue);
+        }
     }
 
     fn memory(&self, lane: usize) -> Arc<Arena> {

@@ -42,6 +42,12 @@ impl Backend for Batch {
         2
     }
 
+    fn tie(&self, queue: usize) {
+        if self.options.tie_queues {
+            self.cores.tie(queue);
+        }
+    }
+
     fn memory(&self, lane: usize) -> Arc<Arena> {
         let (writes, reads) = self.memory_of(lane / 2);
         if lane.is_multiple_of(2) { writes } else { reads }

@@ -46,7 +46,7 @@ pub use deliver::{Chunk, Delivery, RangeOrder, Read};
 pub use options::BatchOptions;
 
 use crate::backend::{Life, State};
-use crate::plain::queue_here;
+use crate::cores::{Cores, queue_of_thread};
 
 use self::areas::{Areas, ChunkId};
 use self::chunk::Record;
@@ -58,6 +58,7 @@ pub struct Batch {
     options: BatchOptions,
     geometry: Geometry,
     areas: Areas,
+    cores: Cores,
     queues: Box<[Queue]>,
     /// Requests that wait for others of the same bytes, and what they wait for.
     waiting: Mutex<Waiting>,
@@ -204,6 +205,7 @@ impl Batch {
         Ok(Arc::new(Batch {
             geometry: options.geometry(),
             areas: Areas::new(options.collision_area_size),
+            cores: Cores::new(),
             queues,
             waiting: Mutex::default(),
             has_waiting: AtomicBool::new(false),
@@ -239,7 +241,10 @@ impl BlockDevice for Batch {
     }
 
     fn submit(&self, request: Request) {
-        self.submit_to(queue_here(self.queues.len()), request);
+        let queues = self.queues.len();
+        let tied = self.options.tie_queues;
+        let queue = if tied { self.cores.queue_here(queues) } else { queue_of_thread(queues) };
+        self.submit_to(queue, request);
     }
 }
 

@@ -33,6 +33,8 @@ pub struct BatchOptions {
     pub io_opt: u32,
     /// Write queues, and as many for reads: usually one for each core.
     pub hw_queues: u32,
+    /// A queue's threads stay on one core, and requests go to the queue of the core they come from.
+    pub tie_queues: bool,
     /// Requests that a read queue hands to the driver at once.
     pub queue_depth: u32,
     /// Writes are collected into pieces of shared memory of this size, records included.
@@ -61,6 +63,7 @@ impl Default for BatchOptions {
             io_min: 0,
             io_opt: 0,
             hw_queues: 1,
+            tie_queues: false,
             queue_depth: 64,
             write_chunk_size: 2 << 20,
             write_shm_size: 32 << 20,
@@ -92,6 +95,7 @@ impl BatchOptions {
             "io_min" => self.io_min = narrow()?,
             "io_opt" => self.io_opt = narrow()?,
             "hw_queues" => self.hw_queues = narrow()?,
+            "tie_queues" => self.tie_queues = truth(name, value)?,
             "queue_depth" => self.queue_depth = narrow()?,
             "write_chunk_size" => self.write_chunk_size = wide()?,
             "write_shm_size" => self.write_shm_size = wide()?,

@@ -17,6 +17,7 @@ use super::Outcome;
 use super::driver::{Abilities, Device, Door, errno};
 use super::lane::{Answers, Lane, Task};
 use super::link::{Heard, Link, gone};
+use crate::cores::Cores;
 use crate::protocol::Order;
 
 /// What works orders off: a driver of either kind.
@@ -96,6 +97,7 @@ fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
 fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Result<()> {
     let lanes = std::mem::take(&mut link.lanes);
     let device = link.device.clone();
+    let cores = (device.option("tie_queues") == Some("1")).then(Cores::new);
     let failure = Mutex::new(None);
     let fail = |error: Error| {
         failure.lock().get_or_insert(error);
@@ -104,8 +106,11 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
     let left = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
     thread::scope(|scope| {
         for lane in lanes.iter().flat_map(|lane| std::iter::repeat_n(lane, threads)) {
-            let (fail, left, lanes, device) = (&fail, &left, &lanes, &device);
+            let (fail, left, lanes, device, cores) = (&fail, &left, &lanes, &device, cores.as_ref());
             let work = move || {
+                if let Some(cores) = cores {
+                    cores.tie(lane.queue);
+                }
                 if let Err(error) = work_off(lane, handler) {
                     fail(error);
                 }

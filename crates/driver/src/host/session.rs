@@ -70,9 +70,15 @@ impl Session {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
             let (session, from) = (Arc::clone(self), Arc::clone(backend));
-            let sender = thread("driver-orders", move || session.send_orders(lane, &*from));
+            let sender = thread("driver-orders", move || {
+                from.tie(lane / from.lanes_per_queue());
+                session.send_orders(lane, &*from);
+            });
             let (session, to) = (Arc::clone(self), Arc::clone(backend));
-            let receiver = thread("driver-answers", move || session.take_answers(lane, &*to));
+            let receiver = thread("driver-answers", move || {
+                to.tie(lane / to.lanes_per_queue());
+                session.take_answers(lane, &*to);
+            });
             for started in [sender, receiver] {
                 match started {
                     Ok(handle) => threads.0.push(handle),

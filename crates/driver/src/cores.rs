@@ -1,0 +1,65 @@
+//! Queues and cores: which queue a request goes to, and, with `tie_queues`, on which core a queue's threads
+//! stay, so that a request, its bytes and its answer are never of two cores (BUSE ties queues so too).
+//!
+//! Not here: threads (`host`, `client`).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// The cores that this process may use, in their order.
+pub(crate) struct Cores(Vec<usize>);
+
+impl Cores {
+    pub(crate) fn new() -> Self {
+        // Nobody is tied to what nobody knows.
+        let allowed = sched_getaffinity(None).unwrap_or_default();
+        Cores((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
+    }
+
+    /// The queue of the core that this thread runs on.
+    pub(crate) fn queue_here(&self, queues: usize) -> usize {
+        let here = sched_getcpu();
+        self.0.binary_search(&here).unwrap_or(here) % queues
+    }
+
+    /// Keeps this thread on the core of a queue.
+    pub(crate) fn tie(&self, queue: usize) {
+        let Some(core) = self.0.get(queue % self.0.len().max(1)) else { return };
+        let mut set = CpuSet::new();
+        set.set(*core);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::debug!(%error, queue, "a thread could not be tied to its core");
+        }
+    }
+}
+
+/// A queue for this thread: always the same.
+pub(crate) fn queue_of_thread(queues: usize) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static HERE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    HERE.with(|here| here % queues)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_tied_stays_on_the_core_of_its_queue() {
+        let cores = Cores::new();
+        for queue in 0..cores.0.len() + 1 {
+            let seen = std::thread::scope(|scope| {
+                let tied = scope.spawn(|| {
+                    cores.tie(queue);
+                    let allowed = sched_getaffinity(None).expect("its own");
+                    (cores.queue_here(cores.0.len()), allowed.count())
+                });
+                tied.join().expect("no panic")
+            });
+            assert_eq!(seen, (queue % cores.0.len(), 1));
+        }
+    }
+}
