@@ -6,7 +6,7 @@
 //! (`driver_bdus`).
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use sawmill_tests::compiled::{c_example, rust_example};
 use sawmill_tests::driven::Driven;

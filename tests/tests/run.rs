@@ -108,7 +108,7 @@ fn without_restarts_the_device_fails_with_its_driver() {
 
 /// The first time a driver that gives up when the doors are open, in its own way; then the example `file`.
 fn gives_up_once(place: &Place, how: &str) -> std::process::Command {
-    let text = "import os, sys, time
+    let text = "import os, signal, sys
 from sawmill import session, wire
 mark, how, driver = sys.argv[1], sys.argv[2], sys.argv[3:]
 if os.path.exists(mark):
@@ -120,7 +120,7 @@ attached = session.attach(os.environ['SAWMILL_DRIVER'], Device(), {'size': drive
 wire.receive(attached.control)
 if how == 'lingers':
     attached.close()
-    time.sleep(1000)
+    signal.pause()
 attached.leave()
 os._exit(0)
 ";

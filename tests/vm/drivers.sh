@@ -24,6 +24,9 @@ arguments() {
     esac
 }
 
+# Emulation is slow.
+patience=(--within 180 --option request_timeout_s=120)
+
 # judge WORD...: `sawmill conform` of each example behind ublk; % in the words stands for its name. All are
 # judged, also after one that failed.
 judge() {
@@ -34,7 +37,7 @@ judge() {
         arguments "$example"
         echo "== $example"
         # shellcheck disable=SC2086 # several words, or none
-        "$BIN/sawmill" conform --door ublk --kind "$kind" ${VM_CONFORM:-} -- \
+        "$BIN/sawmill" conform --door ublk --kind "$kind" "${patience[@]}" ${VM_CONFORM:-} -- \
             "${@//%/$example}" "${arguments[@]}" || failed=1
         echo "== $example took $((SECONDS - from)) s"
         rm -f "$SCRATCH"/{file,one,other,source,copy,copy.map}

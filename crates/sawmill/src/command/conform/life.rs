@@ -13,7 +13,7 @@ use std::time::Instant;
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_driver::OnDeath;
 
-use super::stage::{DRIVER_WITHIN, Stage};
+use super::stage::Stage;
 use super::{Kind, LOOK_EVERY, Outcome};
 
 const WRITERS: u64 = 4;
@@ -181,7 +181,7 @@ impl Load {
     /// Waits until some more was answered.
     fn goes_on(&self, stage: &mut Stage) -> Result<(), String> {
         let wanted = self.answered.load(SeqCst) + REQUESTS;
-        let deadline = Instant::now() + 4 * DRIVER_WITHIN;
+        let deadline = Instant::now() + 4 * stage.within;
         while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {
             if let Some(how) = stage.driver_died() {
                 return Err(format!("the driver went in the middle of it: {how}"));

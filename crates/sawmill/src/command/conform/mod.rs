@@ -62,6 +62,11 @@ pub(super) struct Arguments {
     #[arg(long = "clause", value_name = "TEXT")]
     clauses: Vec<String>,
 
+    /// How long a driver may take to come, and to go; its process, a third of that when all is done.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(3..=3600))]
+    within: u32,
+
     /// The driver, with its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -127,7 +132,9 @@ struct Report {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     // Sockets are their owner's alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    let mut plan = Plan::new(arguments.door, arguments.kind, &arguments.options, &arguments.command);
+    let within = Duration::from_secs(arguments.within.into());
+    let (door, kind) = (arguments.door, arguments.kind);
+    let mut plan = Plan::new(door, kind, &arguments.options, &arguments.command, within);
     let wanted = |test: &Test| {
         arguments.clauses.is_empty()
             || arguments.clauses.iter().any(|text| test.name().contains(text.as_str()))

@@ -23,12 +23,8 @@ use crate::doors::{Doors, Shown};
 use crate::driving::child::Drivers;
 use crate::exit::{Exit, Failure, Result};
 
-/// How long a driver may take to come, and to go.
-pub(super) const DRIVER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a driver may take for an order, unless the user says otherwise.
 const ANSWER_WITHIN_S: u32 = 20;
-/// How long a process may stay when all is done.
-const GOES_WITHIN: Duration = Duration::from_secs(10);
 /// What is zeroed at the beginning and at the end of the device: where the clauses look.
 const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
@@ -38,6 +34,8 @@ pub(super) struct Plan {
     pub(super) kind: Kind,
     given: Facts,
     command: Vec<OsString>,
+    /// How long a driver may take to come, and to go; its process, a third of that when all is done.
+    within: Duration,
     /// All shall end.
     pub(super) interrupted: Arc<AtomicBool>,
 }
@@ -50,6 +48,7 @@ enum Heard {
 /// See the head of this file.
 pub(super) struct Stage {
     pub(super) kind: Kind,
+    pub(super) within: Duration,
     interrupted: Arc<AtomicBool>,
     host: Arc<Host>,
     drivers: Drivers,
@@ -72,12 +71,13 @@ impl Plan {
         kind: Kind,
         options: &[(String, String)],
         command: &[OsString],
+        within: Duration,
     ) -> Self {
         let mut given = options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
         if given.get("request_timeout_s").is_none() {
             given.add("request_timeout_s", ANSWER_WITHIN_S);
         }
-        Plan { door, kind, given, command: command.to_vec(), interrupted: Arc::default() }
+        Plan { door, kind, given, command: command.to_vec(), within, interrupted: Arc::default() }
     }
 }
 
@@ -96,6 +96,7 @@ impl Stage {
         let host = Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
         let mut stage = Stage {
             kind: plan.kind,
+            within: plan.within,
             interrupted: Arc::clone(&plan.interrupted),
             host,
             drivers: Drivers::new(plan.command.clone()),
@@ -145,7 +146,7 @@ impl Stage {
 
     /// Waits until a driver has come.
     fn attached(&mut self) -> Result<(), String> {
-        let deadline = Instant::now() + DRIVER_WITHIN;
+        let deadline = Instant::now() + self.within;
         loop {
             // Short looks, so that the end of a process is seen too.
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
@@ -163,7 +164,7 @@ impl Stage {
                 return Err(format!("the driver ended before it came ({status})"));
             }
             if Instant::now() > deadline {
-                return Err(format!("no driver has come within {} s", DRIVER_WITHIN.as_secs()));
+                return Err(format!("no driver has come within {} s", self.within.as_secs()));
             }
         }
     }
@@ -264,7 +265,7 @@ impl Stage {
     }
 
     fn replaced(&mut self, old: u32) -> Result<(), String> {
-        let deadline = Instant::now() + DRIVER_WITHIN;
+        let deadline = Instant::now() + self.within;
         while self.pid == old {
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
                 Some(Event::Attached { pid, .. }) => self.pid = pid,
@@ -272,7 +273,7 @@ impl Stage {
                     return Err(format!("the driver that was replaced did not go in order: {why}"));
                 }
                 _ if Instant::now() > deadline => {
-                    let within = DRIVER_WITHIN.as_secs();
+                    let within = self.within.as_secs();
                     return Err(format!("the driver that was replaced had not gone after {within} s"));
                 }
                 _ => {}
@@ -287,16 +288,14 @@ impl Stage {
 
     /// Waits for the end of a process.
     fn gone(&mut self, pid: u32) -> Result<ExitStatus, String> {
-        let deadline = Instant::now() + GOES_WITHIN;
+        let within = self.within / 3;
+        let deadline = Instant::now() + within;
         loop {
             if let Some(at) = self.ended.iter().position(|(ended, _)| *ended == pid) {
                 return Ok(self.ended.swap_remove(at).1);
             }
             if Instant::now() > deadline {
-                return Err(format!(
-                    "the driver's process was still there after {} s",
-                    DRIVER_WITHIN.as_secs()
-                ));
+                return Err(format!("the driver's process was still there after {} s", within.as_secs()));
             }
             self.next((Instant::now() + super::LOOK_EVERY).min(deadline));
         }
@@ -309,13 +308,13 @@ impl Stage {
         let (host, (tell, hear)) = (Arc::clone(&self.host), channel());
         let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
         std::thread::Builder::new().name("ending".into()).spawn(finish).map_err(|error| error.to_string())?;
-        match hear.recv_timeout(DRIVER_WITHIN) {
+        match hear.recv_timeout(self.within) {
             Ok(flushed) => flushed.map_err(|why| format!("the flush at the end failed: {why}"))?,
             Err(_) => {
                 self.fail("the end took too long");
                 return Err(format!(
                     "not all was answered {} s after the end was asked",
-                    DRIVER_WITHIN.as_secs()
+                    self.within.as_secs()
                 ));
             }
         }
