@@ -68,8 +68,8 @@ fn a_volume_overwritten_at_random_takes_no_more_than_it_may() {
     }
     stored(&volume);
     settles(&volume);
-    let status = volume.status();
-    assert!(status.counters.segments_moved > 0 && status.counters.segments_deleted > 0);
+    let counters = || volume.status().counters;
+    until("moved and deleted", || counters().segments_moved > 0 && counters().segments_deleted > 0);
     model.compare_all(&volume);
     volume.close().unwrap();
     let volume = rig.open();

@@ -16,7 +16,8 @@ fn a_replica_holds_what_its_source_has_stored() {
     let round = pair.copy().unwrap();
     assert_eq!(pair.cut_in(&pair.second), 7);
     assert!(round.objects > 7 && round.bytes > 7 << 18, "{round:?}");
-    assert_eq!(pair.copy().unwrap().objects, 1, "only the root is put again, to be sure");
+    // By its age the source may have stored a checkpoint meanwhile: that is copied, once.
+    until("only the root is put again, to be sure", || pair.copy().unwrap().objects == 1);
     pair.write(&volume, 9);
     pair.copy().unwrap();
     assert_eq!(pair.cut_in(&pair.second), 16);
