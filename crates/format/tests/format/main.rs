@@ -2,6 +2,12 @@
 //! properties, and a second reader in another language.
 
 #[cfg(test)]
+mod link;
+#[cfg(test)]
+mod link_properties;
+#[cfg(test)]
+mod packed;
+#[cfg(test)]
 mod pages;
 #[cfg(test)]
 mod properties;

@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, journal, kept, map_part, preamble, role, segment, staging, transfer,
-    volume_record, write_log,
+    cache_index, checkpoint, journal, kept, link, map_part, packed_write, preamble, role, segment, staging,
+    transfer, volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 12] = [
+const PAGES: [(&str, &[Table]); 14] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -46,6 +46,25 @@ const PAGES: [(&str, &[Table]); 12] = [
     ("staging.md", &[staging::at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
     ("transfer_progress.md", &[transfer::at::TABLE]),
+    (
+        "link.md",
+        &[
+            link::packet_at::TABLE,
+            link::greeting::hello_at::TABLE,
+            link::greeting::welcome_at::TABLE,
+            link::greeting::seek_at::TABLE,
+            link::part::command_at::TABLE,
+            link::part::data_at::TABLE,
+            link::part::reply_at::TABLE,
+            link::part::ack_at::TABLE,
+            link::part::run_at::TABLE,
+            link::part::word_at::TABLE,
+            link::part::close_at::TABLE,
+            link::control::opened_at::TABLE,
+            link::control::export_at::TABLE,
+        ],
+    ),
+    ("packed_write.md", &[packed_write::at::TABLE, packed_write::entry_at::TABLE]),
     ("write_log.md", &[write_log::superblock_at::TABLE, write_log::entry_at::TABLE]),
 ];
 

@@ -32,7 +32,7 @@ fn decode_changed(change: impl FnOnce(&mut [u8])) -> FormatError {
     VolumeRecord::decode(&resealed(bytes, length, change), "disk1").unwrap_err()
 }
 
-fn field_of(error: FormatError) -> &'static str {
+pub(crate) fn field_of(error: FormatError) -> &'static str {
     match error {
         FormatError::Field { field, .. } => field,
         other => panic!("no field is named by: {other}"),

@@ -50,8 +50,9 @@ pub(crate) fn all() -> Vec<Case> {
     ];
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
-    cases.push(returned_case());
+    cases.extend([returned_case(), crate::packed::packed_case()]);
     cases.extend(records());
+    cases.extend(crate::link::cases());
     cases
 }
 

@@ -76,10 +76,14 @@ fn every_file_beside_the_vectors_belongs_to_a_case() {
 #[test]
 fn every_flipped_bit_of_a_vector_is_refused() {
     for case in samples::all() {
+        // What crosses the link is sealed by the connection: without that, a flipped bit is another value.
+        let sealed = !case.name.starts_with("packed_write/") && !case.name.starts_with("link_");
         let mut bytes = vector(&case);
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!((case.decode)(&bytes).is_err(), "{}: bit {bit} may be flipped", case.name);
+            let found = (case.decode)(&bytes);
+            let seen = if sealed { found.is_err() } else { found != Ok(true) };
+            assert!(seen, "{}: bit {bit} may be flipped", case.name);
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -90,7 +94,11 @@ fn every_prefix_of_a_vector_is_refused() {
     for case in samples::all() {
         let bytes = vector(&case);
         for length in 0..bytes.len() {
-            assert!((case.decode)(&bytes[..length]).is_err(), "{}: {length} bytes suffice", case.name);
+            let found = (case.decode)(&bytes[..length]);
+            // A shorter list is another list.
+            let is_list = ["link_control/v1-exports", "link_control/v1-allocation"].contains(&case.name);
+            let refused = if is_list { found != Ok(true) } else { found.is_err() };
+            assert!(refused, "{}: {length} bytes suffice", case.name);
         }
     }
 }

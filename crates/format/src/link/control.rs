@@ -1,0 +1,191 @@
+//! What is asked of a target besides reads and writes: opening an export, naming all of them.
+//!
+//! Invariant: an answer fits a slot; a list that does not is cut, and says so by its count.
+//!
+//! Not here: who may open what (`crates/link/src/target`).
+
+use super::{check_length, check_reserved, text};
+use crate::Result;
+use crate::error::check_field;
+use crate::layout::layout;
+
+layout! {
+    /// What an open is answered with.
+    opened_at, "Opened", 48;
+    SIZE_BYTES: 0, 8, "size_bytes";
+    BLOCK_BYTES: 8, 4, "block_bytes";
+    PREFERRED_BYTES: 12, 4, "preferred_bytes";
+    REQUEST_BYTES_MAX: 16, 4, "request_bytes_max";
+    VOLUME: 20, 1, "volume";
+    ABILITIES: 21, 1, "abilities";
+    RESERVED: 22, 10, "reserved";
+    KEEPER: 32, 16, "keeper";
+}
+
+layout! {
+    /// One export of a list; its name follows.
+    export_at, "Export", 16;
+    SIZE_BYTES: 0, 8, "size_bytes";
+    NAME_BYTES: 8, 2, "name_bytes";
+    RESERVED: 10, 6, "reserved";
+}
+
+/// The longest name of an export.
+pub const EXPORT_BYTES_MAX: usize = 1024;
+
+/// Flag of an open: nothing will be written.
+pub const OPEN_READ_ONLY: u8 = 1;
+/// Flag of an open: cut off whoever has it.
+pub const OPEN_TAKE_OVER: u8 = 2;
+/// Flag of an open: others may have it too.
+pub const OPEN_SHARED: u8 = 4;
+
+const READ_ONLY: u8 = 1;
+const SHARED_CACHE: u8 = 2;
+const DISCARD: u8 = 4;
+const WRITE_ZEROES: u8 = 8;
+const ALLOCATION: u8 = 16;
+const ALL: u8 = 31;
+
+/// An opened export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Its number in commands of this connection.
+    pub volume: u8,
+    /// The size of the device, in bytes.
+    pub size_bytes: u64,
+    /// Its logical block.
+    pub block_bytes: u32,
+    /// The request size that it likes best.
+    pub preferred_bytes: u32,
+    /// The longest read or write that it takes; slots may be smaller.
+    pub request_bytes_max: u32,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// A flush covers what others wrote.
+    pub shared_cache: bool,
+    /// Discard works.
+    pub discard: bool,
+    /// Write-zeroes works.
+    pub write_zeroes: bool,
+    /// Allocation queries work.
+    pub allocation: bool,
+    /// Who keeps what was written and not flushed. When it differs at the next connection, that may be lost.
+    pub keeper: [u8; 16],
+}
+
+impl Opened {
+    const WHAT: &'static str = "link opened";
+
+    /// The payload's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; opened_at::SIZE] {
+        let mut bytes = [0; opened_at::SIZE];
+        opened_at::SIZE_BYTES.put(&mut bytes, self.size_bytes.to_le_bytes());
+        opened_at::BLOCK_BYTES.put(&mut bytes, self.block_bytes.to_le_bytes());
+        opened_at::PREFERRED_BYTES.put(&mut bytes, self.preferred_bytes.to_le_bytes());
+        opened_at::REQUEST_BYTES_MAX.put(&mut bytes, self.request_bytes_max.to_le_bytes());
+        opened_at::VOLUME.put(&mut bytes, [self.volume]);
+        let flags = [
+            (self.read_only, READ_ONLY),
+            (self.shared_cache, SHARED_CACHE),
+            (self.discard, DISCARD),
+            (self.write_zeroes, WRITE_ZEROES),
+            (self.allocation, ALLOCATION),
+        ];
+        let abilities = flags.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum();
+        opened_at::ABILITIES.put(&mut bytes, [abilities]);
+        opened_at::KEEPER.put(&mut bytes, self.keeper);
+        bytes
+    }
+
+    /// Reads the whole payload.
+    pub fn decode(bytes: &[u8]) -> Result<Opened> {
+        check_length(Self::WHAT, bytes, opened_at::SIZE)?;
+        check_field(Self::WHAT, "length", "too long", bytes.len() == opened_at::SIZE)?;
+        check_reserved(Self::WHAT, opened_at::RESERVED, bytes)?;
+        let abilities = opened_at::ABILITIES.u8(bytes);
+        check_field(Self::WHAT, "abilities", "unknown ones", abilities & !ALL == 0)?;
+        let block_bytes = opened_at::BLOCK_BYTES.u32(bytes);
+        let known = block_bytes == 512 || block_bytes == 4096;
+        check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", known)?;
+        let request_bytes_max = opened_at::REQUEST_BYTES_MAX.u32(bytes);
+        check_field(Self::WHAT, "request_bytes_max", "below a block", request_bytes_max >= block_bytes)?;
+        Ok(Opened {
+            volume: opened_at::VOLUME.u8(bytes),
+            size_bytes: opened_at::SIZE_BYTES.u64(bytes),
+            block_bytes,
+            preferred_bytes: opened_at::PREFERRED_BYTES.u32(bytes),
+            request_bytes_max,
+            read_only: abilities & READ_ONLY != 0,
+            shared_cache: abilities & SHARED_CACHE != 0,
+            discard: abilities & DISCARD != 0,
+            write_zeroes: abilities & WRITE_ZEROES != 0,
+            allocation: abilities & ALLOCATION != 0,
+            keeper: opened_at::KEEPER.array(bytes),
+        })
+    }
+}
+
+/// Adds an export to a list of at most `bytes_max` bytes. False: it does not fit, nothing was added.
+pub fn push_export(list: &mut Vec<u8>, bytes_max: usize, name: &str, size_bytes: u64) -> bool {
+    let named = (1..=EXPORT_BYTES_MAX).contains(&name.len());
+    let fits = named && list.len() + export_at::SIZE + name.len() <= bytes_max;
+    if fits {
+        let mut entry = [0; export_at::SIZE];
+        export_at::SIZE_BYTES.put(&mut entry, size_bytes.to_le_bytes());
+        export_at::NAME_BYTES.put(&mut entry, (name.len() as u16).to_le_bytes());
+        list.extend_from_slice(&entry);
+        list.extend_from_slice(name.as_bytes());
+    }
+    fits
+}
+
+/// Name and size of each export of a list; zeroes after the last one are the rest of its buffer.
+pub fn exports(mut list: &[u8]) -> Result<Vec<(String, u64)>> {
+    const WHAT: &str = "link exports";
+    let mut found = Vec::new();
+    while list.iter().any(|byte| *byte != 0) {
+        check_length(WHAT, list, export_at::SIZE)?;
+        check_reserved(WHAT, export_at::RESERVED, list)?;
+        let (at, rest) = list.split_at(export_at::SIZE);
+        let name_bytes = usize::from(export_at::NAME_BYTES.u16(at));
+        let named = (1..=EXPORT_BYTES_MAX).contains(&name_bytes);
+        check_field(WHAT, "name_bytes", "none or more than 1024", named)?;
+        found.push((text(WHAT, rest, name_bytes)?.to_owned(), export_at::SIZE_BYTES.u64(at)));
+        list = &rest[name_bytes..];
+    }
+    Ok(found)
+}
+
+const DATA: u64 = 1 << 63;
+
+/// Writes runs of an allocation (bytes, and whether they hold data) as 8 bytes each, but for empty ones; the
+/// last one stands for all that does not fit, as data. Returns the bytes used.
+pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usize {
+    let (mut used, mut last) = (0, 0u64);
+    // An empty one would look like the end.
+    for (length, data) in runs.filter(|(length, _)| *length > 0) {
+        if let Some(place) = into.get_mut(used..used + 8) {
+            last = length.min(!DATA) | if data { DATA } else { 0 };
+            place.copy_from_slice(&last.to_le_bytes());
+            used += 8;
+        } else if used >= 8 {
+            last = (last & !DATA).saturating_add(length).min(!DATA) | DATA;
+            into[used - 8..used].copy_from_slice(&last.to_le_bytes());
+        }
+    }
+    used
+}
+
+/// The runs of an allocation: lengths in bytes, and whether they hold data. An empty one, or a rest below
+/// 8 bytes, is the end.
+pub fn runs(bytes: &[u8]) -> impl Iterator<Item = (u64, bool)> {
+    let runs = bytes.chunks_exact(8).map(|run| {
+        let mut word = [0; 8];
+        word.copy_from_slice(run);
+        let word = u64::from_le_bytes(word);
+        (word & !DATA, word & DATA != 0)
+    });
+    runs.take_while(|(length, _)| *length > 0)
+}

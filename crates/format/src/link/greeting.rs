@@ -1,0 +1,250 @@
+//! Payloads of the hand-shake (hello, welcome) and of discovery (seek, found).
+//!
+//! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is authenticated by
+//! the hand-shake that carries them, except in discovery, which proves nothing.
+//!
+//! Not here: the hand-shake itself (`crates/link/src/session`).
+
+use super::{LINKS_MAX, check_length, check_reserved, text};
+use crate::Result;
+use crate::error::check_field;
+use crate::layout::layout;
+
+layout! {
+    /// What an initiator says first; its name follows.
+    hello_at, "Hello", 40;
+    VERSION_MIN: 0, 1, "version_min";
+    VERSION_MAX: 1, 1, "version_max";
+    SLOTS: 2, 2, "slots";
+    SLOT_BYTES: 4, 4, "slot_bytes";
+    CONNECTION: 8, 8, "connection";
+    INSTANCE: 16, 16, "instance";
+    LINKS: 32, 1, "links";
+    NAME_BYTES: 33, 1, "name_bytes";
+    RESERVED: 34, 6, "reserved";
+}
+
+layout! {
+    /// What a target answers; its name follows.
+    welcome_at, "Welcome", 56;
+    VERSION: 0, 1, "version";
+    LINKS: 1, 1, "links";
+    SLOTS: 2, 2, "slots";
+    SLOT_BYTES: 4, 4, "slot_bytes";
+    CONNECTION: 8, 8, "connection";
+    INSTANCE: 16, 16, "instance";
+    SILENCE_MAX_S: 32, 2, "silence_max_s";
+    NAME_BYTES: 34, 1, "name_bytes";
+    RESERVED: 35, 21, "reserved";
+}
+
+layout! {
+    /// Who is there, and the answer, which is followed by the target's name.
+    seek_at, "Seek", 32;
+    TOKEN: 0, 8, "token";
+    INSTANCE: 8, 16, "instance";
+    SEALED: 24, 1, "sealed";
+    NAME_BYTES: 25, 1, "name_bytes";
+    RESERVED: 26, 6, "reserved";
+}
+
+/// The longest name of an end.
+pub const NAME_BYTES_MAX: usize = 64;
+/// The most slots of a connection.
+pub const SLOTS_MAX: u16 = 4096;
+/// The least and the most bytes of a slot; they are whole grains.
+pub const SLOT_BYTES_RANGE: std::ops::RangeInclusive<u32> = 4096..=(4 << 20);
+/// The longest payload of a hand-shake.
+pub const GREETING_BYTES_MAX: usize = welcome_at::SIZE + NAME_BYTES_MAX;
+
+/// What an initiator wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The versions it speaks, first and last.
+    pub versions: (u8, u8),
+    /// The slots it would like.
+    pub slots: u16,
+    /// The bytes of a slot it would like.
+    pub slot_bytes: u32,
+    /// What the target shall call the connection in what it sends.
+    pub connection: u64,
+    /// This run of the initiator: a new connection of the same one takes the place of its old one.
+    pub instance: [u8; 16],
+    /// Links it will join.
+    pub links: u8,
+    /// A name for people.
+    pub name: String,
+}
+
+/// What a target grants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that both shall speak.
+    pub version: u8,
+    /// Links that it takes.
+    pub links: u8,
+    /// Slots granted: commands that may be unanswered at a time.
+    pub slots: u16,
+    /// Bytes of each.
+    pub slot_bytes: u32,
+    /// What the initiator shall call the connection in what it sends.
+    pub connection: u64,
+    /// This run of the target.
+    pub instance: [u8; 16],
+    /// A connection that was silent for so long is given up by the target.
+    pub silence_max_s: u16,
+    /// A name for people.
+    pub name: String,
+}
+
+fn check_name(what: &'static str, name: &str) -> Result<()> {
+    check_field(what, "name_bytes", "longer than 64", name.len() <= NAME_BYTES_MAX)
+}
+
+fn check_sizes(what: &'static str, slots: u16, slot_bytes: u32, links: u8) -> Result<()> {
+    check_field(what, "slots", "none or more than 4096", (1..=SLOTS_MAX).contains(&slots))?;
+    let whole = SLOT_BYTES_RANGE.contains(&slot_bytes) && slot_bytes.is_multiple_of(4096);
+    check_field(what, "slot_bytes", "not whole pages from 4 KiB to 4 MiB", whole)?;
+    let some = (1..=LINKS_MAX).contains(&usize::from(links));
+    check_field(what, "links", "none or more than 8", some)
+}
+
+impl Hello {
+    const WHAT: &'static str = "link hello";
+
+    /// The payload's bytes, or which field cannot be written.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
+        let mut bytes = vec![0; hello_at::SIZE];
+        hello_at::VERSION_MIN.put(&mut bytes, [self.versions.0]);
+        hello_at::VERSION_MAX.put(&mut bytes, [self.versions.1]);
+        hello_at::SLOTS.put(&mut bytes, self.slots.to_le_bytes());
+        hello_at::SLOT_BYTES.put(&mut bytes, self.slot_bytes.to_le_bytes());
+        hello_at::CONNECTION.put(&mut bytes, self.connection.to_le_bytes());
+        hello_at::INSTANCE.put(&mut bytes, self.instance);
+        hello_at::LINKS.put(&mut bytes, [self.links]);
+        hello_at::NAME_BYTES.put(&mut bytes, [self.name.len() as u8]);
+        bytes.extend_from_slice(self.name.as_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads the whole payload.
+    pub fn decode(bytes: &[u8]) -> Result<Hello> {
+        check_length(Self::WHAT, bytes, hello_at::SIZE)?;
+        check_reserved(Self::WHAT, hello_at::RESERVED, bytes)?;
+        let name_bytes = usize::from(hello_at::NAME_BYTES.u8(bytes));
+        let whole = bytes.len() == hello_at::SIZE + name_bytes;
+        check_field(Self::WHAT, "name_bytes", "it does not agree with the length", whole)?;
+        let hello = Hello {
+            versions: (hello_at::VERSION_MIN.u8(bytes), hello_at::VERSION_MAX.u8(bytes)),
+            slots: hello_at::SLOTS.u16(bytes),
+            slot_bytes: hello_at::SLOT_BYTES.u32(bytes),
+            connection: hello_at::CONNECTION.u64(bytes),
+            instance: hello_at::INSTANCE.array(bytes),
+            links: hello_at::LINKS.u8(bytes),
+            name: text(Self::WHAT, &bytes[hello_at::SIZE..], name_bytes)?.to_owned(),
+        };
+        hello.check()?;
+        Ok(hello)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_field(Self::WHAT, "version_max", "below version_min", self.versions.0 <= self.versions.1)?;
+        check_field(Self::WHAT, "connection", "zero", self.connection != 0)?;
+        check_sizes(Self::WHAT, self.slots, self.slot_bytes, self.links)?;
+        check_name(Self::WHAT, &self.name)
+    }
+}
+
+impl Welcome {
+    const WHAT: &'static str = "link welcome";
+
+    /// The payload's bytes, or which field cannot be written.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
+        let mut bytes = vec![0; welcome_at::SIZE];
+        welcome_at::VERSION.put(&mut bytes, [self.version]);
+        welcome_at::LINKS.put(&mut bytes, [self.links]);
+        welcome_at::SLOTS.put(&mut bytes, self.slots.to_le_bytes());
+        welcome_at::SLOT_BYTES.put(&mut bytes, self.slot_bytes.to_le_bytes());
+        welcome_at::CONNECTION.put(&mut bytes, self.connection.to_le_bytes());
+        welcome_at::INSTANCE.put(&mut bytes, self.instance);
+        welcome_at::SILENCE_MAX_S.put(&mut bytes, self.silence_max_s.to_le_bytes());
+        welcome_at::NAME_BYTES.put(&mut bytes, [self.name.len() as u8]);
+        bytes.extend_from_slice(self.name.as_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads the whole payload.
+    pub fn decode(bytes: &[u8]) -> Result<Welcome> {
+        check_length(Self::WHAT, bytes, welcome_at::SIZE)?;
+        check_reserved(Self::WHAT, welcome_at::RESERVED, bytes)?;
+        let name_bytes = usize::from(welcome_at::NAME_BYTES.u8(bytes));
+        let whole = bytes.len() == welcome_at::SIZE + name_bytes;
+        check_field(Self::WHAT, "name_bytes", "it does not agree with the length", whole)?;
+        let welcome = Welcome {
+            version: welcome_at::VERSION.u8(bytes),
+            links: welcome_at::LINKS.u8(bytes),
+            slots: welcome_at::SLOTS.u16(bytes),
+            slot_bytes: welcome_at::SLOT_BYTES.u32(bytes),
+            connection: welcome_at::CONNECTION.u64(bytes),
+            instance: welcome_at::INSTANCE.array(bytes),
+            silence_max_s: welcome_at::SILENCE_MAX_S.u16(bytes),
+            name: text(Self::WHAT, &bytes[welcome_at::SIZE..], name_bytes)?.to_owned(),
+        };
+        welcome.check()?;
+        Ok(welcome)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_field(Self::WHAT, "connection", "zero", self.connection != 0)?;
+        check_sizes(Self::WHAT, self.slots, self.slot_bytes, self.links)?;
+        check_name(Self::WHAT, &self.name)
+    }
+}
+
+/// A seek, or what answers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seek {
+    /// Chosen by who seeks; the answer carries it.
+    pub token: u64,
+    /// Found: this run of the target. Seek: zero.
+    pub instance: [u8; 16],
+    /// Found: a key is needed.
+    pub sealed: bool,
+    /// Found: the target's name. Seek: the name sought, empty for any.
+    pub name: String,
+}
+
+impl Seek {
+    const WHAT: &'static str = "link seek";
+
+    /// The body's bytes, or which field cannot be written.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        check_name(Self::WHAT, &self.name)?;
+        let mut bytes = vec![0; seek_at::SIZE];
+        seek_at::TOKEN.put(&mut bytes, self.token.to_le_bytes());
+        seek_at::INSTANCE.put(&mut bytes, self.instance);
+        seek_at::SEALED.put(&mut bytes, [u8::from(self.sealed)]);
+        seek_at::NAME_BYTES.put(&mut bytes, [self.name.len() as u8]);
+        bytes.extend_from_slice(self.name.as_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads the whole body.
+    pub fn decode(bytes: &[u8]) -> Result<Seek> {
+        check_length(Self::WHAT, bytes, seek_at::SIZE)?;
+        check_reserved(Self::WHAT, seek_at::RESERVED, bytes)?;
+        let name_bytes = usize::from(seek_at::NAME_BYTES.u8(bytes));
+        let whole = bytes.len() == seek_at::SIZE + name_bytes && name_bytes <= NAME_BYTES_MAX;
+        check_field(Self::WHAT, "name_bytes", "it does not agree with the length", whole)?;
+        let sealed = seek_at::SEALED.u8(bytes);
+        check_field(Self::WHAT, "sealed", "neither 0 nor 1", sealed <= 1)?;
+        Ok(Seek {
+            token: seek_at::TOKEN.u64(bytes),
+            instance: seek_at::INSTANCE.array(bytes),
+            sealed: sealed == 1,
+            name: text(Self::WHAT, &bytes[seek_at::SIZE..], name_bytes)?.to_owned(),
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! What the two ends of a link say to each other: packets, the parts in them, and the words of the
+//! hand-shake.
+//!
+//! Rooms: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`] the payloads
+//! of the hand-shake and of discovery; [`control`] what is asked of a target besides reads and writes.
+//!
+//! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its input
+//! justifies. A packet says its own length, so that a stream can be cut into packets and the padding of a
+//! short Ethernet frame be cut off.
+//!
+//! Not here: keys and seals, who may say what when (`crates/link`). Page: `docs/format/link.md`.
+
+pub mod control;
+pub mod greeting;
+pub mod part;
+
+use crate::error::check_field;
+use crate::layout::{Field, layout};
+use crate::{FormatError, Result};
+
+layout! {
+    /// What every packet begins with, in clear; the whole of it is bound to the seal.
+    packet_at, "Packet", 24;
+    MAGIC: 0, 2, "magic";
+    VERSION: 2, 1, "version";
+    KIND: 3, 1, "kind";
+    LENGTH: 4, 4, "length";
+    CONNECTION: 8, 8, "connection";
+    NUMBER: 16, 8, "number";
+}
+
+const WHAT: &str = "link packet";
+/// `LW` on the wire: a link's wire.
+pub const MAGIC: u16 = u16::from_le_bytes(*b"LW");
+/// The version of the protocol that this build speaks, and the only one so far.
+pub const VERSION: u8 = 1;
+/// Bytes before a packet's body.
+pub const HEADER_BYTES: usize = packet_at::SIZE;
+/// Bytes after a packet's body: its seal, or its checksum and zeroes.
+pub const TAIL_BYTES: usize = 16;
+/// The longest packet: what a stream carries at once.
+pub const PACKET_BYTES_MAX: usize = 64 << 10;
+/// The shortest packet that a path must carry for a link to work.
+pub const PACKET_BYTES_MIN: usize = 1200;
+/// Links that a connection may have.
+pub const LINKS_MAX: usize = 8;
+/// Pieces of a request's bytes begin at multiples of this, so that a few bits say which have come.
+pub const GRAIN_BYTES: usize = 128;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketKind {
+    /// The first message of the hand-shake, from the initiator.
+    Hello,
+    /// The second, from the target.
+    Welcome,
+    /// A target's no to a hello. Not sealed: a hint, never a proof.
+    Refused,
+    /// Parts, sealed with the connection's keys.
+    Sealed,
+    /// A target's answer to a packet of a connection that it does not know. Not sealed: a hint.
+    Unknown,
+    /// Who is there? To everybody on a LAN.
+    Seek,
+    /// A target's answer to that.
+    Found,
+}
+
+impl PacketKind {
+    const ALL: [(u8, PacketKind); 7] = [
+        (1, PacketKind::Hello),
+        (2, PacketKind::Welcome),
+        (3, PacketKind::Refused),
+        (4, PacketKind::Sealed),
+        (5, PacketKind::Unknown),
+        (6, PacketKind::Seek),
+        (7, PacketKind::Found),
+    ];
+
+    /// Its number on the wire.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or(0, |(code, _)| *code)
+    }
+
+    fn from_code(code: u8) -> Option<PacketKind> {
+        Self::ALL.iter().find(|(number, _)| *number == code).map(|(_, kind)| *kind)
+    }
+}
+
+/// A packet's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// What it is.
+    pub kind: PacketKind,
+    /// Bytes of the whole packet, header and tail included.
+    pub length: u32,
+    /// The receiver's name for the connection; of a hello zero.
+    pub connection: u64,
+    /// The link it was sent on, from 0.
+    pub link: u8,
+    /// Its number on that link, from 0, never used twice: below 2^56.
+    pub number: u64,
+}
+
+/// Numbers of packets end here.
+pub const NUMBER_END: u64 = 1 << 56;
+
+impl Packet {
+    /// Writes the header.
+    pub fn encode(&self, into: &mut [u8]) {
+        packet_at::MAGIC.put(into, MAGIC.to_le_bytes());
+        packet_at::VERSION.put(into, [VERSION]);
+        packet_at::KIND.put(into, [self.kind.code()]);
+        packet_at::LENGTH.put(into, self.length.to_le_bytes());
+        packet_at::CONNECTION.put(into, self.connection.to_le_bytes());
+        let number = u64::from(self.link) << 56 | self.number & (NUMBER_END - 1);
+        packet_at::NUMBER.put(into, number.to_le_bytes());
+    }
+
+    /// Reads the header of a packet that fills the front of `bytes`; what lies behind it is padding.
+    pub fn decode(bytes: &[u8]) -> Result<Packet> {
+        if bytes.len() < HEADER_BYTES {
+            let (need, have) = (HEADER_BYTES as u64, bytes.len() as u64);
+            return Err(FormatError::Truncated { what: WHAT, need, have });
+        }
+        if packet_at::MAGIC.u16(bytes) != MAGIC {
+            return Err(FormatError::Magic { what: WHAT });
+        }
+        let version = packet_at::VERSION.u8(bytes);
+        if version != VERSION {
+            let (found, supported) = (u16::from(version), u16::from(VERSION));
+            return Err(FormatError::Version { what: WHAT, found, supported });
+        }
+        let kind = PacketKind::from_code(packet_at::KIND.u8(bytes));
+        let kind = kind.ok_or(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" })?;
+        let length = packet_at::LENGTH.u32(bytes);
+        let fits = (HEADER_BYTES..=bytes.len().min(PACKET_BYTES_MAX)).contains(&(length as usize));
+        check_field(WHAT, "length", "shorter than a header or longer than what came", fits)?;
+        let number = packet_at::NUMBER.u64(bytes);
+        let link = (number >> 56) as u8;
+        check_field(WHAT, "number", "no such link", usize::from(link) < LINKS_MAX)?;
+        let number = number & (NUMBER_END - 1);
+        Ok(Packet { kind, length, connection: packet_at::CONNECTION.u64(bytes), link, number })
+    }
+}
+
+/// Fails unless `bytes` has `need` bytes.
+fn check_length(what: &'static str, bytes: &[u8], need: usize) -> Result<()> {
+    if bytes.len() >= need {
+        return Ok(());
+    }
+    Err(FormatError::Truncated { what, need: need as u64, have: bytes.len() as u64 })
+}
+
+/// Fails unless a reserved field is zero.
+fn check_reserved(what: &'static str, field: Field, bytes: &[u8]) -> Result<()> {
+    if field.is_zero(bytes) { Ok(()) } else { Err(FormatError::Reserved { what }) }
+}
+
+/// Text of `length` bytes from the front of `bytes`.
+fn text<'a>(what: &'static str, bytes: &'a [u8], length: usize) -> Result<&'a str> {
+    check_length(what, bytes, length)?;
+    let why = "it is not UTF-8";
+    str::from_utf8(&bytes[..length]).map_err(|_| FormatError::Field { what, field: "text", why })
+}
