@@ -45,7 +45,7 @@ impl Attached {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(refused("shared memory that can be taken away again".to_owned()));
         }
-        let mapping = Mapping::plain(&File::from(file), 0, length)?;
+        let mapping = Mapping::plain(File::from(file), 0, length)?;
         Ok(Arc::new(Attached { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
     }
 

@@ -7,7 +7,8 @@
 //! [`in_own_session`] (a program that outlives its starter),
 //! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
 //! [`discard`](discard()) (and zeroes, on files and block devices), [`ublk`] (the kernel's driver for block
-//! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk).
+//! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk),
+//! [`CountingAllocator`] (for tests).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -15,10 +16,12 @@
 mod aligned;
 mod arena;
 mod attached;
+mod counting;
 mod direct_file;
 mod discard;
 mod loop_device;
 mod mapping;
+pub mod net;
 pub mod reclaim;
 mod session;
 mod shared;
@@ -29,6 +32,7 @@ pub mod ublk;
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, Lease};
 pub use attached::{Attached, Lent};
+pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::LoopDevice;

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -14,8 +15,8 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `[offset, offset + length)` of `file`.
-    pub(crate) fn plain(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+    /// Maps `[offset, offset + length)` of a file, or of a socket's ring.
+    pub(crate) fn plain(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
         let start = unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };

@@ -1,0 +1,259 @@
+//! UDP, many datagrams a system call: equal ones leave as one that the kernel (or the card) cuts
+//! (UDP_SEGMENT), and arrive glued together again (UDP_GRO).
+//!
+//! Invariants: a datagram is never fragmented (the path's MTU is an error, not a cost); no call waits; the
+//! arrays of a call live on its stack. Not here: what to do where segmentation is refused.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::null_mut;
+
+use libc::{cmsghdr, iovec, mmsghdr, msghdr};
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
+
+use super::name::Name;
+use super::{bind_to_interface, counted, grow_buffers, set_number};
+
+/// So many runs go out with one call.
+pub const RUNS_MAX: usize = 64;
+/// So many messages come in with one call.
+const MESSAGES_MAX: usize = 32;
+/// No datagram, and no glued row of them, is longer.
+const MESSAGE_BYTES_MAX: usize = 65536;
+
+/// How to open a [`DatagramSocket`].
+#[derive(Clone, Debug)]
+pub struct DatagramOptions<'a> {
+    /// Where it receives. The wildcard of IPv6 takes IPv4, too.
+    pub local: SocketAddr,
+    /// The one interface to use.
+    pub interface: Option<&'a str>,
+    /// Whether several sockets (of one user) share the port: the kernel deals peers out to them.
+    pub shared_port: bool,
+    /// What to ask for in the kernel, each way.
+    pub buffer_bytes: usize,
+}
+
+/// Bytes that leave as datagrams of equal size; the last may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// All of them, back to back.
+    pub bytes: &'a [u8],
+    /// The size of each.
+    pub datagram_bytes: usize,
+}
+
+/// Where datagrams arrive: room for one call's worth.
+pub struct Inbox {
+    bytes: Box<[u8]>,
+}
+
+impl Inbox {
+    /// An empty one, of 2 MiB; pages that nothing arrives in cost none.
+    #[must_use]
+    pub fn new() -> Self {
+        Inbox { bytes: vec![0; MESSAGES_MAX * MESSAGE_BYTES_MAX].into_boxed_slice() }
+    }
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A UDP socket that belongs to no single peer.
+pub struct DatagramSocket {
+    descriptor: OwnedFd,
+    is_v6: bool,
+    interface: Option<String>,
+}
+
+/// The control message beside a message: room for one number.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Control {
+    header: cmsghdr,
+    value: [u8; 8],
+}
+
+impl DatagramSocket {
+    /// Opens one.
+    ///
+    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+    pub fn open(options: &DatagramOptions<'_>) -> io::Result<Self> {
+        let is_v6 = options.local.is_ipv6();
+        let descriptor = open_plain(is_v6)?;
+        if let Some(name) = options.interface {
+            bind_to_interface(&descriptor, name)?;
+        }
+        sockopt::set_socket_reuseport(&descriptor, options.shared_port)?;
+        grow_buffers(&descriptor, options.buffer_bytes)?;
+        sockopt::set_ip_mtu_discover(&descriptor, Ipv4PathMtuDiscovery::DO)?;
+        if is_v6 {
+            sockopt::set_ipv6_mtu_discover(&descriptor, Ipv6PathMtuDiscovery::DO)?;
+        }
+        // An old kernel knows nothing of it: then each datagram arrives alone.
+        let _ = set_number(&descriptor, libc::SOL_UDP, libc::UDP_GRO, 1);
+        bind(&descriptor, &options.local)?;
+        Ok(DatagramSocket { descriptor, is_v6, interface: options.interface.map(str::to_owned) })
+    }
+
+    /// Where it receives.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        Ok(SocketAddr::try_from(getsockname(&self.descriptor)?)?)
+    }
+
+    /// Leaves out UDP's checksum from now on, which makes the kernel refuse segmentation: for tests of that.
+    pub fn omit_checksum(&self) -> io::Result<()> {
+        set_number(&self.descriptor, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
+    }
+
+    /// The longest datagram that the way to `peer` is known to take, by its route.
+    ///
+    /// Errors: no route.
+    pub fn datagram_bytes_max(&self, peer: &SocketAddr) -> io::Result<usize> {
+        let probe = open_plain(peer.is_ipv6())?;
+        if let Some(name) = &self.interface {
+            bind_to_interface(&probe, name)?;
+        }
+        connect(&probe, peer)?;
+        let (mtu, headers) = if peer.is_ipv6() {
+            (sockopt::ipv6_mtu(&probe)?, 40 + 8)
+        } else {
+            (sockopt::ip_mtu(&probe)?, 20 + 8)
+        };
+        // The total of a packet of IPv4 is a 16-bit number, and the loopback's MTU is none.
+        Ok((mtu as usize).min(65535).saturating_sub(headers))
+    }
+
+    /// Sends up to [`RUNS_MAX`] of the runs; answers how many went. A run of more than one datagram needs
+    /// segmentation.
+    ///
+    /// Errors: of the first run (a later one's shows when it is first): EAGAIN where there is no room;
+    /// EIO, EINVAL, EOPNOTSUPP where segmentation is refused; EMSGSIZE; no route.
+    pub fn send<'a>(&self, to: &SocketAddr, runs: impl Iterator<Item = Run<'a>>) -> io::Result<usize> {
+        let (mut name, name_bytes) = Name::of(to, self.is_v6)?;
+        let mut vectors = [const { MaybeUninit::<iovec>::uninit() }; RUNS_MAX];
+        let mut controls = [const { MaybeUninit::<Control>::uninit() }; RUNS_MAX];
+        let mut messages = [const { MaybeUninit::<mmsghdr>::uninit() }; RUNS_MAX];
+        let mut count = 0;
+        for run in runs.take(RUNS_MAX) {
+            let (base, len) = (run.bytes.as_ptr().cast_mut().cast(), run.bytes.len());
+            let vector = vectors[count].write(iovec { iov_base: base, iov_len: len });
+            let mut message = message_of(&raw mut name, name_bytes, vector);
+            if run.bytes.len() > run.datagram_bytes {
+                let size = u16::try_from(run.datagram_bytes).map_err(|_| io::Error::from(TOO_LONG))?;
+                let control = controls[count].write(segment(size));
+                message.msg_control = (control as *mut Control).cast();
+                message.msg_controllen = size_of::<Control>();
+            }
+            messages[count].write(mmsghdr { msg_hdr: message, msg_len: 0 });
+            count += 1;
+        }
+        let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: the first `count` messages are initialised; what they point to (the name, the vectors and
+        // controls above, the bytes of the runs) lives through the call and is only read.
+        counted(unsafe { libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags) })
+    }
+
+    /// Takes what has arrived, one call's worth; hands each message to `each` with its sender and the size
+    /// of the datagrams in it. Answers how many there were, 0 where nothing is there.
+    ///
+    /// Errors: the socket's.
+    pub fn receive(
+        &self,
+        inbox: &mut Inbox,
+        each: &mut dyn FnMut(SocketAddr, usize, &mut [u8]),
+    ) -> io::Result<usize> {
+        let mut names = [Name::EMPTY; MESSAGES_MAX];
+        let mut controls = [segment(0); MESSAGES_MAX];
+        let mut vectors = [const { MaybeUninit::<iovec>::uninit() }; MESSAGES_MAX];
+        let mut messages = [const { MaybeUninit::<mmsghdr>::uninit() }; MESSAGES_MAX];
+        let rooms = inbox.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
+        for (i, room) in rooms.enumerate() {
+            let vector = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+            let mut message = message_of(&raw mut names[i], Name::BYTES, vectors[i].write(vector));
+            message.msg_control = (&raw mut controls[i]).cast();
+            message.msg_controllen = size_of::<Control>();
+            messages[i].write(mmsghdr { msg_hdr: message, msg_len: 0 });
+        }
+        let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
+        // SAFETY: all the messages are initialised; what they point to (names, controls, vectors, the
+        // inbox's rooms) lives through the call, is of the lengths they say, and nobody else uses it.
+        let result = counted(unsafe {
+            let first = messages.as_mut_ptr().cast();
+            libc::recvmmsg(descriptor, first, MESSAGES_MAX as u32, flags, null_mut())
+        });
+        let count = match result {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            result => result?,
+        };
+        let rooms = inbox.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
+        for (i, room) in rooms.enumerate().take(count) {
+            // SAFETY: initialised above, and filled by the kernel.
+            let message = unsafe { messages[i].assume_init_ref() };
+            let Some(from) = names[i].address() else { continue };
+            let length = (message.msg_len as usize).min(MESSAGE_BYTES_MAX);
+            let glued = glued_bytes(&controls[i], message.msg_hdr.msg_controllen).unwrap_or(length);
+            each(from, glued, &mut room[..length]);
+        }
+        Ok(count)
+    }
+}
+
+impl AsFd for DatagramSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+const TOO_LONG: rustix::io::Errno = rustix::io::Errno::MSGSIZE;
+
+fn open_plain(is_v6: bool) -> io::Result<OwnedFd> {
+    let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let descriptor = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    if is_v6 {
+        sockopt::set_ipv6_v6only(&descriptor, false)?;
+    }
+    Ok(descriptor)
+}
+
+fn message_of(name: *mut Name, name_bytes: u32, vector: &mut iovec) -> msghdr {
+    msghdr {
+        msg_name: name.cast(),
+        msg_namelen: name_bytes,
+        msg_iov: vector,
+        msg_iovlen: 1,
+        msg_control: null_mut(),
+        msg_controllen: 0,
+        msg_flags: 0,
+    }
+}
+
+/// Tells the kernel the size to cut to.
+fn segment(datagram_bytes: u16) -> Control {
+    let mut value = [0; 8];
+    value[..2].copy_from_slice(&datagram_bytes.to_ne_bytes());
+    let header = cmsghdr {
+        cmsg_len: size_of::<cmsghdr>() + size_of::<u16>(),
+        cmsg_level: libc::SOL_UDP,
+        cmsg_type: libc::UDP_SEGMENT,
+    };
+    Control { header, value }
+}
+
+/// The size of the datagrams that the kernel glued together, where it says one.
+fn glued_bytes(control: &Control, control_bytes: usize) -> Option<usize> {
+    let header = &control.header;
+    if control_bytes < size_of::<cmsghdr>() + 4
+        || (header.cmsg_level, header.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO)
+    {
+        return None;
+    }
+    let [a, b, c, d, ..] = control.value;
+    usize::try_from(i32::from_ne_bytes([a, b, c, d])).ok().filter(|&bytes| bytes > 0)
+}

@@ -1,0 +1,59 @@
+//! Sockets that move many packets with one system call, which the standard library has no words for.
+//!
+//! Rooms: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse), [`FrameSocket`] and
+//! [`FrameRing`] (raw Ethernet), [`Interface`] (what the kernel knows of one).
+//!
+//! Invariant: nothing here allocates after construction, and no call waits.
+//! Not here: what the bytes mean, which lengths are right, who waits for what.
+
+mod datagrams;
+mod frames;
+mod interface;
+mod name;
+
+pub use datagrams::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
+pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket};
+pub use interface::Interface;
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::net::sockopt;
+
+/// Ties a socket to one interface: what it sends leaves there, and it hears only what arrives there.
+///
+/// Errors: ENODEV where there is no such interface; EPERM where another one is tied already.
+pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())
+}
+
+/// Asks for buffers of this size in the kernel, past the machine's limit where we may. Less is no failure.
+pub fn grow_buffers(socket: impl AsFd, buffer_bytes: usize) -> io::Result<()> {
+    let socket = socket.as_fd();
+    if sockopt::set_socket_recv_buffer_size_force(socket, buffer_bytes).is_err() {
+        sockopt::set_socket_recv_buffer_size(socket, buffer_bytes)?;
+    }
+    if sockopt::set_socket_send_buffer_size_force(socket, buffer_bytes).is_err() {
+        sockopt::set_socket_send_buffer_size(socket, buffer_bytes)?;
+    }
+    Ok(())
+}
+
+fn set_number(socket: impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_option(socket, level, name, &value.to_ne_bytes())
+}
+
+fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
+    let descriptor = socket.as_fd().as_raw_fd();
+    let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `length` bytes at the pointer, which are those of `value`, and keeps nothing.
+    let result =
+        unsafe { libc::setsockopt(descriptor, level, name, value.as_ptr().cast::<c_void>(), length) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The count that a system call gave, or its error.
+fn counted(result: c_int) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
