@@ -9,14 +9,16 @@
 //! Rooms: [`objects`] (every decoder of `crates/format`), [`journal_image`] (a journal's bytes to a scan),
 //! [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's bytes to a
 //! server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's memory and a
-//! frontend's bytes to a vhost-user door), [`text`] (sizes, durations and URLs), [`mutate`] (changes by
-//! seed).
+//! frontend's bytes to a vhost-user door), [`link`] (a peer's packets to their decoders), [`link_peer`] (the
+//! same to a target and to an initiator), [`text`] (sizes, durations and URLs), [`mutate`] (changes by seed).
 //!
 //! Not here: what the engine does with good input.
 #![forbid(unsafe_code)]
 
 mod hand_over;
 mod journal_image;
+mod link;
+mod link_peer;
 mod mend;
 pub mod mutate;
 mod nbd;
@@ -34,7 +36,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "segment", run: objects::segment },
     Target { name: "checkpoint", run: objects::checkpoint },
     Target { name: "map_part", run: objects::map_part },
@@ -46,5 +48,11 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "vhost_messages", run: vhost::messages },
     Target { name: "vhost_ring", run: vhost::ring },
     Target { name: "hand_over", run: hand_over::run },
+    Target { name: "link_packet", run: link::packet },
+    Target { name: "link_greeting", run: link::greeting },
+    Target { name: "link_control", run: link::controls },
+    Target { name: "link_target", run: link_peer::target },
+    Target { name: "link_initiator", run: link_peer::initiator },
+    Target { name: "packed_write", run: link::packed },
     Target { name: "text", run: text::run },
 ];

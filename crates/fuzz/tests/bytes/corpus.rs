@@ -9,6 +9,8 @@ use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::link::part::{Body, Command, Operation, Reply, Word, WordKind};
+use sawmill_format::packed_write;
 use sawmill_frontend::{Handed, pack};
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
@@ -28,6 +30,7 @@ fn write_corpus() {
     guests();
     frontends();
     hand_overs();
+    link_peers();
     texts();
 }
 
@@ -49,6 +52,94 @@ fn hand_overs() {
     write("hand_over", "none", &[&[0], &pack(&[]).0[..]].concat());
 }
 
+/// What a peer of a link says: the parts of one packet, in the pieces of `link_peer`.
+fn said(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
+    let mut room = [0; 1000];
+    let mut body = Body::new(&mut room);
+    write(&mut body);
+    let used = body.used();
+    [&(used as u16).to_le_bytes()[..], &[how], &room[..used]].concat()
+}
+
+/// After the piece, time passes.
+const LATER: u8 = 1 << 6;
+
+fn asked(slot: u16, operation: Operation, sequence: u64, range: (u64, u64), inline: &[u8]) -> Vec<u8> {
+    let (address, length) = range;
+    let command = Command { operation, slot, flags: 0, volume: 0, sequence, address, length };
+    said(LATER, |body| {
+        body.command(&command, inline.len(), |into| into.copy_from_slice(inline));
+    })
+}
+
+fn answered(slot: u16, sequence: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
+    let reply = Reply { slot, sequence, status, length: bytes.len() as u32 };
+    said(LATER, |body| {
+        body.reply(&reply, bytes.len(), |into| into.copy_from_slice(bytes));
+    })
+}
+
+fn bytes_of(slot: u16, sequence: u64, offset: u32, bytes: usize) -> Vec<u8> {
+    said(LATER, |body| {
+        body.data((slot, sequence), offset, bytes, |into| into.fill(4));
+    })
+}
+
+fn link_peers() {
+    use Operation::*;
+    let ranges: [(u32, &[u8]); 2] = [(0, b"abc"), (600, b"de")];
+    let mut packed = vec![0; packed_write::encoded_bytes(ranges.iter().copied()) as usize];
+    packed_write::encode(ranges.iter().copied(), &mut packed).expect("room");
+    let operations = [
+        asked(0, Write, 2, (512, 300), &[1; 256]),
+        bytes_of(0, 2, 256, 44),
+        asked(1, WritePacked, 1, (4096, packed.len() as u64), &packed),
+        asked(2, Read, 1, (512, 4000), &[]),
+        asked(3, Allocation, 1, (0, 65536), &[]),
+        asked(0, Flush, 3, (0, 0), &[]),
+        asked(1, Discard, 2, (4096, 4096), &[]),
+        asked(2, WriteZeroes, 2, (0, 65536), &[]),
+        asked(3, Prefetch, 2, (0, 4096), &[]),
+        asked(0, List, 4, (0, 0), &[]),
+        asked(1, Open, 3, (0, 4), b"disk"),
+        asked(2, Close, 3, (0, 0), &[]),
+    ];
+    write("link_target", "all-operations", &operations.concat());
+    let word = |kind, link, packet_bytes| Word { kind, link, packet_bytes, token: 5 };
+    let words = [
+        said(LATER, |body| {
+            body.word(&word(WordKind::Ping, 0, 0));
+        }),
+        said(1, |body| {
+            body.word(&word(WordKind::Join, 1, 1200));
+            body.pad();
+        }),
+        said(LATER, |body| {
+            body.ack(0, 100, &[(2, 2), (0, 0)]);
+            body.word(&word(WordKind::Leave, 0, 0));
+        }),
+        said(1, |body| {
+            body.close(12, "it ends");
+        }),
+    ];
+    write("link_target", "words", &words.concat());
+    write("link_initiator", "words", &words.concat());
+    let replies = [
+        answered(1, 1, 0, &[]),
+        answered(0, 2, 0, &[9; 300]),
+        answered(2, 1, 0, &8192u64.to_le_bytes()),
+        answered(3, 1, 10, b"full"),
+        bytes_of(0, 3, 0, 640),
+        answered(0, 3, 7, b"not now"),
+        said(3 << 6, |body| {
+            body.ack(0, 0, &[(2, 4)]);
+        }),
+        // UNKNOWN: a target that has forgotten the connection.
+        vec![0, 0, 6 << 3 | 1],
+    ];
+    write("link_initiator", "replies", &replies.concat());
+}
+
 fn write(target: &str, name: &str, bytes: &[u8]) {
     std::fs::create_dir_all(folder(target)).expect("a folder");
     std::fs::write(folder(target).join(name), bytes).expect("a file");
@@ -63,6 +154,10 @@ fn vectors() {
         ("staging", "small_objects"),
         ("cache_index", "small_objects"),
         ("journal", "small_objects"),
+        ("link_packet", "link_packet"),
+        ("link_greeting", "link_greeting"),
+        ("link_control", "link_control"),
+        ("packed_write", "packed_write"),
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/vectors");
     for (kind, target) in places {

@@ -112,6 +112,36 @@ fn no_pieces_break_the_server_that_takes_over() {
 }
 
 #[test]
+fn no_packet_breaks_the_decoder_of_the_links_parts() {
+    survives("link_packet", 100_000);
+}
+
+#[test]
+fn no_greeting_breaks_the_links_decoders() {
+    survives("link_greeting", 100_000);
+}
+
+#[test]
+fn no_control_breaks_the_links_decoders() {
+    survives("link_control", 100_000);
+}
+
+#[test]
+fn no_initiator_breaks_the_target_of_a_link_for_others() {
+    survives("link_target", 4_000);
+}
+
+#[test]
+fn every_request_of_an_initiator_is_answered_once_whatever_its_target_says() {
+    survives("link_initiator", 2_000);
+}
+
+#[test]
+fn no_packed_write_breaks_its_decoder() {
+    survives("packed_write", 100_000);
+}
+
+#[test]
 fn no_text_breaks_the_parsers_of_sizes_urls_and_keys() {
     survives("text", 50_000);
 }

@@ -5,7 +5,7 @@
 //! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch layer).
 //! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code
 //! 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the batch layer of drivers are
-//! caught by the tests of hazards in `sawmill-driver`.
+//! caught by the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod driver;
+mod link;
 mod list;
 
 use list::Mutant;
@@ -24,6 +25,28 @@ const TRIALS: &[(&str, &[&str])] = &[
     ("seeds", &["--seeds", "4000", "--stop-at", "1"]),
     ("small worlds", &["--small-worlds"]),
     ("more seeds", &["--from", "4001", "--seeds", "40000", "--stop-at", "1"]),
+];
+
+/// Bugs that the tests of another package catch.
+struct Elsewhere {
+    /// What their files begin with.
+    folder: &'static str,
+    package: &'static str,
+    /// Its tests: files, and which of theirs, in turn.
+    tests: &'static [(&'static str, &'static str)],
+    /// Seeds to try.
+    seeds: &'static str,
+}
+
+const ELSEWHERE: &[Elsewhere] = &[
+    // First the one thread that a seed repeats, then the many.
+    Elsewhere {
+        folder: "driver/",
+        package: "sawmill-driver",
+        tests: &[("hazards", "reads_flushes"), ("threads", "")],
+        seeds: "40",
+    },
+    Elsewhere { folder: "link/", package: "sawmill-link", tests: &[("simulation", "")], seeds: "300" },
 ];
 
 /// What `timeout` ends with.
@@ -52,7 +75,7 @@ fn main() -> ExitCode {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    list::MUTANTS.iter().chain(driver::MUTANTS)
+    list::MUTANTS.iter().chain(driver::MUTANTS).chain(link::MUTANTS)
 }
 
 fn root() -> PathBuf {
@@ -72,8 +95,8 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     }
     fs::write(&file, text.replace(mutant.from, mutant.to)).map_err(|error| error.to_string())?;
     let target = root().join("target/mutants/build");
-    if mutant.file.starts_with("driver/") {
-        return judge_driver(&tree, &target);
+    if let Some(there) = ELSEWHERE.iter().find(|there| mutant.file.starts_with(there.folder)) {
+        return judge_tests(there, &tree, &target);
     }
     let built = Command::new("cargo")
         .args(["build", "--release", "--quiet", "-p", "sawmill-sim", "--bin", "sawmill-sim"])
@@ -97,20 +120,24 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     Ok(None)
 }
 
-/// Tries the tests of hazards: first the one thread that a seed repeats, then the many.
-fn judge_driver(tree: &Path, target: &Path) -> Result<Option<String>, String> {
+fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<String>, String> {
     let cargo = |limit_s: &str, arguments: &[&str]| {
         // A bug may leave somebody waiting for ever; the tests take seconds.
         let mut cargo = Command::new("timeout");
-        cargo.args([limit_s, "cargo", "test", "--quiet", "-p", "sawmill-driver"]).args(arguments);
-        cargo.env("CARGO_TARGET_DIR", target).env("RUSTFLAGS", "-Awarnings").env("SAWMILL_SEEDS", "40");
+        cargo.args([limit_s, "cargo", "test", "--quiet", "-p", there.package]).args(arguments);
+        cargo
+            .env("CARGO_TARGET_DIR", target)
+            .env("RUSTFLAGS", "-Awarnings")
+            .env("SAWMILL_SEEDS", there.seeds);
         cargo.current_dir(tree).output().map_err(|error| format!("cargo: {error}"))
     };
-    let built = cargo("1800", &["--test", "hazards", "--test", "threads", "--no-run"])?;
+    let mut all: Vec<&str> = there.tests.iter().flat_map(|(test, _)| ["--test", test]).collect();
+    all.push("--no-run");
+    let built = cargo("1800", &all)?;
     if !built.status.success() {
         return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
     }
-    for (test, name) in [("hazards", "reads_flushes"), ("threads", "")] {
+    for (test, name) in there.tests {
         let run = cargo("180", &["--test", test, name])?;
         if run.status.code() == Some(TIMED_OUT) {
             return Ok(Some(format!("by {test}: somebody waits for ever")));

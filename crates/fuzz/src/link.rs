@@ -1,0 +1,230 @@
+//! What a peer's bytes are to the link's decoders: packets and their parts, greetings, controls, packed
+//! writes. What is accepted is what the encoder writes, keeps its rules, and lies within its packet.
+
+use sawmill_format::layout::Field;
+use sawmill_format::link::control::{self, Opened, opened_at};
+use sawmill_format::link::greeting::{Hello, NAME_BYTES_MAX, Seek, Welcome, hello_at, seek_at, welcome_at};
+use sawmill_format::link::part::{Body, Data, Part, Parts, TEXT_BYTES_MAX};
+use sawmill_format::link::{
+    GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION, packet_at,
+};
+use sawmill_format::packed_write::{self, Packed, SPAN_BYTES_MAX};
+
+use crate::mend::{put, u32_at};
+
+pub(crate) fn packet(bytes: &[u8]) {
+    body(bytes);
+    whole(bytes);
+    let mut mended = bytes.to_vec();
+    mended.resize(bytes.len().clamp(HEADER_BYTES, PACKET_BYTES_MAX), 0);
+    put(&mut mended, packet_at::MAGIC, &MAGIC.to_le_bytes());
+    let kind = mended[packet_at::KIND.offset] % 7 + 1;
+    put(&mut mended, packet_at::VERSION, &[VERSION]);
+    put(&mut mended, packet_at::KIND, &[kind]);
+    let length = mended.len() as u32;
+    put(&mut mended, packet_at::LENGTH, &length.to_le_bytes());
+    mended[packet_at::NUMBER.offset + 7] %= LINKS_MAX as u8;
+    assert!(Packet::decode(&mended).is_ok(), "nothing else is asked of a header");
+    whole(&mended);
+}
+
+fn whole(bytes: &[u8]) {
+    let Ok(packet) = Packet::decode(bytes) else { return };
+    let length = packet.length as usize;
+    assert!((HEADER_BYTES..=bytes.len().min(PACKET_BYTES_MAX)).contains(&length));
+    assert!(usize::from(packet.link) < LINKS_MAX && packet.number < NUMBER_END);
+    let mut again = [0; HEADER_BYTES];
+    packet.encode(&mut again);
+    assert_eq!(again, bytes[..HEADER_BYTES], "there is one encoding for each value");
+    assert_eq!(Packet::decode(&bytes[..length]), Ok(packet), "what lies behind a packet is no matter");
+    body(&bytes[HEADER_BYTES..length]);
+}
+
+/// Any bytes as the body of a packet that opened.
+fn body(bytes: &[u8]) {
+    let mut again = vec![0xee; bytes.len()];
+    let mut into = Body::new(&mut again);
+    let mut parts = Parts::new(bytes);
+    let mut readable = true;
+    for part in parts.by_ref() {
+        let Ok(part) = part else {
+            readable = false;
+            break;
+        };
+        check(&part);
+        assert!(write(&part, &mut into), "what was read has room where it came from");
+    }
+    assert!(parts.next().is_none(), "nothing comes after the end, or after what cannot be read");
+    let used = into.used();
+    assert_eq!(again[..used], bytes[..used], "there is one encoding for each value");
+    assert!(!readable || bytes[used..].iter().all(|byte| *byte == 0), "only zeroes follow the last part");
+}
+
+fn check(part: &Part<'_>) {
+    match part {
+        Part::Command(command, inline) => {
+            let payload = if command.operation.sends_payload() { command.length } else { 0 };
+            assert!(inline.len() as u64 <= payload);
+        }
+        Part::Data(data) => {
+            assert!((data.offset as usize).is_multiple_of(GRAIN_BYTES) && !data.bytes.is_empty())
+        }
+        Part::Reply(reply, inline) => assert!(inline.len() <= reply.length as usize),
+        Part::Ack(ack) => {
+            let mut end = ack.largest + 1;
+            assert_eq!(ack.runs().next().map(|run| run.1), Some(ack.largest));
+            for (first, last) in ack.runs() {
+                assert!(first <= last && last < end, "no number twice, and none below zero");
+                end = first;
+            }
+        }
+        Part::Word(word) => assert!(usize::from(word.link) < LINKS_MAX),
+        Part::Close(_, text) => assert!(text.len() <= TEXT_BYTES_MAX),
+    }
+}
+
+fn write(part: &Part<'_>, into: &mut Body<'_>) -> bool {
+    match *part {
+        Part::Command(command, inline) => {
+            into.command(&command, inline.len(), |place| place.copy_from_slice(inline))
+        }
+        Part::Data(Data { slot, sequence, offset, bytes }) => {
+            into.data((slot, sequence), offset, bytes.len(), |place| place.copy_from_slice(bytes))
+        }
+        Part::Reply(reply, inline) => into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline)),
+        Part::Ack(ack) => {
+            let runs: Vec<_> = ack.runs().collect();
+            into.ack(ack.link, ack.delay_us, &runs)
+        }
+        Part::Word(word) => into.word(&word),
+        Part::Close(status, text) => into.close(status, text),
+    }
+}
+
+pub(crate) fn greeting(bytes: &[u8]) {
+    greetings(bytes);
+    greetings(&named(bytes, hello_at::SIZE, hello_at::NAME_BYTES, hello_at::RESERVED));
+    greetings(&named(bytes, welcome_at::SIZE, welcome_at::NAME_BYTES, welcome_at::RESERVED));
+    greetings(&named(bytes, seek_at::SIZE, seek_at::NAME_BYTES, seek_at::RESERVED));
+}
+
+/// A structure with a name behind it, of which length and reserved bytes are right.
+fn named(bytes: &[u8], size: usize, name_bytes: Field, reserved: Field) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().clamp(size, size + NAME_BYTES_MAX), 0);
+    let length = (bytes.len() - size) as u8;
+    put(&mut bytes, name_bytes, &[length]);
+    bytes[reserved.offset..reserved.offset + reserved.size].fill(0);
+    bytes
+}
+
+fn greetings(bytes: &[u8]) {
+    const WRITTEN: &str = "what was read can be written";
+    if let Ok(hello) = Hello::decode(bytes) {
+        assert_eq!(hello.encode().expect(WRITTEN), bytes);
+    }
+    if let Ok(welcome) = Welcome::decode(bytes) {
+        assert_eq!(welcome.encode().expect(WRITTEN), bytes);
+    }
+    if let Ok(seek) = Seek::decode(bytes) {
+        assert_eq!(seek.encode().expect(WRITTEN), bytes);
+    }
+}
+
+pub(crate) fn controls(bytes: &[u8]) {
+    let mut opened = bytes.to_vec();
+    opened.resize(opened_at::SIZE, 0);
+    opened[opened_at::RESERVED.offset..opened_at::KEEPER.offset].fill(0);
+    for bytes in [bytes, &opened] {
+        if let Ok(opened) = Opened::decode(bytes) {
+            assert_eq!(opened.encode()[..], *bytes);
+        }
+    }
+    exports(bytes);
+    if let Ok(exports) = control::exports(bytes) {
+        let rest = [bytes, &[0; 9]].concat();
+        assert_eq!(control::exports(&rest).ok(), Some(exports), "zeroes behind a list are its end");
+    }
+    allocation(bytes);
+}
+
+fn exports(bytes: &[u8]) {
+    let Ok(exports) = control::exports(bytes) else { return };
+    let held = exports.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
+    assert!(held <= 8 * bytes.len(), "a list larger than its bytes justify");
+    let mut again = Vec::new();
+    for (name, size_bytes) in &exports {
+        assert!(control::push_export(&mut again, bytes.len(), name, *size_bytes));
+    }
+    assert_eq!(again, bytes[..again.len()]);
+    assert!(bytes[again.len()..].iter().all(|byte| *byte == 0));
+}
+
+/// Any bytes are runs; and as runs of a device they are told in whatever room there is.
+fn allocation(bytes: &[u8]) {
+    let runs: Vec<_> = control::runs(bytes).collect();
+    let mut again = vec![0; bytes.len()];
+    let used = control::put_runs(&mut again, runs.iter().copied());
+    assert_eq!((used, &again[..used]), (runs.len() * 8, &bytes[..used]));
+    let room = bytes.first().map_or(0, |first| usize::from(*first) % 64);
+    let wild = bytes.chunks_exact(8).map(|run| {
+        let mut length = [0; 8];
+        length.copy_from_slice(run);
+        (u64::from_le_bytes(length), run[0] & 1 == 1)
+    });
+    let all = wild.clone().fold(0u64, |sum, run| sum.saturating_add(run.0));
+    let mut cut = vec![0; room];
+    let used = control::put_runs(&mut cut, wild);
+    assert!(used <= room && used.is_multiple_of(8));
+    let told = control::runs(&cut).fold(0u64, |sum, run| sum.saturating_add(run.0));
+    assert!(told == all || room < 8 || told >= u64::MAX >> 1, "{told} bytes of {all} are told");
+}
+
+pub(crate) fn packed(bytes: &[u8]) {
+    packed_write(bytes);
+    packed_write(&mended_packed(bytes));
+}
+
+/// With a header, a number of entries that has room, and a last entry that takes what data there is.
+fn mended_packed(bytes: &[u8]) -> Vec<u8> {
+    use packed_write::{MAGIC, VERSION, at, entry_at};
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().max(at::SIZE + entry_at::SIZE), 0);
+    let room = ((bytes.len() - at::SIZE) / entry_at::SIZE) as u32;
+    let count = u32_at(&bytes, at::ENTRY_COUNT).unwrap_or(0).clamp(1, room.min(16));
+    let table = at::SIZE + count as usize * entry_at::SIZE;
+    let data_bytes = (bytes.len() - table) as u32;
+    put(&mut bytes, at::MAGIC, &MAGIC.to_le_bytes());
+    put(&mut bytes, at::VERSION, &VERSION.to_le_bytes());
+    put(&mut bytes, at::RESERVED, &[0; 2]);
+    put(&mut bytes, at::ENTRY_COUNT, &count.to_le_bytes());
+    put(&mut bytes, at::DATA_BYTES, &data_bytes.to_le_bytes());
+    let mut left = data_bytes;
+    for (index, entry) in bytes[at::SIZE..table].chunks_exact_mut(entry_at::SIZE).enumerate() {
+        let said = u32_at(entry, entry_at::LENGTH).unwrap_or(0);
+        let length = if index + 1 == count as usize { left } else { said.min(left) };
+        put(entry, entry_at::LENGTH, &length.to_le_bytes());
+        left -= length;
+    }
+    bytes
+}
+
+fn packed_write(bytes: &[u8]) {
+    let Ok(packed) = Packed::decode(bytes) else { return };
+    let mut free_from = 0;
+    for (index, (offset, range)) in packed.entries().enumerate() {
+        assert!(!range.is_empty());
+        assert!(
+            if index == 0 { offset >= free_from } else { offset > free_from },
+            "in order, and none touch"
+        );
+        free_from = offset + range.len() as u32;
+    }
+    assert_eq!(free_from, packed.span_bytes());
+    assert!(free_from <= SPAN_BYTES_MAX);
+    let length = packed_write::encoded_bytes(packed.entries());
+    assert_eq!(length as usize, bytes.len());
+    let mut again = vec![0; bytes.len()];
+    assert_eq!(packed_write::encode(packed.entries(), &mut again).ok(), Some(bytes.len()));
+    assert_eq!(again, bytes);
+}

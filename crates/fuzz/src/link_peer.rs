@@ -1,0 +1,381 @@
+//! A peer of the link that says anything: packets that open, and packets that do not, to a real target and a
+//! real initiator without a key.
+//!
+//! A stranger's and a peer's bytes end no more than their own connection: afterwards another initiator opens
+//! the export, writes and reads; and each request of an initiator is answered once.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation as Asks, Outcome, Request};
+use sawmill_format::crc::crc32c;
+use sawmill_format::link::control::{OPEN_TAKE_OVER, Opened};
+use sawmill_format::link::greeting::{GREETING_BYTES_MAX, Hello, Welcome};
+use sawmill_format::link::part::{Body, Command, Operation, Part, Parts, Reply, Word, WordKind};
+use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
+use sawmill_link::Unpack;
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use sawmill_link::session::{Greeting, HANDSHAKE_BYTES, Security, answer};
+use sawmill_link::target::{Target, TargetOptions};
+
+const PROLOGUE: &[u8] = b"sawmill link 1";
+const PACKET_BYTES: usize = 1400;
+const SLOTS: u16 = 4;
+const SLOT_BYTES: u32 = 4096;
+/// Small, so that many of them cost little.
+const DEVICE_BYTES: u64 = 64 << 10;
+
+/// What was sent, to be looked at.
+#[derive(Default)]
+struct Wire(Mutex<Vec<Vec<u8>>>);
+
+impl Sender for Wire {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        PACKET_BYTES
+    }
+
+    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let mut sent = self.0.lock().expect("nobody panics with it");
+        // A flood of answers is dropped by any network.
+        let room = 256usize.saturating_sub(sent.len());
+        sent.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
+        Ok(batch.len() - from)
+    }
+}
+
+impl Wire {
+    /// Takes out what was sent. All of it is packets that can be read.
+    fn take(&self) -> Vec<(Packet, Vec<u8>)> {
+        let sent = std::mem::take(&mut *self.0.lock().expect("nobody panics with it"));
+        let checked = sent.into_iter().map(|bytes| {
+            let packet = Packet::decode(&bytes).expect("our own packets can be read");
+            assert_eq!(packet.length as usize, bytes.len());
+            if packet.kind == PacketKind::Sealed {
+                let (covered, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
+                assert_eq!(tail[..4], crc32c(covered).to_le_bytes());
+                assert!(Parts::new(&covered[HEADER_BYTES..]).all(|part| part.is_ok()), "so can their parts");
+            }
+            (packet, bytes)
+        });
+        checked.collect()
+    }
+}
+
+/// The parts of a packet that an end sent.
+fn parts(packet: &(Packet, Vec<u8>)) -> Vec<Part<'_>> {
+    let body = &packet.1[HEADER_BYTES..packet.1.len() - TAIL_BYTES];
+    if packet.0.kind == PacketKind::Sealed { Parts::new(body).flatten().collect() } else { Vec::new() }
+}
+
+#[derive(Default)]
+struct HandClock(AtomicU64);
+
+impl Clock for HandClock {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Numbers that nobody needs to be unguessable here.
+fn counter(from: u64) -> Box<dyn FnMut() -> u64 + Send> {
+    let mut next = from;
+    Box::new(move || {
+        next += 1;
+        next
+    })
+}
+
+/// What one end says to the other: sealed packets of a connection, by hand.
+struct Mouth {
+    connection: u64,
+    number: u64,
+}
+
+impl Mouth {
+    fn packet(&mut self, kind: PacketKind, link: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        let tail_bytes = if kind == PacketKind::Sealed { TAIL_BYTES } else { 0 };
+        let length = (HEADER_BYTES + body.len() + tail_bytes) as u32;
+        Packet { kind, length, connection: self.connection, link, number: self.number }.encode(&mut bytes);
+        self.number += 1;
+        bytes.extend_from_slice(body);
+        if kind == PacketKind::Sealed {
+            let crc = crc32c(&bytes).to_le_bytes();
+            bytes.extend([&crc[..], &[0; 12]].concat());
+        }
+        bytes
+    }
+
+    fn say(&mut self, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
+        let mut room = vec![0; PACKET_BYTES - HEADER_BYTES - TAIL_BYTES];
+        let mut body = Body::new(&mut room);
+        write(&mut body);
+        let used = body.used();
+        self.packet(PacketKind::Sealed, 0, &room[..used])
+    }
+
+    /// The pieces of an input: two bytes of length, one of how, then bytes. How: bits 0 to 2 the link, 3 to 5
+    /// what it is, 6 and 7 how much time passes.
+    fn pieces(&mut self, input: &[u8]) -> Vec<(Vec<u8>, u64)> {
+        let mut pieces = Vec::new();
+        let mut rest = input;
+        while let Some((head, behind)) = rest.split_first_chunk::<3>() {
+            let length = usize::from(u16::from_le_bytes([head[0], head[1]])).min(behind.len());
+            let (body, behind) = behind.split_at(length);
+            rest = behind;
+            let how = head[2];
+            let packet = match how >> 3 & 7 {
+                0..=4 => self.packet(PacketKind::Sealed, how & 7, body),
+                5 => self.packet(PacketKind::Hello, 0, body),
+                6 => self.packet([PacketKind::Welcome, PacketKind::Unknown][usize::from(how & 1)], 0, body),
+                _ => body.to_vec(),
+            };
+            pieces.push((packet, [0, 2_000_000, 60_000_000, 2_000_000_000][usize::from(how >> 6)]));
+        }
+        pieces
+    }
+}
+
+/// A target with one export, and what its packets go to.
+struct Shown {
+    target: Arc<Target>,
+    wire: Arc<Wire>,
+    sender: Arc<dyn Sender>,
+    clock: Arc<HandClock>,
+}
+
+const STRANGER: Peer = Peer::Ethernet([2, 0, 0, 0, 0, 1]);
+
+impl Shown {
+    fn new() -> Self {
+        let clock = Arc::new(HandClock::default());
+        let options =
+            TargetOptions { slots_max: SLOTS, slot_bytes_max: SLOT_BYTES, ..TargetOptions::default() };
+        let target = Target::new(options, Security::Insecure, clock.clone(), counter(1 << 32));
+        let device = Arc::new(Unpack::new(MemoryDevice::new(DEVICE_BYTES)));
+        target.add("disk", device, None).expect("a name that is free");
+        let wire = Arc::new(Wire::default());
+        Shown { target, sender: wire.clone(), wire, clock }
+    }
+
+    fn hear(&self, mut packet: Vec<u8>) {
+        self.target.receive((&self.sender, None), &STRANGER, &mut packet);
+        self.target.tick();
+    }
+
+    /// Shakes hands as the initiator `instance`, joins link 0 and opens the export.
+    fn connect(&self, instance: u8) -> Mouth {
+        self.wire.take();
+        let hello = Hello {
+            versions: (1, 1),
+            slots: SLOTS,
+            slot_bytes: SLOT_BYTES,
+            connection: 1 << 40 | u64::from(instance),
+            instance: [instance; 16],
+            links: 2,
+            name: String::new(),
+        };
+        let payload = hello.encode().expect("a hello");
+        let mut message = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
+        let (mut greeting, bytes) =
+            Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message).expect("a message");
+        let mut mouth = Mouth { connection: 0, number: 0 };
+        self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
+        let answers = self.wire.take();
+        let welcome = answers.iter().filter(|(packet, _)| packet.kind == PacketKind::Welcome);
+        let welcome = welcome.filter_map(|(_, bytes)| greeting.finish(&bytes[HEADER_BYTES..]).ok()).next();
+        let (_, payload) = welcome.expect("a hello is answered");
+        mouth.connection = Welcome::decode(&payload).expect("a welcome").connection;
+        let join = Word { kind: WordKind::Join, link: 0, packet_bytes: 1200, token: 9 };
+        self.hear(mouth.say(|body| assert!(body.word(&join))));
+        let flags = OPEN_TAKE_OVER;
+        let open = command(Operation::Open, 1, flags, 4);
+        self.hear(mouth.say(|body| assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))));
+        mouth
+    }
+
+    /// The bytes of the reply to slot 0, use `sequence`.
+    fn reply(&self, sequence: u64) -> Option<(u8, Vec<u8>)> {
+        let sent = self.wire.take();
+        let mut replies = sent.iter().flat_map(parts).filter_map(|part| match part {
+            Part::Reply(reply, inline) if reply.slot == 0 && reply.sequence == sequence => {
+                Some((reply.status, inline.to_vec()))
+            }
+            _ => None,
+        });
+        replies.next_back()
+    }
+}
+
+fn command(operation: Operation, sequence: u64, flags: u8, length: u64) -> Command {
+    Command { operation, slot: 0, flags, volume: 0, sequence, address: 1000, length }
+}
+
+/// Any bytes to a target, as its peer's.
+pub(crate) fn target(input: &[u8]) {
+    let shown = Shown::new();
+    let mut mouth = shown.connect(1);
+    let (status, opened) = shown.reply(1).expect("an open is answered");
+    assert_eq!((status, Opened::decode(&opened).map(|opened| opened.size_bytes)), (0, Ok(DEVICE_BYTES)));
+    for (packet, later_ns) in mouth.pieces(input) {
+        shown.clock.0.fetch_add(later_ns, Ordering::Relaxed);
+        shown.hear(packet);
+        shown.wire.take();
+    }
+    let mut other = shown.connect(2);
+    let (status, opened) = shown.reply(1).expect("another is served all the same");
+    assert_eq!((status, Opened::decode(&opened).map(|opened| opened.volume)), (0, Ok(0)));
+    let write = command(Operation::Write, 2, 0, 130);
+    shown.hear(other.say(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))));
+    assert_eq!(shown.reply(2), Some((0, Vec::new())));
+    let read = command(Operation::Read, 3, 0, 130);
+    shown.hear(other.say(|body| assert!(body.command(&read, 0, |_| ()))));
+    assert_eq!(shown.reply(3), Some((0, vec![0x5a; 130])));
+    // What is connected holds itself until it is dropped.
+    shown.target.close();
+    assert!(shown.target.status().is_empty());
+}
+
+/// A request that counts its answers.
+struct Counted {
+    bytes: Vec<u8>,
+    answers: Arc<AtomicUsize>,
+}
+
+impl Exchange for Counted {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, _: Outcome) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// An initiator, and what its packets go to.
+struct Asker {
+    initiator: Arc<Initiator>,
+    wire: Arc<Wire>,
+    clock: Arc<HandClock>,
+}
+
+impl Asker {
+    /// An initiator that is connected to a target made of `mouth`, with link 0 joined.
+    fn connected() -> (Self, Mouth) {
+        let clock = Arc::new(HandClock::default());
+        let options =
+            InitiatorOptions { slots: SLOTS, slot_bytes: SLOT_BYTES, ..InitiatorOptions::default() };
+        let initiator = Initiator::new(options, Security::Insecure, 2, clock.clone(), counter(1));
+        let wire = Arc::new(Wire::default());
+        initiator.add_way(0, wire.clone(), STRANGER, None);
+        let asker = Asker { initiator, wire, clock };
+        let mut mouth = Mouth { connection: 0, number: 0 };
+        let sent = asker.wire.take();
+        let hello = sent.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
+        let mut message = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
+        let greet = |payload: &[u8]| {
+            let hello = Hello::decode(payload).expect("its hello can be read");
+            mouth.connection = hello.connection;
+            let welcome = Welcome {
+                version: 1,
+                links: 2,
+                slots: SLOTS,
+                slot_bytes: SLOT_BYTES,
+                connection: 77,
+                instance: [7; 16],
+                silence_max_s: 120,
+                name: String::new(),
+            };
+            welcome.encode().expect("a welcome")
+        };
+        let security = Security::Insecure;
+        let (_, bytes) = answer(&security, PROLOGUE, &hello.1[HEADER_BYTES..], greet, &mut message)
+            .expect("its hello is good");
+        asker.hear(mouth.packet(PacketKind::Welcome, 0, &message[..bytes]));
+        asker.clock.0.fetch_add(1_000_000, Ordering::Relaxed);
+        asker.initiator.tick();
+        let sent = asker.wire.take();
+        let join = sent.iter().flat_map(parts).find_map(|part| match part {
+            Part::Word(word) if word.kind == WordKind::Join => Some(word),
+            _ => None,
+        });
+        let joined = Word { kind: WordKind::Joined, ..join.expect("it joins") };
+        asker.hear(mouth.say(|body| assert!(body.word(&joined))));
+        (asker, mouth)
+    }
+
+    fn hear(&self, mut packet: Vec<u8>) {
+        self.initiator.receive(&STRANGER, &mut packet);
+        self.initiator.tick();
+    }
+
+    fn open(&self, mouth: &mut Mouth) -> RemoteDevice {
+        let asked = self.initiator.ask_open("disk", OpenMode::default());
+        let sent = self.wire.take();
+        let open = sent.iter().flat_map(parts).find_map(|part| match part {
+            Part::Command(command, _) if command.operation == Operation::Open => Some(command),
+            _ => None,
+        });
+        let open = open.expect("it asks");
+        let opened = Opened {
+            volume: 0,
+            size_bytes: DEVICE_BYTES,
+            block_bytes: 512,
+            preferred_bytes: 4096,
+            request_bytes_max: 1 << 20,
+            read_only: false,
+            shared_cache: true,
+            discard: true,
+            write_zeroes: true,
+            allocation: true,
+            keeper: [1; 16],
+        };
+        let bytes = opened.encode();
+        let length = bytes.len() as u32;
+        let reply = Reply { slot: open.slot, sequence: open.sequence, status: 0, length };
+        self.hear(mouth.say(|body| {
+            assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
+        }));
+        let bytes = asked.poll().expect("the answer is there").expect("it is a good one");
+        self.initiator.opened("disk", OpenMode::default(), &bytes).expect("a device")
+    }
+}
+
+/// Any bytes to an initiator, as its target's.
+pub(crate) fn initiator(input: &[u8]) {
+    let (asker, mut mouth) = Asker::connected();
+    let device = asker.open(&mut mouth);
+    let answers = Arc::new(AtomicUsize::new(0));
+    // Those of the first slots are under way, the last ones wait.
+    let asked: [(Asks, u64); 7] = [
+        (Asks::Read, 300),
+        (Asks::Write, 300),
+        (Asks::Allocation, 8192),
+        (Asks::Flush, 0),
+        (Asks::Read, 9000),
+        (Asks::Discard, 512),
+        (Asks::Write, 1),
+    ];
+    for (asks, length) in asked {
+        let bytes = vec![0xc3; length as usize];
+        let exchange = Box::new(Counted { bytes, answers: answers.clone() });
+        device.submit(Request::new(asks, 4096, length, Flags::default(), exchange));
+    }
+    asker.wire.take();
+    for (packet, later_ns) in mouth.pieces(input) {
+        asker.clock.0.fetch_add(later_ns, Ordering::Relaxed);
+        asker.hear(packet);
+        asker.wire.take();
+        assert!(answers.load(Ordering::Relaxed) <= asked.len(), "no request is answered twice");
+    }
+    drop(device);
+    asker.initiator.close();
+    assert_eq!(answers.load(Ordering::Relaxed), asked.len(), "each request is answered once");
+}

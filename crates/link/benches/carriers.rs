@@ -1,0 +1,173 @@
+//! How fast each carrier moves packets between two namespaces, and what it costs in time of the cores.
+//!
+//! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. A cable of MTU 9000 (a veth pair). It
+//! favours UDP and TCP: a veth passes 64 KiB on as one, so another line has UDP cut by the kernel first.
+//! Not here: any claim; a figure is of its machine and moment.
+
+#[expect(dead_code, reason = "the tests use more of it")]
+#[path = "../tests/carriers/cable.rs"]
+mod cable;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use sawmill_link::carrier::{
+    Batch, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
+};
+
+use cable::{Cable, End};
+
+const MTU_BYTES: usize = 9000;
+/// Enough for the system calls to cost little, few enough for every queue.
+const BATCH_PACKETS: usize = 56;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Halves = (Box<dyn Sender>, Box<dyn Receiver>);
+
+struct Ends {
+    here: Halves,
+    there: Halves,
+    /// The far end as the near one names it, and back.
+    to: Peer,
+    back: Peer,
+}
+
+fn batch_of(packets: usize, packet_bytes: usize) -> Batch {
+    let mut batch = Batch::new(packets, packets * packet_bytes);
+    let length = u32::try_from(packet_bytes).expect("short");
+    while !batch.space().is_empty() {
+        batch.space()[4..8].copy_from_slice(&length.to_le_bytes());
+        batch.commit(packet_bytes);
+    }
+    batch
+}
+
+fn cpu_s() -> f64 {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
+}
+
+/// One direction, for so long, with the far end reading in a thread of its own.
+fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
+    let batch = batch_of(BATCH_PACKETS, packet_bytes);
+    let is_over = AtomicBool::new(false);
+    let (sender, own) = &mut ends.here;
+    let receiver = &mut ends.there.1;
+    let (begin, cpu) = (Instant::now(), cpu_s());
+    let (sent, came) = std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let mut came = 0u64;
+            while !is_over.load(Ordering::Relaxed) {
+                let wait = Some(Duration::from_millis(10));
+                let woken = receiver.receive(wait, false, &mut |_, bytes| {
+                    std::hint::black_box(bytes.len());
+                });
+                came += woken.expect("the carrier lives").packets as u64;
+            }
+            came
+        });
+        let (mut sent, mut at) = (0u64, 0);
+        while begin.elapsed().as_secs_f64() < seconds {
+            match sender.send(&ends.to, &batch, at).expect("sent") {
+                0 => {
+                    own.receive(Some(PATIENCE), true, &mut |_, _| ()).expect("the carrier lives");
+                }
+                taken => (sent, at) = (sent + taken as u64, (at + taken) % batch.len()),
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        (sent, receiving.join().expect("it received"))
+    });
+    let (wall, cpu) = (begin.elapsed().as_secs_f64(), cpu_s() - cpu);
+    let gigabytes = came as f64 * packet_bytes as f64 / 1e9;
+    let lost = 100.0 * (1.0 - came as f64 / sent as f64).max(0.0);
+    println!(
+        "{name:<28} {packet_bytes:>5} B {:>9.0} packets/s {:>6.2} GB/s {:>6.2} CPU s/GB  lost {lost:.1} %",
+        came as f64 / wall,
+        gigabytes / wall,
+        cpu / gigabytes,
+    );
+}
+
+/// One packet there, one back, again and again.
+fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
+    let batch = batch_of(1, 64);
+    let is_over = AtomicBool::new(false);
+    let (begin, mut trips) = (Instant::now(), Vec::new());
+    let (answering, receiver) = &mut ends.there;
+    let (sender, own) = &mut ends.here;
+    std::thread::scope(|scope| {
+        let (batch, back, is_over) = (&batch, &ends.back, &is_over);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                let wait = Some(Duration::from_millis(100));
+                let woken = receiver.receive(wait, false, &mut |_, _| ()).expect("the carrier lives");
+                for _ in 0..woken.packets {
+                    answering.send(back, batch, 0).expect("sent");
+                }
+            }
+        });
+        while begin.elapsed().as_secs_f64() < seconds {
+            let trip = Instant::now();
+            sender.send(&ends.to, batch, 0).expect("sent");
+            while own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("it lives").packets == 0 {
+                assert!(trip.elapsed() < PATIENCE, "no answer");
+            }
+            trips.push(trip.elapsed());
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    trips.sort();
+    let (median, late) = (trips[trips.len() / 2], trips[trips.len() * 99 / 100]);
+    println!("{name:<28} round trip of 64 B: median {median:?}, 99 of 100 within {late:?}");
+}
+
+fn udp(cable: &Cable, segmentation: bool) -> io::Result<Ends> {
+    let open = |end, local: &str| {
+        let local = local.parse().expect("an address");
+        cable.at(end, || open_udp(&UdpOptions { segmentation, ..UdpOptions::on(local) }))
+    };
+    let (here, there) = (open(End::A, "10.97.0.1:0")?, open(End::B, "10.97.0.2:0")?);
+    let (to, back) = (Peer::Udp(there.0.local()?), Peer::Udp(here.0.local()?));
+    Ok(Ends { here: boxed(here), there: boxed(there), to, back })
+}
+
+fn tcp(cable: &Cable) -> io::Result<Ends> {
+    let local = "10.97.0.2:0".parse().expect("an address");
+    let listener = cable.at(End::B, || Listener::open(local, None))?;
+    let to = listener.local()?;
+    let here = cable.at(End::A, || connect(to, None, PATIENCE))?;
+    let (sender, receiver, _) = listener.accept(Some(PATIENCE))?.expect("it connected");
+    Ok(Ends { here: boxed(here), there: boxed((sender, receiver)), to: Peer::Stream, back: Peer::Stream })
+}
+
+fn ethernet(cable: &Cable) -> io::Result<Ends> {
+    let here = cable.at(End::A, || open_ethernet("cable"))?;
+    let there = cable.at(End::B, || open_ethernet("cable"))?;
+    let (to, back) = (there.0.own(), here.0.own());
+    Ok(Ends { here: boxed(here), there: boxed(there), to, back })
+}
+
+fn boxed((sender, receiver): (impl Sender + 'static, impl Receiver + 'static)) -> Halves {
+    (Box::new(sender), Box::new(receiver))
+}
+
+fn main() -> io::Result<()> {
+    let seconds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(2.0);
+    let Some(cable) = Cable::of_mtu(MTU_BYTES) else { return Ok(()) };
+    for packet_bytes in [MTU_BYTES - 28, 4096 + 64, 1400, 64] {
+        stream("UDP, segments", &mut udp(&cable, true)?, packet_bytes, seconds);
+        cable.link(End::A, &["gso_max_segs", "1"]);
+        stream("UDP, segments, cut in kernel", &mut udp(&cable, true)?, packet_bytes, seconds);
+        cable.link(End::A, &["gso_max_segs", "65535"]);
+        stream("UDP, one by one", &mut udp(&cable, false)?, packet_bytes, seconds);
+        stream("TCP", &mut tcp(&cable)?, packet_bytes, seconds);
+        stream("Ethernet", &mut ethernet(&cable)?, packet_bytes, seconds);
+    }
+    ping_pong("UDP", &mut udp(&cable, true)?, seconds);
+    ping_pong("TCP", &mut tcp(&cable)?, seconds);
+    ping_pong("Ethernet", &mut ethernet(&cable)?, seconds);
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Both ends of a link for `bench/link.py`: a target of a null or memory device, and a load of it.
+//!
+//!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
+//!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2 [--insecure]
+//!
+//! The target says `ready` and serves until its input ends. The load says `begin` when it has warmed up, and
+//! one line of JSON at its end. Each of its requests is made anew by its own completion, so nothing waits but
+//! the threads of the link. Without `--insecure` both have the key in this file: for measuring alone.
+//!
+//! Not here: what is compared, and where (`bench/link.py`).
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, NullDevice, Operation, Outcome, Request};
+use sawmill_link::carrier::LinkAddress;
+use sawmill_link::clock::SteadyClock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use sawmill_link::session::{PreSharedKey, Security, unguessable};
+use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::threads::{Attached, Listener};
+use sawmill_link::{LinkStatus, OneLink, Unpack};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const EXPORT: &str = "disk";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<()> {
+    let mut words = std::env::args().skip(1);
+    let command = words.next().unwrap_or_default();
+    let mut options = HashMap::new();
+    while let Some(name) = words.next() {
+        let value = if name == "--insecure" { String::new() } else { words.next().unwrap_or_default() };
+        options.insert(name, value);
+    }
+    let options = Options(options);
+    match command.as_str() {
+        "target" => target(&options),
+        "load" => load(&options),
+        _ => Err("link_bench target | load; its source says more".into()),
+    }
+}
+
+struct Options(HashMap<String, String>);
+
+impl Options {
+    fn get(&self, name: &str) -> Result<&str> {
+        Ok(self.0.get(name).ok_or_else(|| format!("{name} is missing"))?)
+    }
+
+    fn number<T: std::str::FromStr<Err: Error + 'static>>(&self, name: &str) -> Result<T> {
+        Ok(self.get(name)?.parse()?)
+    }
+
+    fn security(&self) -> Security {
+        match self.0.contains_key("--insecure") {
+            true => Security::Insecure,
+            false => Security::Key(PreSharedKey::from_bytes([7; 32])),
+        }
+    }
+}
+
+fn device(words: &str) -> Result<Arc<dyn BlockDevice>> {
+    let (kind, size) = words.split_once(':').ok_or("--device null:BYTES or memory:BYTES")?;
+    let size_bytes = size.parse()?;
+    match kind {
+        "null" => Ok(Arc::new(NullDevice::new(size_bytes))),
+        "memory" => Ok(Arc::new(MemoryDevice::new(size_bytes))),
+        _ => Err("a device is null or memory".into()),
+    }
+}
+
+fn target(options: &Options) -> Result<()> {
+    let target =
+        Target::new(TargetOptions::default(), options.security(), Arc::new(SteadyClock), unguessable());
+    target.add(EXPORT, Arc::new(Unpack::new(device(options.get("--device")?)?)), None)?;
+    let _listener = Listener::new(target, &LinkAddress::list(options.get("--listen")?)?, 1)?;
+    println!("ready");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// What all requests of a load share.
+struct Load {
+    device: RemoteDevice,
+    operation: Operation,
+    bytes: u64,
+    places: u64,
+    next: AtomicU64,
+    done: AtomicU64,
+    failed: AtomicU64,
+    stops: AtomicBool,
+    under_way: AtomicUsize,
+    ended: mpsc::Sender<()>,
+}
+
+impl Load {
+    fn submit(&self, exchange: Box<Again>) {
+        let address = self.next.fetch_add(1, Relaxed) % self.places * self.bytes;
+        self.device.submit(Request::new(self.operation, address, self.bytes, Flags::default(), exchange));
+    }
+}
+
+/// One request, over and over.
+struct Again {
+    load: Arc<Load>,
+    buffer: Vec<u8>,
+}
+
+impl Exchange for Again {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.buffer[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let load = Arc::clone(&self.load);
+        load.done.fetch_add(1, Relaxed);
+        load.failed.fetch_add(u64::from(outcome.is_err()), Relaxed);
+        if !load.stops.load(Relaxed) {
+            load.submit(self);
+        } else if load.under_way.fetch_sub(1, Relaxed) == 1 {
+            // Who listens has given up only if the process ends.
+            let _ = load.ended.send(());
+        }
+    }
+}
+
+fn cpu_s() -> f64 {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
+}
+
+fn load(options: &Options) -> Result<()> {
+    let addresses = LinkAddress::list(options.get("--to")?)?;
+    let operation = match options.get("--op")? {
+        "read" => Operation::Read,
+        "write" => Operation::Write,
+        _ => return Err("--op is read or write".into()),
+    };
+    let (bytes, depth): (u64, usize) = (options.number("--bytes")?, options.number("--depth")?);
+    let seconds = Duration::from_secs_f64(options.number("--seconds")?);
+    let (clock, limits) = (Arc::new(SteadyClock), InitiatorOptions::default());
+    let initiator = Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
+    let attached = Attached::new(initiator, &addresses)?;
+    let initiator = attached.initiator();
+    let answer = initiator.ask_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
+    let device = initiator.opened(EXPORT, OpenMode::default(), &answer)?;
+    let all_open = Instant::now() + PATIENCE;
+    while initiator.status().links.iter().any(|link| !link.open) {
+        if Instant::now() > all_open {
+            return Err("a link does not open".into());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let places = device.geometry().size_bytes / bytes;
+    let (ended, end) = mpsc::channel();
+    let load = Arc::new(Load {
+        device,
+        operation,
+        bytes,
+        places,
+        next: 0.into(),
+        done: 0.into(),
+        failed: 0.into(),
+        stops: false.into(),
+        under_way: depth.into(),
+        ended,
+    });
+    for _ in 0..depth {
+        load.submit(Box::new(Again { load: Arc::clone(&load), buffer: vec![0x5A; bytes as usize] }));
+    }
+    thread::sleep((seconds / 4).min(Duration::from_millis(300)));
+    println!("begin");
+    std::io::stdout().flush()?;
+    let (began, done, cpu) = (Instant::now(), load.done.load(Relaxed), cpu_s());
+    thread::sleep(seconds);
+    let (took_s, requests) = (began.elapsed().as_secs_f64(), load.done.load(Relaxed) - done);
+    let (spent_s, status) = (cpu_s() - cpu, initiator.status());
+    load.stops.store(true, Relaxed);
+    println!("{}", said(took_s, requests, spent_s, load.failed.load(Relaxed), &status));
+    end.recv_timeout(PATIENCE)?;
+    Ok(())
+}
+
+fn said(took_s: f64, requests: u64, cpu_s: f64, failed: u64, status: &LinkStatus) -> String {
+    let links: Vec<String> = status.links.iter().map(of_link).collect();
+    let all = format!(r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failed}"#);
+    format!(r#"{{{all}, "links": [{}]}}"#, links.join(", "))
+}
+
+fn of_link(link: &OneLink) -> String {
+    let numbers = [
+        ("packets", link.sent.packets),
+        ("bytes", link.sent.bytes),
+        ("lost", link.sent.lost),
+        ("time_outs", link.sent.time_outs),
+        ("rtt_us", link.rtt_us),
+        ("window_bytes", link.window_bytes as u64),
+        ("packet_bytes", link.packet_bytes as u64),
+    ];
+    let shown: Vec<String> = numbers.iter().map(|(name, number)| format!(r#""{name}": {number}"#)).collect();
+    format!("{{{}}}", shown.join(", "))
+}

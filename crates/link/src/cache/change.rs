@@ -1,0 +1,141 @@
+//! Changes that go below directly: discards, write-zeroes, and writes around the cache.
+//!
+//! A change claims its pages. What is dirty in them goes below, fetches end; then the change is submitted,
+//! and when it is answered the cache forgets its range, whatever the outcome. Meanwhile reads and writes of
+//! these pages wait, so nothing of the cache is older than what is below.
+//!
+//! Invariants: claims do not overlap; a page that became quiet under a claim stays so until the claim ends;
+//! who waits is begun in order, and nobody overtakes an older request that it overlaps with when one of the
+//! two is a change: nobody starves.
+
+use std::ops::Range;
+use std::sync::Weak;
+
+use sawmill_device::{Error, Exchange, Operation, Outcome, Request};
+
+use super::Hear;
+use super::options::Policy;
+use super::state::{State, Work, overlap, pages_of, piece_of};
+
+/// The pages of one change.
+pub(super) struct Claim {
+    id: u64,
+    pages: Range<u64>,
+    address: u64,
+    length: u64,
+    /// Pages that are not quiet yet.
+    busy: usize,
+    /// The change, until it goes below.
+    request: Option<Request>,
+}
+
+impl State {
+    fn is_change(&self, request: &Request) -> bool {
+        match request.operation {
+            Operation::Discard | Operation::WriteZeroes => true,
+            Operation::Write => self.setup.policy == Policy::WriteAround,
+            _ => false,
+        }
+    }
+
+    /// Whether a claim, or one who waits for it, is before a request.
+    pub(super) fn must_wait(&self, request: &Request) -> bool {
+        let touches =
+            matches!(request.operation, Operation::Read | Operation::Write) || self.is_change(request);
+        if !touches || (self.claims.is_empty() && self.blocked.is_empty()) {
+            return false;
+        }
+        let pages = pages_of(request.address, request.length);
+        let change = self.is_change(request);
+        self.claims.iter().any(|claim| overlap(&claim.pages, &pages))
+            || self.blocked.iter().any(|other| {
+                (change || self.is_change(other)) && overlap(&pages_of(other.address, other.length), &pages)
+            })
+    }
+
+    pub(super) fn change(&mut self, request: Request) {
+        let (address, length) = (request.address, request.length);
+        let (id, pages, mut busy) = (self.next_id(), pages_of(address, length), 0);
+        for number in self.present(&pages) {
+            if self.pages.get(&number).is_some_and(|page| !page.is_quiet()) {
+                busy += 1;
+                self.want(number, self.clock);
+            }
+        }
+        self.claims.push(Claim { id, pages, address, length, busy, request: Some(request) });
+        if busy == 0 {
+            self.submit_change(self.claims.len() - 1);
+        }
+    }
+
+    fn submit_change(&mut self, claim: usize) {
+        let claim = &mut self.claims[claim];
+        let (me, id) = (self.me.clone(), claim.id);
+        let request = claim.request.take();
+        let request = request.map(|request| request.wrap(|inner| Box::new(Change { inner, me, id })));
+        self.work.extend(request.map(Work::Below));
+    }
+
+    /// A page is quiet: so may be all of a claim.
+    pub(super) fn claim_quieted(&mut self, number: u64) {
+        let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
+        if let Some(index) = self.claims.iter().position(waits) {
+            self.claims[index].busy -= 1;
+            if self.claims[index].busy == 0 {
+                self.submit_change(index);
+            }
+        }
+    }
+
+    /// What was dirty could not go below: the change of that page is not submitted. `unblock` comes next.
+    pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
+        if let Some(index) = self.claims.iter().position(|claim| claim.pages.contains(&number)) {
+            let claim = self.claims.swap_remove(index);
+            claim.request.into_iter().for_each(|request| self.fail(request, error));
+        }
+    }
+
+    /// A change was answered below.
+    fn changed(&mut self, id: u64) {
+        let Some(index) = self.claims.iter().position(|claim| claim.id == id) else { return };
+        let Claim { pages, address, length, .. } = self.claims.swap_remove(index);
+        for number in self.present(&pages) {
+            if let Some(page) = self.pages.get_mut(&number) {
+                page.known.remove(piece_of(number, address, length).inside);
+            }
+        }
+        self.unblock();
+    }
+
+    /// Begins what no longer has to wait for a claim.
+    pub(super) fn unblock(&mut self) {
+        for request in std::mem::take(&mut self.blocked) {
+            self.resume(request);
+        }
+    }
+}
+
+/// The exchange around that of a change below.
+struct Change {
+    inner: Box<dyn Exchange>,
+    me: Weak<dyn Hear>,
+    id: u64,
+}
+
+impl Exchange for Change {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Change { inner, me, id } = *self;
+        if let Some(me) = me.upgrade() {
+            me.hear(&mut |state| state.changed(id));
+        }
+        inner.complete(outcome);
+    }
+}

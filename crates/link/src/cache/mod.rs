@@ -1,0 +1,170 @@
+//! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read below,
+//! and only dirty bytes travel.
+//!
+//! Rooms: `segments` (some bytes of a page), `page`, `state` (all that is under the lock), `read` (and
+//! fetches), `write` (and the line of those without room), `write_back` (batches), `push` (flushes, FUA),
+//! `change` (discards and writes around), `options`, `stats`.
+//!
+//! # What can be relied on
+//!
+//! - One lock; under it nothing is submitted below and nobody is answered (outcomes may be told inside
+//!   `submit`). Both become work, done in order by one thread at a time, whichever comes by: an answer from
+//!   below that makes new work deepens no stack.
+//! - A flush answers success only when all bytes that it covers are below and the device has flushed. A
+//!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and the
+//!   writes that wait for room; the bytes stay dirty, reads see them, and the next flush, tick or writer
+//!   without room tries again. An error of a write-back that nobody waited for is counted and logged, not
+//!   kept for later: the next flush finds out anew.
+//! - A write that failed (write-through, FUA) may still come to be, as D8 allows; readers agree on it.
+//! - Nobody else writes the device below.
+//!
+//! Not here: threads (time comes with [`Cache::tick`], from whoever owns the cache), resizes, and a last
+//! flush: dropped, a cache forgets what was not flushed, and answers what waits in it with `Internal`. An
+//! answer from below may then be the last to let go of the device; who minds that hands in an `Arc` and keeps
+//! another.
+
+mod change;
+mod options;
+mod page;
+mod push;
+mod read;
+mod segments;
+mod state;
+mod stats;
+mod write;
+mod write_back;
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
+use sawmill_device::{BlockDevice, Geometry, Request, Result};
+
+pub use self::options::{Options, Policy};
+pub use self::stats::Stats;
+
+use self::options::Setup;
+use self::state::{State, Work};
+use crate::packed::PackedDevice;
+
+/// The unit of caching.
+const PAGE_BYTES: usize = 4096;
+/// The unit of fetching.
+const SUB_BLOCK_BYTES: usize = 512;
+
+/// A byte-granular cache in front of the device `D`.
+pub struct Cache<D>(Arc<Core<D>>);
+
+struct Core<D> {
+    device: D,
+    geometry: Geometry,
+    stats: Arc<Stats>,
+    state: Mutex<State>,
+}
+
+/// Where exchanges below tell what they heard.
+trait Hear: Send + Sync {
+    /// Notes something under the lock, and does what follows from it.
+    fn hear(&self, note: &mut dyn FnMut(&mut State));
+}
+
+impl<D: PackedDevice + 'static> Cache<D> {
+    /// An empty cache in front of `device`, which nobody else writes.
+    ///
+    /// `Invalid`: an option is out of its range, or the device takes too little in a packed write. The
+    /// longest request of the cache may be shorter than the device's: a quarter of its memory.
+    pub fn new(device: D, options: &Options) -> Result<Self> {
+        let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
+        let setup = Setup::new(options, device.geometry(), packed, span)?;
+        let (geometry, stats) = (setup.geometry, Arc::<Stats>::default());
+        let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
+            let state = Mutex::new(State::new(setup, stats.clone(), me.clone()));
+            Core { device, geometry, stats, state }
+        });
+        Ok(Cache(core))
+    }
+
+    /// Tells the time, about once a second: every `flush_interval_s` all that is dirty goes below.
+    pub fn tick(&self, now: Instant) {
+        let mut state = self.0.state.lock();
+        let interval = state.setup.flush_interval;
+        let last = *state.last_push.get_or_insert(now);
+        if now.saturating_duration_since(last) >= interval {
+            state.last_push = Some(now);
+            let through = state.clock;
+            state.want_all(through);
+        }
+        self.0.act(state);
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> &Stats {
+        &self.0.stats
+    }
+
+    /// The device below.
+    pub fn inner(&self) -> &D {
+        &self.0.device
+    }
+}
+
+impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
+    fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        if let Err(error) = request.check(&self.0.geometry) {
+            return request.fail(error);
+        }
+        let mut state = self.0.state.lock();
+        let done = state.start(request);
+        self.0.act(state);
+        done.into_iter().for_each(Request::done);
+    }
+}
+
+impl<D> Drop for Cache<D> {
+    fn drop(&mut self) {
+        let unsaved_bytes = self.0.state.lock().unsaved_bytes;
+        if unsaved_bytes > 0 {
+            tracing::warn!(unsaved_bytes, "cache: dropped with bytes that nobody flushed; they are lost");
+        }
+    }
+}
+
+impl<D: PackedDevice> Core<D> {
+    /// Does the work there is, unless a thread is at it: that one comes by again.
+    fn act<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        if state.acting {
+            return;
+        }
+        state.acting = true;
+        let mut work = Vec::new();
+        loop {
+            state.pump();
+            std::mem::swap(&mut work, &mut state.work);
+            if work.is_empty() {
+                state.acting = false;
+                return;
+            }
+            drop(state);
+            for work in work.drain(..) {
+                match work {
+                    Work::Below(request) => self.device.submit(request),
+                    Work::Packed(request) => self.device.submit_packed(request),
+                    Work::Answer(request, outcome) => request.complete(outcome),
+                }
+            }
+            state = self.state.lock();
+        }
+    }
+}
+
+impl<D: PackedDevice> Hear for Core<D> {
+    fn hear(&self, note: &mut dyn FnMut(&mut State)) {
+        let mut state = self.state.lock();
+        note(&mut state);
+        self.act(state);
+    }
+}

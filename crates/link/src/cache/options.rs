@@ -1,0 +1,119 @@
+//! What a cache is told when it is made: policy and bounds. Not here: defaults of a command line.
+
+use std::time::Duration;
+
+use sawmill_device::{Error, ErrorKind, Geometry, Result};
+use sawmill_format::packed_write;
+
+use super::PAGE_BYTES;
+
+/// When a write is answered, and whether the cache keeps it (BASS §4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Answered when it is in the cache, written below later.
+    WriteBack,
+    /// Answered when it is below; kept for reads.
+    WriteThrough,
+    /// Goes below as it is; the cache forgets its range.
+    WriteAround,
+}
+
+/// Policy and bounds of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// When writes are answered.
+    pub policy: Policy,
+    /// Bytes of pages, from 64 KiB on. Reads under way may fetch beyond it; their pages go first. The lists
+    /// of runs are not counted: some dozens of bytes for a page, 24 KiB if every second byte of it was
+    /// written.
+    pub cache_bytes_max: u64,
+    /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`: above it writers wait. At half of it
+    /// the older half is written below.
+    pub dirty_bytes_max: u64,
+    /// How long a byte may stay dirty when nobody flushes, in seconds, by the clock of
+    /// [`super::Cache::tick`].
+    pub flush_interval_s: u32,
+    /// How many write-backs may be under way at once, at least 1; each holds a copy of up to 1 MiB.
+    pub write_backs_max: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            policy: Policy::WriteBack,
+            cache_bytes_max: 256 << 20,
+            dirty_bytes_max: 64 << 20,
+            flush_interval_s: 5,
+            write_backs_max: 16,
+        }
+    }
+}
+
+const CACHE_BYTES_MIN: u64 = 64 << 10;
+const DIRTY_BYTES_MIN: u64 = 16 << 10;
+
+/// The packed form of any page fits: every second byte dirty is the worst.
+const PACKED_BYTES_MIN: u32 =
+    (packed_write::at::SIZE + (packed_write::entry_at::SIZE + 1) * PAGE_BYTES / 2) as u32 + 1024;
+
+const BELOW_BYTES_MAX: u32 = 1 << 20;
+/// No packed write up to this has more entries than one may have, even if each has one byte.
+const DENSEST_BYTES_MAX: u32 = packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
+
+/// Bounds and facts, ready for use.
+pub(super) struct Setup {
+    pub(super) policy: Policy,
+    /// What the cache shows.
+    pub(super) geometry: Geometry,
+    pub(super) pages_max: usize,
+    /// Pages with bytes that are not below yet.
+    pub(super) unsaved_pages_max: usize,
+    pub(super) unsaved_bytes_max: u64,
+    pub(super) flush_interval: Duration,
+    pub(super) write_backs_max: usize,
+    /// The longest plain request below: long enough for the wire, short enough to copy under the lock.
+    pub(super) below_bytes_max: u64,
+    pub(super) packed_bytes_max: u64,
+    pub(super) packed_span_bytes_max: u64,
+}
+
+impl Setup {
+    /// `Invalid`: a bound is out of its range, or the device takes no packed page.
+    pub(super) fn new(options: &Options, below: &Geometry, packed: u32, span: u32) -> Result<Self> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("cache: {text}")));
+        if options.cache_bytes_max < CACHE_BYTES_MIN {
+            return invalid(format!(
+                "cache_bytes_max is {}, below {CACHE_BYTES_MIN}",
+                options.cache_bytes_max
+            ));
+        }
+        if !(DIRTY_BYTES_MIN..=options.cache_bytes_max).contains(&options.dirty_bytes_max) {
+            let (dirty, cache) = (options.dirty_bytes_max, options.cache_bytes_max);
+            return invalid(format!("dirty_bytes_max is {dirty}, not from {DIRTY_BYTES_MIN} to {cache}"));
+        }
+        if options.write_backs_max == 0 {
+            return invalid("write_backs_max is 0".into());
+        }
+        if packed < PACKED_BYTES_MIN || (span as usize) < PAGE_BYTES {
+            return invalid(format!(
+                "the device takes packed writes of {packed} bytes over {span}: too short"
+            ));
+        }
+        let longest = (options.cache_bytes_max / 4).min(options.dirty_bytes_max);
+        let request_bytes_max = below.request_bytes_max.min(u32::try_from(longest).unwrap_or(u32::MAX));
+        let preferred_bytes = below.preferred_bytes.min(request_bytes_max);
+        let pages_max = usize::try_from(options.cache_bytes_max).unwrap_or(usize::MAX) / PAGE_BYTES;
+        Ok(Setup {
+            policy: options.policy,
+            geometry: Geometry { request_bytes_max, preferred_bytes, ..*below },
+            pages_max,
+            unsaved_pages_max: pages_max / 8 * 7,
+            unsaved_bytes_max: options.dirty_bytes_max,
+            flush_interval: Duration::from_secs(options.flush_interval_s.into()),
+            write_backs_max: options.write_backs_max as usize,
+            below_bytes_max: below.request_bytes_max.min(BELOW_BYTES_MAX).into(),
+            packed_bytes_max: packed.min(DENSEST_BYTES_MAX).into(),
+            packed_span_bytes_max: span.min(packed_write::SPAN_BYTES_MAX).into(),
+        })
+    }
+}

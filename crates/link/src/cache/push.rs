@@ -1,0 +1,118 @@
+//! Who waits until bytes are below: a flush for all, a push for some pages (FUA, write-through, questions).
+//!
+//! Invariants: a flush goes below only when every write completed before it is there; it fails when a
+//! write-back of bytes that it covers fails, and so does each other flush that covers them. The bytes stay
+//! dirty, and the next flush tries again: it answers what is true at its end, not what was true before.
+
+use std::ops::Range;
+
+use sawmill_device::{Error, Reply, Request};
+
+use super::state::{State, Work, pages_of};
+
+/// A request that waits until all writes to some pages, up to it, are below.
+pub(super) struct Push {
+    request: Request,
+    pages_left: usize,
+    then: Then,
+}
+
+/// What becomes of it then.
+#[derive(Clone, Copy)]
+pub(super) enum Then {
+    /// It is done.
+    Answer,
+    /// It goes below too.
+    Below,
+}
+
+impl State {
+    pub(super) fn flush(&mut self, request: Request) {
+        let through = self.clock;
+        self.want_all(through);
+        self.flushes.push_back((through, request));
+        self.advance_flushes();
+    }
+
+    /// Has all writes up to a number written below.
+    pub(super) fn want_all(&mut self, through: u64) {
+        let pages: Vec<_> = self.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
+        pages.into_iter().for_each(|page| self.want(page, through));
+    }
+
+    /// Sends the flushes below for which nothing is left to wait.
+    pub(super) fn advance_flushes(&mut self) {
+        let oldest = self.order.first().map_or(u64::MAX, |(since, _)| *since);
+        while self.flushes.front().is_some_and(|(through, _)| *through < oldest) {
+            if let Some((_, request)) = self.flushes.pop_front() {
+                self.work.push(Work::Below(request));
+            }
+        }
+    }
+
+    /// Fails the flushes that cover a write.
+    pub(super) fn fail_flushes(&mut self, since: u64, error: &Error) {
+        let covers = self.flushes.partition_point(|(through, _)| *through < since);
+        for (_, request) in self.flushes.split_off(covers) {
+            self.fail(request, error);
+        }
+    }
+
+    /// An allocation question: about what is below, so what is dirty goes there first.
+    pub(super) fn ask(&mut self, request: Request) {
+        let pages = pages_of(request.address, request.length);
+        self.push(request, &pages, Then::Below);
+    }
+
+    pub(super) fn push(&mut self, request: Request, pages: &Range<u64>, then: Then) {
+        let (id, through, mut pages_left) = (self.next_id(), self.clock, 0);
+        for number in self.present(pages) {
+            let Some(page) = self.pages.get_mut(&number) else { continue };
+            if page.since() <= through {
+                page.waiters.push((through, id));
+                pages_left += 1;
+                self.want(number, through);
+            }
+        }
+        let push = Push { request, pages_left, then };
+        if pages_left == 0 {
+            return self.end_push(push);
+        }
+        self.pushes.insert(id, push);
+    }
+
+    fn end_push(&mut self, push: Push) {
+        match push.then {
+            Then::Answer => self.answer(push.request, Ok(Reply::Done)),
+            Then::Below => self.work.push(Work::Below(push.request)),
+        }
+    }
+
+    /// All writes to a page before number `since` are below: some of its waiters have that page.
+    pub(super) fn pushed(&mut self, number: u64, mut waiters: Vec<(u64, u64)>, since: u64) {
+        waiters.retain(|(through, id)| {
+            if *through >= since {
+                return true;
+            }
+            if let Some(push) = self.pushes.get_mut(id) {
+                push.pages_left -= 1;
+                if push.pages_left == 0
+                    && let Some(push) = self.pushes.remove(id)
+                {
+                    self.end_push(push);
+                }
+            }
+            false
+        });
+        if let Some(page) = self.pages.get_mut(&number) {
+            page.waiters = waiters;
+        }
+    }
+
+    pub(super) fn fail_push(&mut self, id: u64, error: &Error) {
+        // It may have failed with another page.
+        if let Some(push) = self.pushes.remove(&id) {
+            self.fail(push.request, error);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
+//!
+//! Invariants: a page with fetches under way has all of its holes fetched by them, so a read that meets it
+//! just waits; fetched bytes never replace known ones. Each page's part of a read is copied under the lock,
+//! from bytes that were known when or after it was submitted (D3).
+
+use std::ops::Range;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
+
+use sawmill_device::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request, Result};
+
+use super::Hear;
+use super::PAGE_BYTES;
+use super::state::{State, Work, piece_of, pieces_of};
+
+/// A read that waits for pages.
+pub(super) struct Reading {
+    request: Request,
+    pages_left: usize,
+}
+
+impl State {
+    /// Returns the read when it is done.
+    pub(super) fn read(&mut self, mut request: Request) -> Option<Request> {
+        let (id, mut pages_left) = (self.next_id(), 0);
+        let mut holes = std::mem::take(&mut self.holes);
+        for piece in pieces_of(request.address, request.length) {
+            if let Some(page) = self.pages.get_mut(&piece.page)
+                && page.known.covers(&piece.inside)
+            {
+                page.used = true;
+                let start = piece.offset as usize;
+                let place = start..start + piece.inside.len();
+                request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
+                continue;
+            }
+            let length = self.page_length(piece.page);
+            let page = self.page(piece.page);
+            page.used = true;
+            page.readers.push(id);
+            pages_left += 1;
+            if page.fetches == 0 {
+                let base = piece.page * PAGE_BYTES as u64;
+                let partly = u64::from(!page.known.is_empty());
+                for hole in page.holes(length) {
+                    add(&mut holes, base + hole.start as u64..base + hole.end as u64);
+                }
+                self.stats.hole_fetches.fetch_add(partly, Relaxed);
+            }
+        }
+        holes.drain(..).for_each(|hole| self.fetch(&hole));
+        self.holes = holes;
+        if pages_left == 0 {
+            return Some(request);
+        }
+        self.reads.insert(id, Reading { request, pages_left });
+        None
+    }
+
+    /// Reads a range below, in pieces that the device takes.
+    fn fetch(&mut self, hole: &Range<u64>) {
+        let mut address = hole.start;
+        while address < hole.end {
+            let length = (hole.end - address).min(self.setup.below_bytes_max);
+            for piece in pieces_of(address, length) {
+                self.page(piece.page).fetches += 1;
+            }
+            let fetch = Fetch { me: self.me.clone(), address, bytes: vec![0; length as usize] };
+            let (operation, flags) = (Operation::Read, Flags::default());
+            self.work.push(Work::Below(Request::new(operation, address, length, flags, Box::new(fetch))));
+            self.stats.fetches.fetch_add(1, Relaxed);
+            self.stats.fetched_bytes.fetch_add(length, Relaxed);
+            address += length;
+        }
+    }
+
+    /// A fetch has come, or failed.
+    pub(super) fn fetched(&mut self, address: u64, bytes: &[u8], outcome: &Result<Reply>) {
+        for piece in pieces_of(address, bytes.len() as u64) {
+            let Some(page) = self.pages.get_mut(&piece.page) else { continue };
+            let place = piece.offset as usize..piece.offset as usize + piece.inside.len();
+            match outcome {
+                Ok(_) => page.merge(piece.inside, &bytes[place]),
+                Err(error) => page.fetch_error = Some(error.clone()),
+            }
+            page.fetches -= 1;
+            if page.fetches > 0 {
+                continue;
+            }
+            let (readers, error) = (std::mem::take(&mut page.readers), page.fetch_error.take());
+            let quiet = page.is_quiet();
+            readers.into_iter().for_each(|reader| self.serve(reader, piece.page, error.as_ref()));
+            if quiet {
+                self.quieted(piece.page);
+            }
+        }
+    }
+
+    /// Gives a waiting read its part of a page.
+    fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
+        // It may have failed with another page.
+        let (Some(reading), Some(page)) = (self.reads.get_mut(&reader), self.pages.get(&number)) else {
+            return;
+        };
+        let piece = piece_of(number, reading.request.address, reading.request.length);
+        let known = page.known.covers(&piece.inside);
+        if known {
+            let start = piece.offset as usize;
+            let place = start..start + piece.inside.len();
+            reading.request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
+            reading.pages_left -= 1;
+            if reading.pages_left > 0 {
+                return;
+            }
+        }
+        let Some(Reading { request, .. }) = self.reads.remove(&reader) else { return };
+        let lost = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
+        let outcome = if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };
+        self.answer(request, outcome);
+    }
+}
+
+/// Adds a range at the end of a list, in order; what overlaps or touches the last becomes one with it.
+fn add(list: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match list.last_mut() {
+        Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+        _ => list.push(range),
+    }
+}
+
+/// The exchange of a read below.
+struct Fetch {
+    me: Weak<dyn Hear>,
+    address: u64,
+    bytes: Vec<u8>,
+}
+
+impl Exchange for Fetch {
+    fn fill(&mut self, _: u64, _: &mut [u8]) {}
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        if let Some(me) = self.me.upgrade() {
+            me.hear(&mut |state| state.fetched(self.address, &self.bytes, &outcome));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Write-backs: which dirty pages go below together, in which form, and what their outcome means.
+//!
+//! A batch takes wanted pages in the order of addresses. A row of whole pages goes as a plain write; so does
+//! whatever turns out to be one range. All else is packed (BASS §3.1, §3.2).
+//!
+//! Invariants: one write-back of a page at a time, so the newer bytes come last below; the payload is a copy,
+//! so a page on its way may be written. A failed write-back leaves its bytes dirty, fails all who wait for
+//! them, and is tried again by the next who wants them: a flush, a tick, a writer without room.
+
+use std::ops::Range;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
+
+use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
+use sawmill_format::packed_write::{self, at, entry_at};
+
+use super::page::NEVER;
+use super::state::{State, Work};
+use super::{Hear, PAGE_BYTES};
+
+/// From this many whole pages in a row on, they go without the partial ones around them.
+const PLAIN_PAGES_MIN: usize = 4;
+
+/// A run of bytes of a page.
+pub(super) struct Run {
+    page: u64,
+    inside: Range<usize>,
+}
+
+impl Run {
+    fn start(&self) -> u64 {
+        self.page * PAGE_BYTES as u64 + self.inside.start as u64
+    }
+
+    fn end(&self) -> u64 {
+        self.page * PAGE_BYTES as u64 + self.inside.end as u64
+    }
+}
+
+impl State {
+    /// All writes to the page up to a number shall go below.
+    pub(super) fn want(&mut self, number: u64, through: u64) {
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        page.wanted_through = page.wanted_through.max(through);
+        if page.sending_since == NEVER && page.dirty_since <= page.wanted_through {
+            self.wanted.insert(number);
+        }
+    }
+
+    /// Begins write-backs of wanted pages, as many as may be under way.
+    pub(super) fn pump(&mut self) {
+        while self.write_backs < self.setup.write_backs_max && !self.wanted.is_empty() {
+            let mut runs = std::mem::take(&mut self.runs);
+            let pages = self.choose(&mut runs);
+            let work = self.send(&runs, pages);
+            runs.clear();
+            self.runs = runs;
+            self.write_backs += 1;
+            self.work.push(work);
+        }
+    }
+
+    /// How many whole pages in a row are wanted from `first` on, up to a limit.
+    fn whole_row(&self, first: u64, at_most: usize) -> usize {
+        let whole = |number: &u64| {
+            let wanted = self.wanted.contains(number).then(|| self.pages.get(number)).flatten();
+            wanted.is_some_and(|page| page.dirty.covers(&(0..self.page_length(*number))))
+        };
+        (first..).take(at_most).take_while(whole).count()
+    }
+
+    /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed before the
+    /// next such row.
+    fn choose(&self, runs: &mut Vec<Run>) -> Vec<u64> {
+        let first = self.wanted.range(self.cursor..).next().or_else(|| self.wanted.first());
+        let first = first.copied().unwrap_or(0);
+        let row = self.whole_row(first, self.setup.below_bytes_max as usize / PAGE_BYTES);
+        if row >= PLAIN_PAGES_MIN {
+            let pages: Vec<u64> = (first..first + row as u64).collect();
+            runs.extend(pages.iter().map(|page| Run { page: *page, inside: 0..self.page_length(*page) }));
+            return pages;
+        }
+        let (mut pages, mut bytes) = (Vec::new(), at::SIZE);
+        for number in self.wanted.range(first..).copied() {
+            if !pages.is_empty() && self.whole_row(number, PLAIN_PAGES_MIN) == PLAIN_PAGES_MIN {
+                break;
+            }
+            let (Some(page), before) = (self.pages.get(&number), runs.len()) else { continue };
+            page.runs_to_send(|inside| runs.push(Run { page: number, inside }));
+            bytes += runs[before..].iter().map(|run| entry_at::SIZE + run.inside.len()).sum::<usize>();
+            let span = runs[runs.len() - 1].end() - runs[0].start();
+            let fits =
+                bytes as u64 <= self.setup.packed_bytes_max && span <= self.setup.packed_span_bytes_max;
+            if !pages.is_empty() && !fits {
+                runs.truncate(before);
+                break;
+            }
+            pages.push(number);
+        }
+        pages
+    }
+
+    /// Puts pages on their way.
+    fn send(&mut self, runs: &[Run], pages: Vec<u64>) -> Work {
+        let (address, one_range) =
+            (runs[0].start(), runs.windows(2).all(|pair| pair[0].end() == pair[1].start()));
+        let mut flags = Flags::default();
+        let mut saved = 0;
+        for number in &pages {
+            self.wanted.remove(number);
+            self.cursor = number + 1;
+            saved += self.page_length(*number) as u64;
+            let Some(page) = self.pages.get_mut(number) else { continue };
+            flags.fua |= std::mem::take(&mut page.fua);
+            std::mem::swap(&mut page.dirty, &mut page.sending);
+            page.sending_since = std::mem::replace(&mut page.dirty_since, NEVER);
+        }
+        let ranges = runs.iter().map(|run| {
+            let bytes = self.pages.get(&run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
+            ((run.start() - address) as u32, bytes)
+        });
+        let length = runs[runs.len() - 1].end() - address;
+        let plain = one_range && length <= self.setup.below_bytes_max;
+        let payload = if plain {
+            let mut payload = Vec::with_capacity(length as usize);
+            ranges.for_each(|(_, bytes)| payload.extend_from_slice(bytes));
+            payload
+        } else {
+            let mut payload = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
+            // The runs are in order and within the limits that `choose` keeps.
+            let encoded = packed_write::encode(ranges, &mut payload);
+            debug_assert!(encoded.is_ok(), "{encoded:?}");
+            payload
+        };
+        let bytes = payload.len() as u64;
+        let kind = if plain { &self.stats.plain_sent } else { &self.stats.packed_sent };
+        kind.fetch_add(1, Relaxed);
+        let whole = runs.iter().filter(|run| run.inside == (0..self.page_length(run.page))).count();
+        self.stats.whole_pages_sent.fetch_add(whole as u64, Relaxed);
+        self.stats.bytes_sent.fetch_add(bytes, Relaxed);
+        self.stats.bytes_saved.fetch_add(saved.saturating_sub(bytes), Relaxed);
+        let write_back = Box::new(WriteBack { me: self.me.clone(), payload, pages });
+        let request = Request::new(Operation::Write, address, bytes, flags, write_back);
+        if plain { Work::Below(request) } else { Work::Packed(request) }
+    }
+
+    /// A write-back has ended.
+    pub(super) fn sent(&mut self, pages: &[u64], outcome: &Outcome) {
+        self.write_backs -= 1;
+        match outcome {
+            Ok(_) => pages.iter().for_each(|number| self.saved(*number)),
+            Err(error) => {
+                self.stats.write_back_errors.fetch_add(1, Relaxed);
+                tracing::warn!(pages = pages.len(), %error, "cache: write-back failed; its bytes stay dirty");
+                pages.iter().for_each(|number| self.not_saved(*number, error));
+                self.fail_held(error);
+                self.unblock();
+            }
+        }
+        self.note_unsaved();
+        self.advance_flushes();
+        self.begin_held();
+    }
+
+    fn saved(&mut self, number: u64) {
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        self.unsaved_bytes -= page.sending.bytes();
+        self.order.remove(&(page.sending_since, number));
+        page.sending.clear();
+        page.sending_since = NEVER;
+        if page.dirty_since != NEVER {
+            self.order.insert((page.dirty_since, number));
+            if page.dirty_since <= page.wanted_through {
+                self.wanted.insert(number);
+            }
+        }
+        let (since, quiet) = (page.since(), page.is_quiet());
+        let waiters = std::mem::take(&mut page.waiters);
+        self.pushed(number, waiters, since);
+        if quiet {
+            self.quieted(number);
+        }
+    }
+
+    fn not_saved(&mut self, number: u64, error: &sawmill_device::Error) {
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        let before = page.dirty.bytes() + page.sending.bytes();
+        for run in page.sending.runs() {
+            page.dirty.insert(run);
+        }
+        self.unsaved_bytes -= before - page.dirty.bytes();
+        page.sending.clear();
+        page.dirty_since = std::mem::replace(&mut page.sending_since, NEVER);
+        page.wanted_through = 0;
+        let (since, waiters) = (page.since(), std::mem::take(&mut page.waiters));
+        waiters.into_iter().for_each(|(_, push)| self.fail_push(push, error));
+        self.fail_flushes(since, error);
+        self.fail_claim(number, error);
+    }
+}
+
+/// The exchange of a write-back.
+struct WriteBack {
+    me: Weak<dyn Hear>,
+    payload: Vec<u8>,
+    pages: Vec<u64>,
+}
+
+impl Exchange for WriteBack {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.payload[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        if let Some(me) = self.me.upgrade() {
+            me.hear(&mut |state| state.sent(&self.pages, &outcome));
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What people write for the ends of a link.
+//!
+//! | written | means |
+//! |---|---|
+//! | `udp:10.0.0.1` | UDP, port 9700 |
+//! | `udp:10.0.0.1:9800` | another port |
+//! | `udp:[fe80::2%eth1]:9700` | IPv6 stands in brackets |
+//! | `tcp:store.lan:9700` | TCP, a host by its name |
+//! | `udp:10.0.0.1:9700@eth1` | only over interface eth1, whatever the routes say |
+//! | `eth:eth1` | raw Ethernet on interface eth1 |
+//!
+//! Several stand in a list, with commas. An initiator reads them as where to reach the target, a target as
+//! where to listen (`udp:0.0.0.0`, `udp:[::]` for everywhere).
+//!
+//! Invariant: what is shown reads back as the same. Not here: opening anything.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+/// The port where none is written.
+pub const DEFAULT_PORT: u16 = 9700;
+
+/// The kernel's names of interfaces are shorter than this.
+const INTERFACE_NAME_BYTES: usize = 16;
+
+/// One end of a link.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum LinkAddress {
+    /// `udp:HOST[:PORT][@INTERFACE]`.
+    Udp(HostPort),
+    /// `tcp:HOST[:PORT][@INTERFACE]`.
+    Tcp(HostPort),
+    /// `eth:INTERFACE`.
+    Ethernet(String),
+}
+
+/// A place that is reached by IP.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct HostPort {
+    /// An address or a name; IPv6 without its brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The one interface to use.
+    pub interface: Option<String>,
+}
+
+impl HostPort {
+    /// The first address that the host has. May wait for a name server.
+    ///
+    /// Errors: the name is not known.
+    pub fn resolve(&self) -> io::Result<SocketAddr> {
+        (self.host.as_str(), self.port).to_socket_addrs()?.next().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, format!("host \"{}\" has no address", self.host))
+        })
+    }
+}
+
+impl LinkAddress {
+    /// Reads a list with commas.
+    ///
+    /// Errors: as for one; a list without any; the same one twice.
+    pub fn list(text: &str) -> Result<Vec<Self>, AddressError> {
+        let mut addresses = Vec::new();
+        for part in text.split(',') {
+            let address: LinkAddress = part.trim().parse()?;
+            if addresses.contains(&address) {
+                return Err(wrong(part, "it is in the list twice", "write each link once"));
+            }
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+}
+
+/// What is wrong with an address, and what to write instead.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AddressError(String);
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+fn wrong(text: &str, what: &str, instead: &str) -> AddressError {
+    AddressError(format!("link address \"{text}\": {what}; {instead}"))
+}
+
+impl FromStr for LinkAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let kinds = "write udp:HOST[:PORT], tcp:HOST[:PORT] or eth:INTERFACE";
+        match text.split_once(':') {
+            Some(("udp", place)) => Ok(LinkAddress::Udp(host_port(text, place)?)),
+            Some(("tcp", place)) => Ok(LinkAddress::Tcp(host_port(text, place)?)),
+            Some(("eth", name)) => Ok(LinkAddress::Ethernet(interface(text, name)?)),
+            _ if text.is_empty() => Err(wrong(text, "it is empty", kinds)),
+            _ => Err(wrong(text, "it does not begin with udp:, tcp: or eth:", kinds)),
+        }
+    }
+}
+
+fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
+    let (place, interface) = match place.split_once('@') {
+        Some((place, name)) => (place, Some(interface(text, name)?)),
+        None => (place, None),
+    };
+    let (host, port) = if let Some(inside) = place.strip_prefix('[') {
+        let Some((host, after)) = inside.split_once(']') else {
+            return Err(wrong(text, "a bracket is not closed", "write [::1]:9700"));
+        };
+        let address = host.split_once('%').map_or(host, |(address, _)| address);
+        if address.parse::<std::net::Ipv6Addr>().is_err() {
+            return Err(wrong(text, "what stands in brackets is no IPv6 address", "write [::1]:9700"));
+        }
+        match after.strip_prefix(':') {
+            Some(port) => (host, Some(port)),
+            None if after.is_empty() => (host, None),
+            None => return Err(wrong(text, "after the bracket comes no port", "write [::1]:9700")),
+        }
+    } else {
+        match place.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err(wrong(text, "IPv6 needs brackets", "write [::1]:9700"));
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        }
+    };
+    if host.is_empty() || host.contains(|c: char| c.is_whitespace() || "/[]".contains(c)) {
+        return Err(wrong(text, "it names no host", "write an address or a name, like 10.0.0.1:9700"));
+    }
+    let port = match port.map(str::parse::<u16>) {
+        None => DEFAULT_PORT,
+        Some(Ok(port)) if port > 0 => port,
+        Some(_) => return Err(wrong(text, "its port is no number from 1 to 65535", "write one, or none")),
+    };
+    Ok(HostPort { host: host.to_owned(), port, interface })
+}
+
+fn interface(text: &str, name: &str) -> Result<String, AddressError> {
+    let is_wrong = |c: char| c.is_whitespace() || c.is_control() || "/:@".contains(c);
+    if name.is_empty() || name.len() >= INTERFACE_NAME_BYTES || name.contains(is_wrong) {
+        let what = format!("\"{name}\" cannot be an interface's name");
+        return Err(wrong(text, &what, "take one that `ip link` shows, like eth0"));
+    }
+    Ok(name.to_owned())
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{open}{}{close}:{}", self.host, self.port)?;
+        self.interface.as_ref().map_or(Ok(()), |name| write!(f, "@{name}"))
+    }
+}
+
+impl fmt::Display for LinkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkAddress::Udp(place) => write!(f, "udp:{place}"),
+            LinkAddress::Tcp(place) => write!(f, "tcp:{place}"),
+            LinkAddress::Ethernet(name) => write!(f, "eth:{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_of_the_table_is_read_and_shown_in_full() {
+        let table = [
+            ("udp:10.0.0.1", "udp:10.0.0.1:9700"),
+            ("udp:10.0.0.1:9800", "udp:10.0.0.1:9800"),
+            ("udp:[fe80::2%eth1]:9700", "udp:[fe80::2%eth1]:9700"),
+            ("udp:[::]", "udp:[::]:9700"),
+            ("tcp:store.lan:9700", "tcp:store.lan:9700"),
+            ("udp:10.0.0.1:9700@eth1", "udp:10.0.0.1:9700@eth1"),
+            ("tcp:[::1]@eth1", "tcp:[::1]:9700@eth1"),
+            ("eth:eth1", "eth:eth1"),
+        ];
+        for (written, shown) in table {
+            let address: LinkAddress = written.parse().expect(written);
+            assert_eq!(address.to_string(), shown);
+            assert_eq!(shown.parse().as_ref(), Ok(&address), "what is shown reads back");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_is_wrong_and_what_to_write() {
+        let table = [
+            ("", "it is empty"),
+            ("10.0.0.1", "does not begin with"),
+            ("UDP:10.0.0.1", "does not begin with"),
+            ("udp:", "names no host"),
+            ("udp::9700", "names no host"),
+            ("udp:a b", "names no host"),
+            ("udp:::1", "IPv6 needs brackets"),
+            ("udp:[::1", "not closed"),
+            ("udp:[::1]9700", "comes no port"),
+            ("udp:[10.0.0.1]:9700", "no IPv6 address"),
+            ("tcp:host:0", "its port"),
+            ("tcp:host:65536", "its port"),
+            ("tcp:host:", "its port"),
+            ("tcp:host@", "\"\" cannot be an interface"),
+            ("eth:", "\"\" cannot be an interface"),
+            ("eth:a/b", "\"a/b\" cannot be"),
+            ("eth:a-name-longer-than-any", "cannot be an interface"),
+        ];
+        for (written, what) in table {
+            let error = written.parse::<LinkAddress>().expect_err(written).to_string();
+            assert!(error.contains(what) && error.contains(';'), "{written:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_list_holds_each_link_once() {
+        let list = LinkAddress::list("udp:10.0.0.1, eth:eth1,tcp:[::1]").expect("three");
+        assert_eq!(list.len(), 3);
+        for wrong in ["", "udp:a,", "eth:a,eth:a", "udp:a,udp:a:9700"] {
+            assert!(LinkAddress::list(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_resolves_without_a_name_server() {
+        let place = |text: &str| match text.parse().expect(text) {
+            LinkAddress::Udp(place) | LinkAddress::Tcp(place) => place,
+            LinkAddress::Ethernet(_) => panic!("no place"),
+        };
+        assert_eq!(place("udp:127.0.0.1").resolve().expect("known"), "127.0.0.1:9700".parse().unwrap());
+        assert_eq!(place("tcp:[::1]:7").resolve().expect("known"), "[::1]:7".parse().unwrap());
+    }
+}

@@ -1,0 +1,146 @@
+//! Packets laid back to back, ready to be sent.
+//!
+//! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after `new`.
+//! Not here: who gets them.
+
+/// Packets laid back to back in one buffer: what a sender takes at once, so that equal ones can leave as one
+/// and a stream as one write.
+pub struct Batch {
+    bytes: Box<[u8]>,
+    /// Where each packet ends.
+    ends: Box<[usize]>,
+    packets: usize,
+}
+
+impl Batch {
+    /// An empty one with room for this many packets and bytes.
+    #[must_use]
+    pub fn new(packets_max: usize, bytes_max: usize) -> Self {
+        let (bytes, ends) = (vec![0; bytes_max], vec![0; packets_max]);
+        Batch { bytes: bytes.into_boxed_slice(), ends: ends.into_boxed_slice(), packets: 0 }
+    }
+
+    /// The room for the next packet; empty where all packets are there.
+    pub fn space(&mut self) -> &mut [u8] {
+        let start = if self.packets == self.ends.len() { self.bytes.len() } else { self.end() };
+        &mut self.bytes[start..]
+    }
+
+    /// The first `packet_bytes` of [`Batch::space`] are a packet.
+    ///
+    /// # Panics
+    /// Where there was no such room.
+    pub fn commit(&mut self, packet_bytes: usize) {
+        assert!(packet_bytes <= self.space().len(), "a packet of {packet_bytes} bytes was given no room");
+        let end = self.end() + packet_bytes;
+        self.ends[self.packets] = end;
+        self.packets += 1;
+    }
+
+    /// Lays a copy of this packet behind the others; answers whether there was room.
+    #[must_use]
+    pub fn push(&mut self, packet: &[u8]) -> bool {
+        let Some(room) = self.space().get_mut(..packet.len()).filter(|room| !room.is_empty()) else {
+            return false;
+        };
+        room.copy_from_slice(packet);
+        self.commit(packet.len());
+        true
+    }
+
+    /// Forgets all packets.
+    pub fn clear(&mut self) {
+        self.packets = 0;
+    }
+
+    /// How many packets there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.packets
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn packet(&self, index: usize) -> &[u8] {
+        self.span(index, index + 1)
+    }
+
+    /// Packets `from..to`, back to back.
+    pub(super) fn span(&self, from: usize, to: usize) -> &[u8] {
+        let start = if from == 0 { 0 } else { self.ends[from - 1] };
+        &self.bytes[start..self.ends[..self.packets][to - 1]]
+    }
+
+    /// Where the run of packets ends that begins at `from`: equal in size, but for a shorter last one, and
+    /// within these bounds.
+    pub(super) fn run_end(&self, from: usize, packets_max: usize, bytes_max: usize) -> usize {
+        let size = self.packet(from).len();
+        let mut bytes = size;
+        for next in from + 1..self.packets.min(from + packets_max) {
+            let next_bytes = self.packet(next).len();
+            if next_bytes > size || bytes + next_bytes > bytes_max {
+                return next;
+            }
+            if next_bytes < size {
+                return next + 1;
+            }
+            bytes += next_bytes;
+        }
+        self.packets.min(from + packets_max)
+    }
+
+    fn end(&self) -> usize {
+        if self.packets == 0 { 0 } else { self.ends[self.packets - 1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch_of(sizes: &[usize]) -> Batch {
+        let mut batch = Batch::new(sizes.len(), sizes.iter().sum());
+        for (i, &size) in sizes.iter().enumerate() {
+            assert!(batch.push(&vec![i as u8; size]));
+        }
+        batch
+    }
+
+    #[test]
+    fn packets_lie_back_to_back_and_come_out_as_they_went_in() {
+        let mut batch = batch_of(&[24, 100, 30]);
+        assert_eq!((batch.len(), batch.packet(1)), (3, &[1; 100][..]));
+        assert_eq!(batch.span(0, 3).len(), 154);
+        batch.clear();
+        assert!(batch.is_empty());
+        batch.space()[..2].copy_from_slice(b"ab");
+        batch.commit(2);
+        assert_eq!(batch.packet(0), b"ab");
+    }
+
+    #[test]
+    fn a_batch_takes_no_more_packets_and_no_more_bytes_than_it_was_made_for() {
+        let mut batch = Batch::new(2, 100);
+        assert!(!batch.push(&[0; 101]));
+        assert!(batch.push(&[0; 60]) && !batch.push(&[0; 41]) && batch.push(&[0; 30]));
+        assert!(batch.space().is_empty(), "all packets are there");
+        assert!(!batch.push(&[0; 1]));
+    }
+
+    #[test]
+    fn a_run_is_of_equal_packets_and_a_shorter_last_one() {
+        let batch = batch_of(&[50, 50, 30, 50, 60, 60, 60]);
+        let ends: Vec<_> = (0..7).map(|from| batch.run_end(from, 64, 65000)).collect();
+        assert_eq!(ends, [3, 3, 3, 4, 7, 7, 7]);
+        assert_eq!(
+            (batch.run_end(4, 2, 65000), batch.run_end(4, 64, 120), batch.run_end(4, 1, 1)),
+            (6, 6, 5)
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! From what people write to carriers: an initiator reaches, a target listens.
+//!
+//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links at once.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::address::HostPort;
+use super::{
+    BROADCAST, LinkAddress, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
+};
+
+/// Both halves of a carrier.
+pub struct Carrier {
+    /// The half that sends, for any number of threads.
+    pub sender: Arc<dyn Sender>,
+    /// The half that receives, for one.
+    pub receiver: Box<dyn Receiver>,
+}
+
+/// What a target listens with.
+pub enum Listening {
+    /// Packets of all peers arrive here; several of these share them.
+    Packets(Vec<Carrier>),
+    /// Each peer gets a stream.
+    Streams(Listener),
+}
+
+impl Carrier {
+    fn of((sender, receiver): (impl Sender + 'static, impl Receiver + 'static)) -> Self {
+        Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) }
+    }
+}
+
+/// Opens an initiator's carrier to this address, a stream in `wait` at most, and says whom to send to first:
+/// by Ethernet that is everybody there.
+///
+/// Errors: those of the carrier, with words; the kind is kept.
+pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
+    let reached = match address {
+        LinkAddress::Udp(place) => place.resolve().and_then(|to| {
+            let any = if to.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+            let options = udp_options(SocketAddr::new(any, 0), place);
+            Ok((Carrier::of(open_udp(&options)?), Peer::Udp(to)))
+        }),
+        LinkAddress::Tcp(place) => place
+            .resolve()
+            .and_then(|to| Ok((Carrier::of(connect(to, place.interface.as_deref(), wait)?), Peer::Stream))),
+        LinkAddress::Ethernet(name) => open_ethernet(name).map(|halves| (Carrier::of(halves), BROADCAST)),
+    };
+    reached.map_err(|error| explained(address, &error))
+}
+
+/// Listens on this address with `receivers` carriers, of UDP; Ethernet and TCP have one.
+///
+/// Errors: as [`reach`].
+pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
+    let listening = match address {
+        LinkAddress::Udp(place) => place.resolve().and_then(|local| {
+            let shared_port = receivers > 1;
+            let options = UdpOptions { shared_port, ..udp_options(local, place) };
+            let carriers = (0..receivers.max(1)).map(|_| open_udp(&options).map(Carrier::of));
+            Ok(Listening::Packets(carriers.collect::<io::Result<_>>()?))
+        }),
+        LinkAddress::Tcp(place) => place
+            .resolve()
+            .and_then(|local| Ok(Listening::Streams(Listener::open(local, place.interface.as_deref())?))),
+        LinkAddress::Ethernet(name) => {
+            open_ethernet(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
+        }
+    };
+    listening.map_err(|error| explained(address, &error))
+}
+
+fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {
+    UdpOptions { interface: place.interface.clone(), ..UdpOptions::on(local) }
+}
+
+fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
+    let hint = match Errno::from_io_error(error) {
+        Some(Errno::PERM | Errno::ACCESS) => "; it needs CAP_NET_RAW: run it as root, or give it that",
+        Some(Errno::NODEV) => "; no interface has that name: `ip link` shows them",
+        Some(Errno::NETDOWN) => "; the interface is down: `ip link set NAME up`",
+        Some(Errno::INVAL) if matches!(address, LinkAddress::Ethernet(_)) => {
+            "; the interface carries no Ethernet frames"
+        }
+        Some(Errno::ADDRINUSE) => "; somebody listens there: stop that, or take another port",
+        Some(Errno::ADDRNOTAVAIL) => "; this machine has no such address: `ip addr` shows those it has",
+        Some(Errno::CONNREFUSED) => "; nobody listens there",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("link {address}: {error}{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn free_port() -> u16 {
+        // A listener of the kernel's choice, let go: nothing else takes the number so soon.
+        let free = Listener::open(SocketAddr::from(([127, 0, 0, 1], 0)), None).expect("a listener");
+        free.local().expect("bound").port()
+    }
+
+    fn packet() -> crate::carrier::Batch {
+        let mut batch = crate::carrier::Batch::new(1, 24);
+        assert!(batch.push(&[0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        batch
+    }
+
+    #[test]
+    fn what_listens_is_reached_by_the_same_address() {
+        for kind in ["udp", "tcp"] {
+            let address: LinkAddress = format!("{kind}:127.0.0.1:{}", free_port()).parse().expect("one");
+            let listening = listen(&address, 1).expect("listens");
+            let (carrier, peer) = reach(&address, PATIENCE).expect("reached");
+            assert_eq!(carrier.sender.send(&peer, &packet(), 0).expect("sent"), 1);
+            let mut receiver = match listening {
+                Listening::Packets(mut carriers) => carriers.remove(0).receiver,
+                Listening::Streams(listener) => {
+                    let (_, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+                    Box::new(receiver)
+                }
+            };
+            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("lives");
+            assert_eq!(woken.packets, 1);
+        }
+    }
+
+    #[test]
+    fn several_receivers_share_an_address_and_one_alone_keeps_it() {
+        let address: LinkAddress = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
+        let Listening::Packets(carriers) = listen(&address, 3).expect("listens") else { panic!("UDP") };
+        assert_eq!(carriers.len(), 3);
+        drop(carriers);
+        let _alone = listen(&address, 1).expect("listens");
+        let error = listen(&address, 1).err().expect("taken").to_string();
+        assert!(error.contains(&address.to_string()) && error.contains("another port"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_said_with_what_to_do() {
+        for (text, hint) in [
+            ("eth:nosuch0", "`ip link` shows them"),
+            ("udp:192.0.2.1:9", "no such address"),
+            ("tcp:127.0.0.1:9@nosuch0", "`ip link` shows them"),
+        ] {
+            let address: LinkAddress = text.parse().expect("one");
+            let error = listen(&address, 1).err().expect("refused").to_string();
+            assert!(error.starts_with(&format!("link {address}: ")) && error.contains(hint), "{error}");
+        }
+        let nobody: LinkAddress = format!("tcp:127.0.0.1:{}", free_port()).parse().expect("one");
+        let error = reach(&nobody, PATIENCE).err().expect("refused");
+        assert!(error.kind() == io::ErrorKind::ConnectionRefused, "{error}");
+        assert!(error.to_string().ends_with("nobody listens there"), "{error}");
+    }
+}

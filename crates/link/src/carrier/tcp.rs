@@ -1,0 +1,352 @@
+//! TCP: for where datagrams do not pass, or the network loses too many.
+//!
+//! Invariants: the stream holds whole packets only. What the kernel did not take of a packet stays with the
+//! sender and leaves first; the receiver's wait sees to it even if nobody sends again. A length that cannot
+//! be ends the stream, as nothing tells where the next packet begins. Both halves share one connection; it
+//! closes when both are dropped.
+//! Not here: connecting again.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
+use sawmill_sys::net::bind_to_interface;
+
+use super::wait::wait_for;
+use super::{
+    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, Waker, Woken, said_bytes, wrong_peer,
+};
+
+/// Read at once, at most.
+const INBOX_BYTES: usize = 8 * PACKET_BYTES_MAX;
+/// A peer that says nothing is asked after this, and again this often; so many times without answer, or
+/// data unacknowledged for as long, end the stream.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
+const KEEPALIVE_PROBES: u32 = 3;
+const UNACKNOWLEDGED_MAX_MS: u32 = 11_000;
+const PENDING_CONNECTIONS: i32 = 64;
+
+struct Connection {
+    descriptor: OwnedFd,
+    waker: Arc<Waker>,
+    /// What is left of a packet that the kernel took in part.
+    rest: Mutex<Rest>,
+    has_rest: AtomicBool,
+    /// Tells a receiver that waits that there is a rest to send.
+    nudge: Waker,
+}
+
+struct Rest {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// Sends packets into a stream.
+#[derive(Clone)]
+pub struct StreamSender {
+    connection: Arc<Connection>,
+}
+
+/// Receives packets from a stream.
+pub struct StreamReceiver {
+    connection: Arc<Connection>,
+    inbox: Box<[u8]>,
+    /// What was read and not handed on yet: the beginning of a packet.
+    start: usize,
+    end: usize,
+    has_ended: bool,
+}
+
+/// A stream that was accepted: its halves, and whose it is.
+pub type Accepted = (StreamSender, StreamReceiver, SocketAddr);
+
+/// Connects, in `wait` at most.
+///
+/// Errors: ECONNREFUSED, no route, `TimedOut`, ENODEV for an interface that is none.
+pub fn connect(
+    to: SocketAddr,
+    interface: Option<&str>,
+    wait: Duration,
+) -> io::Result<(StreamSender, StreamReceiver)> {
+    let descriptor = open(&to, interface)?;
+    match rustix::net::connect(&descriptor, &to) {
+        Ok(()) => (),
+        Err(Errno::INPROGRESS) => {
+            let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
+            let mut polled = [PollFd::new(&descriptor, PollFlags::OUT)];
+            if rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait)))? == 0 {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{to} does not answer")));
+            }
+            sockopt::socket_error(&descriptor)??;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    halves(descriptor)
+}
+
+/// Waits for streams.
+pub struct Listener {
+    descriptor: OwnedFd,
+    waker: Arc<Waker>,
+}
+
+impl Listener {
+    /// Listens on this address, on one interface alone where it is named.
+    ///
+    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+    pub fn open(local: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
+        let descriptor = open(&local, interface)?;
+        sockopt::set_socket_reuseaddr(&descriptor, true)?;
+        rustix::net::bind(&descriptor, &local)?;
+        rustix::net::listen(&descriptor, PENDING_CONNECTIONS)?;
+        Ok(Listener { descriptor, waker: Arc::new(Waker::new()?) })
+    }
+
+    /// Where it listens.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        Ok(SocketAddr::try_from(rustix::net::getsockname(&self.descriptor)?)?)
+    }
+
+    /// What ends a wait from another thread.
+    #[must_use]
+    pub fn waker(&self) -> Arc<Waker> {
+        self.waker.clone()
+    }
+
+    /// Waits at most `wait` (`None`: for ever) for a stream; none where the time is over or the waker was
+    /// called.
+    ///
+    /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
+    pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<Accepted>> {
+        let ready = wait_for(self.descriptor.as_fd(), &self.waker, None, wait, false)?;
+        if ready.waker || !ready.readable {
+            return Ok(None);
+        }
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match rustix::net::acceptfrom_with(&self.descriptor, flags) {
+            Ok((descriptor, Some(from))) => {
+                let (sender, receiver) = halves(descriptor)?;
+                Ok(Some((sender, receiver, SocketAddr::try_from(from)?)))
+            }
+            // The peer left before it was let in.
+            Ok((_, None)) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn open(address: &SocketAddr, interface: Option<&str>) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let descriptor = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    if let Some(name) = interface {
+        bind_to_interface(&descriptor, name)?;
+    }
+    Ok(descriptor)
+}
+
+fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
+    sockopt::set_tcp_nodelay(&descriptor, true)?;
+    sockopt::set_socket_keepalive(&descriptor, true)?;
+    sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_AFTER)?;
+    sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(&descriptor, UNACKNOWLEDGED_MAX_MS)?;
+    let rest = Rest { bytes: vec![0; PACKET_BYTES_MAX].into_boxed_slice(), start: 0, end: 0 };
+    let connection = Arc::new(Connection {
+        descriptor,
+        waker: Arc::new(Waker::new()?),
+        rest: Mutex::new(rest),
+        has_rest: AtomicBool::new(false),
+        nudge: Waker::new()?,
+    });
+    let inbox = vec![0; INBOX_BYTES].into_boxed_slice();
+    let receiver =
+        StreamReceiver { connection: connection.clone(), inbox, start: 0, end: 0, has_ended: false };
+    Ok((StreamSender { connection }, receiver))
+}
+
+impl Connection {
+    /// Writes what the kernel takes; 0 where it has no room.
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::send(&self.descriptor, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(Errno::INTR) => (),
+                Err(Errno::AGAIN | Errno::NOBUFS) => return Ok(0),
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Sends the rest; whether none is left.
+    fn flush(&self, rest: &mut Rest) -> io::Result<bool> {
+        while rest.start < rest.end {
+            match self.write(&rest.bytes[rest.start..rest.end])? {
+                0 => return Ok(false),
+                written => rest.start += written,
+            }
+        }
+        self.has_rest.store(false, Ordering::Release);
+        Ok(true)
+    }
+
+    fn end(&self) {
+        // Where it has ended already there is nothing to do.
+        let _ = rustix::net::shutdown(&self.descriptor, Shutdown::Both);
+    }
+}
+
+impl StreamSender {
+    /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in part: what
+    /// is missing of that becomes the rest.
+    fn taken(&self, rest: &mut Rest, batch: &Batch, from: usize, written: usize) -> usize {
+        let (mut at, mut covered) = (from, 0);
+        while covered < written {
+            let packet = batch.packet(at);
+            covered += packet.len();
+            at += 1;
+            if covered > written {
+                let missing = &packet[packet.len() - (covered - written)..];
+                rest.bytes[..missing.len()].copy_from_slice(missing);
+                (rest.start, rest.end) = (0, missing.len());
+                self.connection.has_rest.store(true, Ordering::Release);
+                self.connection.nudge.wake();
+            }
+        }
+        at - from
+    }
+}
+
+impl Sender for StreamSender {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        PACKET_BYTES_MAX
+    }
+
+    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        if *to != Peer::Stream {
+            return Err(wrong_peer("a stream", to));
+        }
+        let longest = (from..batch.len()).map(|index| batch.packet(index).len()).max();
+        if longest.is_some_and(|longest| longest > PACKET_BYTES_MAX) {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let mut rest = self.connection.rest.lock();
+        let mut at = from;
+        while at < batch.len() && self.connection.flush(&mut rest)? {
+            match self.connection.write(batch.span(at, batch.len())) {
+                Ok(0) => break,
+                Ok(written) => at += self.taken(&mut rest, batch, at, written),
+                // What went, went; the error shows again with the next packet.
+                Err(_) if at > from => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(at - from)
+    }
+}
+
+impl StreamReceiver {
+    /// Hands on the whole packets that were read. Whether the lengths can be.
+    fn hand_on(&mut self, woken: &mut Woken, each: &mut dyn FnMut(&Peer, &mut [u8])) -> bool {
+        loop {
+            let unread = &mut self.inbox[self.start..self.end];
+            let Some(length) = said_bytes(unread) else { return true };
+            if !(PACKET_BYTES_MIN..=PACKET_BYTES_MAX).contains(&length) {
+                woken.malformed += 1;
+                return false;
+            }
+            let Some(packet) = unread.get_mut(..length) else { return true };
+            self.start += length;
+            woken.packets += 1;
+            each(&Peer::Stream, packet);
+        }
+    }
+
+    /// Reads once, behind what is there; none where nothing is to be had now.
+    fn read(&mut self) -> io::Result<Option<usize>> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.inbox.len() - self.end < PACKET_BYTES_MAX {
+            // Less than a packet.
+            self.inbox.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = &mut self.inbox[self.end..];
+        match rustix::net::recv(&self.connection.descriptor, room, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok((_, read)) => Ok(Some(read)),
+        }
+    }
+
+    fn end(&mut self) {
+        self.has_ended = true;
+        self.connection.end();
+    }
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the stream carried a packet whose length cannot be")
+}
+
+fn closed(is_torn: bool) -> io::Error {
+    let what = if is_torn { "the peer left in the middle of a packet" } else { "the peer closed the stream" };
+    io::Error::new(io::ErrorKind::UnexpectedEof, what)
+}
+
+impl Receiver for StreamReceiver {
+    fn receive(
+        &mut self,
+        wait: Option<Duration>,
+        writable_too: bool,
+        each: &mut dyn FnMut(&Peer, &mut [u8]),
+    ) -> io::Result<Woken> {
+        if self.has_ended {
+            return Err(malformed());
+        }
+        let connection = &*self.connection;
+        let has_rest = connection.has_rest.load(Ordering::Acquire);
+        let socket = connection.descriptor.as_fd();
+        let out = writable_too || has_rest;
+        let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
+        let mut woken = Woken { waker: ready.waker, ..Woken::default() };
+        if ready.writable {
+            // A sender that holds the lock flushes itself; an error is that sender's to see.
+            let is_flushed = connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
+            woken.writable = writable_too && !matches!(is_flushed, Some(Ok(false)));
+        }
+        if !ready.readable && !ready.failed {
+            return Ok(woken);
+        }
+        match self.read() {
+            Ok(None) => return Ok(woken),
+            Ok(Some(0)) => {
+                let is_torn = self.start < self.end;
+                self.connection.end();
+                return Err(closed(is_torn));
+            }
+            Ok(Some(read)) => self.end += read,
+            Err(error) => {
+                self.connection.end();
+                return Err(error);
+            }
+        }
+        if !self.hand_on(&mut woken, each) {
+            self.end();
+        }
+        Ok(woken)
+    }
+
+    fn waker(&self) -> Arc<Waker> {
+        self.connection.waker.clone()
+    }
+}

@@ -1,0 +1,238 @@
+//! UDP: for where a router lies between, or raw frames are not allowed.
+//!
+//! Equal packets that lie next to each other in a batch leave as one message, which the kernel or the card
+//! cuts (GSO); where that is refused each leaves as a message, still many a system call. What arrives glued
+//! together (GRO) is cut by the size that the kernel says.
+//!
+//! Invariants: a packet is a datagram, never fragmented; one socket serves all peers.
+//! Not here: which addresses a peer has; which of the own addresses answers (bind to that one: a wildcard
+//! answers from the address that the route has).
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
+
+use super::wait::{no_room, wait_for_packets};
+use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
+
+/// What a kernel cuts at most from one message (UDP_MAX_SEGMENTS of older ones), and the longest payload.
+const RUN_PACKETS_MAX: usize = 64;
+const RUN_BYTES_MAX: usize = 65507;
+/// What every way over IPv6 takes (RFC 8200 §5), less the headers: where no route says more.
+const SAFE_PACKET_BYTES: usize = 1280 - 48;
+
+/// How to open UDP.
+#[derive(Clone, Debug)]
+pub struct UdpOptions {
+    /// Where to receive; a port of 0 is any. The wildcard of IPv6 takes IPv4, too.
+    pub local: SocketAddr,
+    /// The one interface to use.
+    pub interface: Option<String>,
+    /// Whether several pairs share the port, one for each receiving thread. The kernel deals out by address
+    /// and port of the peer: all packets of one come to the same pair.
+    pub shared_port: bool,
+    /// What to ask for in the kernel, each way.
+    pub buffer_bytes: usize,
+    /// Whether to have equal packets cut by the kernel; given up by itself where that is refused.
+    pub segmentation: bool,
+}
+
+impl UdpOptions {
+    /// On this address: any interface, a port of its own, 4 MiB of buffers, segmentation.
+    #[must_use]
+    pub fn on(local: SocketAddr) -> Self {
+        UdpOptions { local, interface: None, shared_port: false, buffer_bytes: 4 << 20, segmentation: true }
+    }
+}
+
+struct Shared {
+    socket: DatagramSocket,
+    waker: Arc<Waker>,
+    refused: AtomicBool,
+    segmentation: AtomicBool,
+}
+
+/// Sends datagrams.
+#[derive(Clone)]
+pub struct UdpSender {
+    shared: Arc<Shared>,
+}
+
+/// Receives datagrams.
+pub struct UdpReceiver {
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    /// The last call found something: then look before waiting.
+    is_busy: bool,
+}
+
+/// Opens UDP.
+///
+/// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+pub fn open_udp(options: &UdpOptions) -> io::Result<(UdpSender, UdpReceiver)> {
+    let socket = DatagramSocket::open(&DatagramOptions {
+        local: options.local,
+        interface: options.interface.as_deref(),
+        shared_port: options.shared_port,
+        buffer_bytes: options.buffer_bytes,
+    })?;
+    let shared = Arc::new(Shared {
+        socket,
+        waker: Arc::new(Waker::new()?),
+        refused: AtomicBool::new(false),
+        segmentation: AtomicBool::new(options.segmentation),
+    });
+    let receiver = UdpReceiver { shared: shared.clone(), inbox: Inbox::new(), is_busy: false };
+    Ok((UdpSender { shared }, receiver))
+}
+
+impl UdpSender {
+    /// Where the pair receives.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.shared.socket.local()
+    }
+
+    /// Whether equal packets leave as one message.
+    #[must_use]
+    pub fn has_segmentation(&self) -> bool {
+        self.shared.segmentation.load(Ordering::Relaxed)
+    }
+
+    /// Sends one call's worth, with runs of at most this many packets; answers how many packets went.
+    fn send_once(
+        &self,
+        to: &SocketAddr,
+        batch: &Batch,
+        from: usize,
+        run_packets: usize,
+    ) -> io::Result<usize> {
+        let mut at = from;
+        let runs = std::iter::from_fn(|| {
+            let start = (at < batch.len()).then_some(at)?;
+            at = batch.run_end(start, run_packets, RUN_BYTES_MAX);
+            Some(Run { bytes: batch.span(start, at), datagram_bytes: batch.packet(start).len() })
+        });
+        let sent_runs = self.shared.socket.send(to, runs)?;
+        let mut end = from;
+        for _ in 0..sent_runs {
+            end = batch.run_end(end, run_packets, RUN_BYTES_MAX);
+        }
+        Ok(end - from)
+    }
+
+    /// As [`UdpSender::send_once`], by segmentation while nobody refuses it.
+    fn send_some(&self, to: &SocketAddr, batch: &Batch, from: usize) -> io::Result<usize> {
+        if !self.has_segmentation() {
+            return self.send_once(to, batch, from, 1);
+        }
+        match self.send_once(to, batch, from, RUN_PACKETS_MAX) {
+            Err(error) if may_be_refusal(&error) => {
+                // It was the segmentation, and not the packet or the peer, if the same goes without.
+                let sent = self.send_once(to, batch, from, 1)?;
+                self.shared.segmentation.store(false, Ordering::Relaxed);
+                Ok(sent)
+            }
+            result => result,
+        }
+    }
+}
+
+fn may_be_refusal(error: &io::Error) -> bool {
+    let refusals = [Errno::IO, Errno::INVAL, Errno::OPNOTSUPP, Errno::NOPROTOOPT];
+    Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
+}
+
+impl Sender for UdpSender {
+    fn packet_bytes_max(&self, to: &Peer) -> usize {
+        let Peer::Udp(to) = to else { return 0 };
+        let fits = self.shared.socket.datagram_bytes_max(to).unwrap_or(SAFE_PACKET_BYTES);
+        fits.min(PACKET_BYTES_MAX)
+    }
+
+    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let Peer::Udp(to) = to else { return Err(wrong_peer("UDP", to)) };
+        let mut at = from;
+        while at < batch.len() {
+            match self.send_some(to, batch, at) {
+                Ok(sent) => at += sent,
+                // What went, went; the error shows again with the next packet.
+                Err(_) if at > from => break,
+                Err(error) => return no_room(error, &self.shared.refused),
+            }
+        }
+        Ok(at - from)
+    }
+}
+
+impl Receiver for UdpReceiver {
+    fn receive(
+        &mut self,
+        wait: Option<Duration>,
+        writable_too: bool,
+        each: &mut dyn FnMut(&Peer, &mut [u8]),
+    ) -> io::Result<Woken> {
+        let Shared { socket, waker, refused, .. } = &*self.shared;
+        let ready = wait_for_packets(socket.as_fd(), waker, refused, self.is_busy, wait, writable_too)?;
+        let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
+        if !ready.readable {
+            return Ok(woken);
+        }
+        let messages = socket.receive(&mut self.inbox, &mut |from, glued_bytes, bytes| {
+            let peer = Peer::Udp(from);
+            // An empty datagram is none of ours, either.
+            woken.malformed += usize::from(bytes.is_empty());
+            for datagram in bytes.chunks_mut(glued_bytes.max(1)) {
+                match whole_packet(datagram) {
+                    Some(packet) => {
+                        woken.packets += 1;
+                        each(&peer, packet);
+                    }
+                    None => woken.malformed += 1,
+                }
+            }
+        })?;
+        self.is_busy = messages > 1;
+        Ok(woken)
+    }
+
+    fn waker(&self) -> Arc<Waker> {
+        self.shared.waker.clone()
+    }
+}
+
+const _: () = assert!(RUNS_MAX <= RUN_PACKETS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_segmentation_is_refused_the_packets_go_without_and_it_is_not_tried_again() {
+        let local = UdpOptions::on("127.0.0.1:0".parse().expect("an address"));
+        let (sender, _own) = open_udp(&local).expect("UDP");
+        let (there, mut receiver) = open_udp(&local).expect("UDP");
+        sender.shared.socket.omit_checksum().expect("set");
+        let to = Peer::Udp(there.local().expect("bound"));
+        let mut batch = Batch::new(100, 100 * 24);
+        for _ in 0..100 {
+            let mut packet = [7; 24];
+            packet[4..8].copy_from_slice(&24u32.to_le_bytes());
+            assert!(batch.push(&packet));
+        }
+        assert_eq!(sender.send(&to, &batch, 0).expect("sent"), 100);
+        assert!(!sender.has_segmentation());
+        let mut came = 0;
+        while came < 100 {
+            let woken = receiver.receive(Some(Duration::from_secs(20)), false, &mut |_, _| ());
+            let packets = woken.expect("it lives").packets;
+            assert!(packets > 0, "{came} of 100 came");
+            came += packets;
+        }
+    }
+}

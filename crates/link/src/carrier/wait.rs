@@ -1,0 +1,174 @@
+//! How a receiver waits: for its socket and for a waker, in one poll.
+//!
+//! Invariant: a wake that began before the wait, or during it, ends it. Not here: what is done then.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// The kernel refuses packets with ENOBUFS while some queue below the socket is full, and nothing tells when
+/// it has room again: so a refused sender is told to try again after this.
+const AFTER_REFUSAL: Duration = Duration::from_millis(1);
+
+/// Ends a wait from another thread. Calls before the next wait count as one.
+pub struct Waker {
+    event: OwnedFd,
+    is_called: AtomicBool,
+}
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Waker { event, is_called: AtomicBool::new(false) })
+    }
+
+    /// Ends the receiver's wait, or the next one. Costs a system call only where it is the first since.
+    pub fn wake(&self) {
+        if !self.is_called.swap(true, Ordering::AcqRel) {
+            // The count cannot overflow: it is read whenever this flag is taken back.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether it was called; from then on it was not.
+    fn take(&self) -> bool {
+        // In this order: a call in between finds the flag set, and counts for the answer.
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+        self.is_called.swap(false, Ordering::AcqRel)
+    }
+
+    fn take_if_called(&self) -> bool {
+        self.is_called.load(Ordering::Acquire) && self.take()
+    }
+}
+
+/// What a wait found.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Ready {
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) waker: bool,
+    pub(super) failed: bool,
+}
+
+/// Waits for the socket, the waker and, where given, for another one that only interrupts.
+pub(super) fn wait_for(
+    socket: BorrowedFd<'_>,
+    waker: &Waker,
+    nudge: Option<&Waker>,
+    wait: Option<Duration>,
+    writable_too: bool,
+) -> io::Result<Ready> {
+    let mut events = PollFlags::IN;
+    events.set(PollFlags::OUT, writable_too);
+    let also = nudge.unwrap_or(waker);
+    let mut polled = [
+        PollFd::from_borrowed_fd(socket, events),
+        PollFd::new(&waker.event, PollFlags::IN),
+        PollFd::new(&also.event, PollFlags::IN),
+    ];
+    let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+    let count = if nudge.is_some() { 3 } else { 2 };
+    match poll(&mut polled[..count], wait.as_ref()) {
+        // Early, for nothing.
+        Err(Errno::INTR) => return Ok(Ready::default()),
+        result => result?,
+    };
+    let [socket, called, nudged] = polled.map(|polled| polled.revents());
+    if nudge.is_some() && nudged.contains(PollFlags::IN) {
+        also.take();
+    }
+    Ok(Ready {
+        readable: socket.contains(PollFlags::IN),
+        writable: socket.contains(PollFlags::OUT),
+        waker: called.contains(PollFlags::IN) && waker.take(),
+        failed: socket.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL),
+    })
+}
+
+/// As [`wait_for`], for the socket of datagrams or frames: without a system call where `is_there` says that
+/// something is and nothing else was asked for; slower where the kernel refused the last packets.
+pub(super) fn wait_for_packets(
+    socket: BorrowedFd<'_>,
+    waker: &Waker,
+    refused: &AtomicBool,
+    is_there: bool,
+    wait: Option<Duration>,
+    writable_too: bool,
+) -> io::Result<Ready> {
+    if is_there && !writable_too {
+        return Ok(Ready { readable: true, waker: waker.take_if_called(), ..Ready::default() });
+    }
+    let wait = if is_there { Some(Duration::ZERO) } else { wait };
+    let ready = if writable_too && refused.swap(false, Ordering::AcqRel) {
+        let wait = wait.map_or(AFTER_REFUSAL, |wait| wait.min(AFTER_REFUSAL));
+        Ready { writable: true, ..wait_for(socket, waker, None, Some(wait), false)? }
+    } else {
+        wait_for(socket, waker, None, wait, writable_too)?
+    };
+    if ready.failed {
+        rustix::net::sockopt::socket_error(socket.as_fd())??;
+    }
+    Ok(Ready { readable: ready.readable || is_there, ..ready })
+}
+
+/// What an error of a send means: no room (0), now or by refusal, or itself.
+pub(super) fn no_room(error: io::Error, refused: &AtomicBool) -> io::Result<usize> {
+    match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN) => Ok(0),
+        Some(Errno::NOBUFS) => {
+            refused.store(true, Ordering::Release);
+            Ok(0)
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_ends_the_next_wait_once_however_often_it_was_made() {
+        let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
+        let look =
+            || wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), false).expect("polled");
+        assert!(!look().waker);
+        waker.wake();
+        waker.wake();
+        assert!(look().waker);
+        assert!(!look().waker);
+    }
+
+    #[test]
+    fn a_call_from_another_thread_ends_a_wait_without_end() {
+        let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| waker.wake());
+            while !wait_for(idle.event.as_fd(), &waker, None, None, false).expect("polled").waker {}
+        });
+        assert!(!waker.is_called.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn a_full_queue_is_no_room_and_any_other_error_is_itself() {
+        let refused = AtomicBool::new(false);
+        assert_eq!(no_room(Errno::AGAIN.into(), &refused).expect("no error"), 0);
+        assert!(!refused.load(Ordering::Acquire));
+        assert_eq!(no_room(Errno::NOBUFS.into(), &refused).expect("no error"), 0);
+        assert!(refused.load(Ordering::Acquire));
+        assert!(no_room(Errno::NETDOWN.into(), &refused).is_err());
+    }
+
+    #[test]
+    fn a_refused_sender_is_told_to_try_again_though_nothing_happens() {
+        let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
+        let refused = AtomicBool::new(true);
+        let ready = wait_for_packets(idle.event.as_fd(), &waker, &refused, false, None, true);
+        assert!(ready.expect("polled").writable && !refused.load(Ordering::Acquire));
+    }
+}

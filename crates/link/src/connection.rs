@@ -1,0 +1,504 @@
+//! One connection, as one end sees it: packets are opened, their parts handed to whoever they are for, and
+//! what is ready to go is put into packets of whichever link is least loaded.
+//!
+//! Both ends are this; what differs is the [`Role`]: an initiator's slots or a target's. Any thread may call
+//! any method. Who finds a link's sending half taken leaves the work to its holder, who looks again before it
+//! goes: so packets fill up by themselves when there is much to do.
+//!
+//! Lock order: a link's sending half, its receiving half, a slot, the queue of what is ready. No lock is held
+//! while a request is submitted or answered.
+//!
+//! Invariants: no allocation after `new`; every piece that was lost is ready again; packets are opened before
+//! anything in them is believed.
+//!
+//! Not here: sockets and threads (`carrier`, `threads`), the hand-shake (`session`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_format::link::part::{Body, Part, Parts, RUNS_MAX, Word, WordKind};
+use sawmill_format::link::{
+    HEADER_BYTES, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Packet, PacketKind, TAIL_BYTES,
+};
+
+use crate::breach::Breach;
+use crate::carrier::{Batch, Peer, Sender, Waker};
+use crate::path::{Piece, Pieces, Receiving, Sending};
+use crate::ready::Ready;
+use crate::session::Seals;
+
+/// Packets and bytes that go to a carrier at once.
+const BATCH_PACKETS_MAX: usize = 64;
+const BATCH_BYTES: usize = 256 << 10;
+/// With several links, what one of them takes before the next one is looked at.
+const STRIPE_BYTES: usize = 64 << 10;
+
+/// What a slot had for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// All of it is in.
+    All,
+    /// The packet is full, and there is more.
+    More,
+}
+
+/// What an end does with the parts that are about slots.
+pub(crate) trait Role: Send + Sync {
+    /// A command, data or a reply came.
+    fn take(&self, part: &Part<'_>) -> Result<(), Breach>;
+    /// Puts what `slot` has to send into a packet.
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put;
+    /// A piece was lost. True: it must be sent again.
+    fn lost(&self, piece: &Piece) -> bool;
+}
+
+/// Where packets of a link go.
+#[derive(Clone)]
+pub(crate) struct Path {
+    pub(crate) sender: Arc<dyn Sender>,
+    pub(crate) peer: Peer,
+    /// The longest packet that the carrier takes on this way.
+    pub(crate) packet_bytes_max: usize,
+    /// Ends the wait of whoever receives there: he must wait for room to send, too.
+    waker: Option<Arc<Waker>>,
+}
+
+impl Path {
+    pub(crate) fn new(sender: Arc<dyn Sender>, peer: Peer, waker: Option<Arc<Waker>>) -> Self {
+        let packet_bytes_max = sender.packet_bytes_max(&peer);
+        let packet_bytes_max = packet_bytes_max.clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
+        Path { sender, peer, packet_bytes_max, waker }
+    }
+}
+
+/// The sending half of a link, with its way out.
+pub(crate) struct Outgoing {
+    pub(crate) sending: Sending,
+    pub(crate) path: Option<Path>,
+    /// Joined: requests may go.
+    pub(crate) open: bool,
+    batch: Batch,
+    /// Packets of the batch before it are gone.
+    unsent_from: usize,
+    ping: bool,
+}
+
+/// A link of the connection.
+pub(crate) struct Link {
+    pub(crate) outgoing: Mutex<Outgoing>,
+    pub(crate) receiving: Mutex<Receiving>,
+    /// Packets that did not open, or came twice.
+    pub(crate) refused: AtomicU64,
+    pub(crate) doubled: AtomicU64,
+    /// One more than the number of the newest join.
+    joined: AtomicU64,
+}
+
+/// What came of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// It was the connection's; its parts were taken.
+    Taken,
+    /// It did not open, or came twice.
+    Dropped,
+}
+
+/// What the connection itself does not settle: words about paths, and the end.
+pub(crate) enum Said<'a> {
+    /// A join, joined or leave.
+    Word(Word),
+    /// The peer ends the connection.
+    Close(u8, &'a str),
+}
+
+/// A connection.
+pub(crate) struct Connection<R> {
+    /// The peer's name for it.
+    remote: u64,
+    seals: Seals,
+    pub(crate) links: Box<[Link]>,
+    pub(crate) ready: Ready,
+    pub(crate) role: R,
+    kicks: AtomicU64,
+    /// When a packet last opened.
+    heard_ns: AtomicU64,
+}
+
+impl<R: Role> Connection<R> {
+    pub(crate) fn new(remote: u64, seals: Seals, links: usize, slots: usize, role: R, now: u64) -> Self {
+        let link = |_| Link {
+            outgoing: Mutex::new(Outgoing {
+                sending: Sending::new(),
+                path: None,
+                open: false,
+                batch: Batch::new(BATCH_PACKETS_MAX, BATCH_BYTES),
+                unsent_from: 0,
+                ping: false,
+            }),
+            receiving: Mutex::new(Receiving::new()),
+            refused: AtomicU64::new(0),
+            doubled: AtomicU64::new(0),
+            joined: AtomicU64::new(0),
+        };
+        Connection {
+            remote,
+            seals,
+            links: (0..links).map(link).collect(),
+            ready: Ready::new(slots),
+            role,
+            kicks: AtomicU64::new(0),
+            heard_ns: AtomicU64::new(now),
+        }
+    }
+
+    /// When a packet of this connection last came.
+    pub(crate) fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    /// Takes a packet of kind *sealed*. `said` hears what is not settled here, once the packet is known to be
+    /// true.
+    pub(crate) fn receive(
+        &self,
+        header: &Packet,
+        packet: &mut [u8],
+        now: u64,
+        said: &mut dyn FnMut(Said<'_>),
+    ) -> Result<Came, Breach> {
+        let Some(link) = self.links.get(usize::from(header.link)) else { return Ok(Came::Dropped) };
+        let Ok(body) = self.seals.open(packet) else {
+            link.refused.fetch_add(1, Ordering::Relaxed);
+            return Ok(Came::Dropped);
+        };
+        self.heard_ns.fetch_max(now, Ordering::Relaxed);
+        if !link.receiving.lock().take(header.number) {
+            link.doubled.fetch_add(1, Ordering::Relaxed);
+            return Ok(Came::Dropped);
+        }
+        let mut asks = false;
+        for part in Parts::new(body) {
+            match part.map_err(|_| Breach("a part that cannot be read"))? {
+                Part::Ack(ack) => self.acknowledged(&ack, now)?,
+                Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
+                Part::Word(word) => said(Said::Word(word)),
+                Part::Close(status, text) => said(Said::Close(status, text)),
+                part @ (Part::Command(..) | Part::Data(_) | Part::Reply(..)) => {
+                    self.role.take(&part)?;
+                    asks = true;
+                }
+            }
+        }
+        if asks {
+            link.receiving.lock().owe(now);
+        }
+        link.outgoing.lock().sending.heard(now);
+        Ok(Came::Taken)
+    }
+
+    fn acknowledged(&self, ack: &sawmill_format::link::part::Ack<'_>, now: u64) -> Result<(), Breach> {
+        let link =
+            self.links.get(usize::from(ack.link)).ok_or(Breach("it names a link that there is not"))?;
+        link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
+    }
+
+    fn again(&self, piece: &Piece) {
+        if self.role.lost(piece) {
+            self.ready.push(piece.slot);
+        }
+    }
+
+    /// Sends what is ready, as far as the links have room. Called after everything that may have made
+    /// something ready or made room.
+    pub(crate) fn pump(&self, now: u64) {
+        self.kicks.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let seen = self.kicks.load(Ordering::SeqCst);
+            let mut sent = false;
+            let (order, count) = self.by_load();
+            for index in &order[..count] {
+                let Some(mut outgoing) = self.links[*index].outgoing.try_lock() else { continue };
+                sent |= self.send_some(*index, &mut outgoing, now, false);
+                if sent && count > 1 {
+                    // Another may be less loaded now.
+                    break;
+                }
+            }
+            if !sent && self.kicks.load(Ordering::SeqCst) == seen {
+                return;
+            }
+        }
+    }
+
+    /// The links that are open, the least loaded first; a link whose half is taken is as loaded as can be.
+    fn by_load(&self) -> ([usize; 8], usize) {
+        let (mut order, mut loads, mut count) = ([0; 8], [0u64; 8], 0);
+        for (index, link) in self.links.iter().enumerate() {
+            let load = match link.outgoing.try_lock() {
+                Some(outgoing) if outgoing.open && outgoing.sending.has_room() => {
+                    outgoing.sending.backlog_ns()
+                }
+                Some(outgoing) if outgoing.has_unsent() => u64::MAX - 1,
+                Some(_) => continue,
+                None => u64::MAX,
+            };
+            let mut place = count;
+            while place > 0 && loads[place - 1] > load {
+                (order[place], loads[place]) = (order[place - 1], loads[place - 1]);
+                place -= 1;
+            }
+            (order[place], loads[place]) = (index, load);
+            count += 1;
+        }
+        (order, count)
+    }
+
+    /// One batch of link `index`. True: something went, so there may be more.
+    fn send_some(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> bool {
+        if outgoing.flush() == Flushed::Blocked {
+            return false;
+        }
+        outgoing.batch.clear();
+        outgoing.unsent_from = 0;
+        let stripe = if self.links.len() > 1 { STRIPE_BYTES } else { BATCH_BYTES };
+        let mut bytes = 0;
+        while bytes < stripe {
+            match self.build(index, outgoing, now, ack && bytes == 0) {
+                0 => break,
+                built => bytes += built,
+            }
+        }
+        if outgoing.batch.is_empty() {
+            return false;
+        }
+        outgoing.flush() == Flushed::All
+    }
+
+    /// Builds the next packet of link `index` in its batch and returns its length; 0: there is nothing to
+    /// send, or no room for it.
+    fn build(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> usize {
+        let carries = outgoing.open && outgoing.sending.has_room();
+        let wanted = (carries && !self.ready.is_empty()) || outgoing.ping || ack;
+        let packet_bytes = outgoing.sending.packet_bytes;
+        if !wanted || outgoing.path.is_none() || outgoing.batch.space().len() < packet_bytes {
+            return 0;
+        }
+        let ping = std::mem::take(&mut outgoing.ping);
+        let packet = &mut outgoing.batch.space()[..packet_bytes];
+        let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
+        self.put_acks(index, &mut body, now);
+        if ping {
+            body.word(&Word { kind: WordKind::Ping, link: index as u8, packet_bytes: 0, token: 0 });
+        }
+        let mut pieces = Pieces::new();
+        while carries && !pieces.is_full() {
+            let Some(slot) = self.ready.pop() else { break };
+            if self.role.put(slot, &mut body, &mut pieces) == Put::More {
+                self.ready.push_front(slot);
+                break;
+            }
+        }
+        let used = body.used();
+        if used == 0 {
+            return 0;
+        }
+        let length = HEADER_BYTES + used + TAIL_BYTES;
+        let number = outgoing.sending.number(|piece| self.again(piece));
+        self.seal(&mut packet[..length], index, number);
+        outgoing.batch.commit(length);
+        outgoing.sending.sent(now, length, &pieces, ping || !pieces.is_empty());
+        length
+    }
+
+    fn seal(&self, packet: &mut [u8], index: usize, number: u64) {
+        let header = Packet {
+            kind: PacketKind::Sealed,
+            length: packet.len() as u32,
+            connection: self.remote,
+            link: index as u8,
+            number,
+        };
+        header.encode(packet);
+        if let Err(refused) = self.seals.seal(packet) {
+            // Only when the numbers of this link are used up, after years: the peer will hear no more of it.
+            tracing::error!("link {index}: a packet cannot be sealed: {refused}");
+            // Never in clear.
+            packet[HEADER_BYTES..].fill(0);
+        }
+    }
+
+    /// What is owed on any link goes with whatever goes: first of the link itself.
+    fn put_acks(&self, index: usize, body: &mut Body<'_>, now: u64) {
+        let mut runs = [(0, 0); RUNS_MAX];
+        let others = (0..self.links.len()).filter(|other| *other != index);
+        for of in std::iter::once(index).chain(others) {
+            let Some(mut receiving) = self.links[of].receiving.try_lock() else { continue };
+            if receiving.owes() && body.left() >= 64 {
+                let (count, delay_us) = receiving.acknowledge(now, &mut runs);
+                body.ack(of as u8, delay_us, &runs[..count]);
+            }
+        }
+    }
+
+    /// A packet with one word, as long as `packet_bytes`: to a path that is not joined yet.
+    pub(crate) fn send_word(&self, index: usize, path: &Path, word: &Word, packet_bytes: usize) {
+        let mut outgoing = self.links[index].outgoing.lock();
+        let number = outgoing.sending.number(|piece| self.again(piece));
+        let mut batch = Batch::new(1, packet_bytes);
+        let packet = &mut batch.space()[..packet_bytes];
+        let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
+        body.word(word);
+        body.pad();
+        self.seal(packet, index, number);
+        batch.commit(packet_bytes);
+        outgoing.sending.sent(0, packet_bytes, &Pieces::new(), false);
+        // A word that gets lost is said again by whoever waits for its answer.
+        let _ = path.sender.send(&path.peer, &batch, 0);
+    }
+
+    /// Tells the peer, on every link, that the connection ends.
+    pub(crate) fn send_close(&self, status: u8, text: &str) {
+        for (index, link) in self.links.iter().enumerate() {
+            let mut outgoing = link.outgoing.lock();
+            let Some(path) = outgoing.path.clone() else { continue };
+            let packet_bytes = outgoing.sending.packet_bytes;
+            let mut batch = Batch::new(1, packet_bytes);
+            let packet = &mut batch.space()[..packet_bytes];
+            let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
+            body.close(status, text);
+            let length = HEADER_BYTES + body.used() + TAIL_BYTES;
+            let number = outgoing.sending.number(|piece| self.again(piece));
+            self.seal(&mut packet[..length], index, number);
+            batch.commit(length);
+            outgoing.sending.sent(0, length, &Pieces::new(), false);
+            let _ = path.sender.send(&path.peer, &batch, 0);
+        }
+    }
+
+    /// Time has passed, or a batch of packets was taken: what is overdue counts as lost, what is owed is
+    /// acknowledged, what is ready goes.
+    pub(crate) fn tick(&self, now: u64) {
+        for link in &self.links {
+            let mut outgoing = link.outgoing.lock();
+            let asks = outgoing.sending.tick(now, |piece| self.again(piece));
+            outgoing.ping |= asks && outgoing.open;
+        }
+        self.pump(now);
+        let is_due = |link: &Link| link.receiving.lock().due_ns().is_some_and(|due| due <= now);
+        for (index, link) in self.links.iter().enumerate() {
+            let due = is_due(link);
+            let mut outgoing = link.outgoing.lock();
+            if due || outgoing.ping {
+                self.send_some(index, &mut outgoing, now, due);
+            }
+        }
+        // What is owed on a link that has no way back goes by another one.
+        if self.links.iter().any(is_due) {
+            for (index, link) in self.links.iter().enumerate() {
+                let mut outgoing = link.outgoing.lock();
+                if outgoing.path.is_some() && self.send_some(index, &mut outgoing, now, true) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether packet `number` of link `index` may be its newest join: one that was overtaken says how long
+    /// packets were that did not get through, or where the other end was.
+    pub(crate) fn is_newest_join(&self, index: usize, number: u64) -> bool {
+        self.links[index].joined.fetch_max(number + 1, Ordering::SeqCst) <= number
+    }
+
+    /// Whether somebody wanted to send since `seen`, and may have found a link taken by who only looked at
+    /// it: he left the work to whoever holds the link.
+    fn was_left_work(&self, seen: u64) -> bool {
+        self.kicks.load(Ordering::SeqCst) != seen && !self.ready.is_empty()
+    }
+
+    /// When [`Connection::tick`] must come next.
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        let seen = self.kicks.load(Ordering::SeqCst);
+        let sending = self.links.iter().filter_map(|link| link.outgoing.lock().sending.deadline_ns());
+        // Without a way there is nothing to wait for: who gets one looks again.
+        let reached = self.links.iter().any(|link| link.outgoing.lock().path.is_some());
+        let owed = self.links.iter().filter_map(|link| link.receiving.lock().due_ns()).filter(|_| reached);
+        let next = sending.chain(owed).min();
+        if self.was_left_work(seen) { Some(0) } else { next }
+    }
+
+    /// Whether link `index` waits for its carrier to have room.
+    pub(crate) fn is_blocked(&self, index: usize) -> bool {
+        let seen = self.kicks.load(Ordering::SeqCst);
+        let blocked = self.links[index].outgoing.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
+        blocked || self.was_left_work(seen)
+    }
+
+    /// Whether a link waits for the carrier of `sender` to have room.
+    pub(crate) fn is_blocked_at(&self, sender: &Arc<dyn Sender>) -> bool {
+        let seen = self.kicks.load(Ordering::SeqCst);
+        let blocked = self.links.iter().filter_map(|link| link.outgoing.try_lock()).any(|outgoing| {
+            let here = outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+            here && outgoing.has_unsent()
+        });
+        blocked || self.was_left_work(seen)
+    }
+
+    /// Asks on link `index` whether anybody is there.
+    pub(crate) fn ping(&self, index: usize) {
+        self.links[index].outgoing.lock().ping = true;
+    }
+
+    /// Link `index` goes by this path from now on, in packets of so many bytes.
+    pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
+        let mut outgoing = self.links[index].outgoing.lock();
+        let stream = path.peer == Peer::Stream;
+        outgoing.lose_all(|piece| self.again(piece));
+        outgoing.sending.renew(packet_bytes, stream);
+        outgoing.path = Some(path);
+        outgoing.open = true;
+    }
+
+    /// Link `index` carries nothing until it is opened again; what was on its way goes elsewhere.
+    pub(crate) fn close_link(&self, index: usize) {
+        let mut outgoing = self.links[index].outgoing.lock();
+        outgoing.lose_all(|piece| self.again(piece));
+        outgoing.open = false;
+        outgoing.path = None;
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Flushed {
+    All,
+    Blocked,
+}
+
+impl Outgoing {
+    fn has_unsent(&self) -> bool {
+        self.unsent_from < self.batch.len()
+    }
+
+    /// Hands what the batch still holds to the carrier. A carrier that fails drops it: what was in it counts
+    /// as lost by and by, and whoever owns the carrier hears of it.
+    fn flush(&mut self) -> Flushed {
+        while self.has_unsent() {
+            let Some(path) = &self.path else { break };
+            match path.sender.send(&path.peer, &self.batch, self.unsent_from) {
+                Ok(0) => {
+                    path.waker.iter().for_each(|waker| waker.wake());
+                    return Flushed::Blocked;
+                }
+                Ok(taken) => self.unsent_from += taken,
+                Err(_) => break,
+            }
+        }
+        self.unsent_from = self.batch.len();
+        Flushed::All
+    }
+
+    fn lose_all(&mut self, lost: impl FnMut(&Piece)) {
+        self.batch.clear();
+        self.unsent_from = 0;
+        self.sending.silence(lost);
+    }
+}

@@ -1,0 +1,116 @@
+//! Which grains of a payload are meant: a bit for each 128 bytes, so that what has come, and what must go
+//! (again), is known in a fixed space, whatever the sizes of the packets were.
+//!
+//! Invariant: no allocation after `new`; `count` is the number of bits set.
+
+use sawmill_format::link::GRAIN_BYTES;
+
+/// A set of grains.
+pub(crate) struct Grains {
+    words: Box<[u64]>,
+    count: u32,
+}
+
+/// Grains that `bytes` bytes begin.
+pub(crate) fn grains_of(bytes: usize) -> u32 {
+    bytes.div_ceil(GRAIN_BYTES) as u32
+}
+
+impl Grains {
+    /// None of `payload_bytes_max` bytes.
+    pub(crate) fn new(payload_bytes_max: usize) -> Self {
+        Grains { words: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Takes all out.
+    pub(crate) fn clear(&mut self) {
+        if self.count > 0 {
+            self.words.fill(0);
+            self.count = 0;
+        }
+    }
+
+    /// The bits of `word` in grains `[from, to)`.
+    fn mask(word: u32, from: u32, to: u32) -> u64 {
+        let (low, high) = (from.max(word * 64) - word * 64, to.min(word * 64 + 64) - word * 64);
+        (u64::MAX >> (64 - (high - low))) << low
+    }
+
+    fn each(&mut self, from: u32, to: u32, mut change: impl FnMut(&mut u64, u64)) {
+        if from >= to {
+            return;
+        }
+        for word in from / 64..to.div_ceil(64) {
+            let mask = Self::mask(word, from, to);
+            let place = &mut self.words[word as usize];
+            let before = place.count_ones();
+            change(place, mask);
+            self.count = self.count + place.count_ones() - before;
+        }
+    }
+
+    /// Puts `[from, to)` in.
+    pub(crate) fn insert(&mut self, from: u32, to: u32) {
+        self.each(from, to, |word, mask| *word |= mask);
+    }
+
+    /// Takes `[from, to)` out.
+    pub(crate) fn remove(&mut self, from: u32, to: u32) {
+        self.each(from, to, |word, mask| *word &= !mask);
+    }
+
+    /// The first grain behind all that are in.
+    pub(crate) fn end(&self) -> u32 {
+        let word = self.words.iter().rposition(|word| *word != 0);
+        word.map_or(0, |word| word as u32 * 64 + 64 - self.words[word].leading_zeros())
+    }
+
+    /// The first grain that is in, and the first after it that is not.
+    pub(crate) fn first_run(&self) -> Option<(u32, u32)> {
+        let word = self.words.iter().position(|word| *word != 0)?;
+        let first = word as u32 * 64 + self.words[word].trailing_zeros();
+        let mut end = first;
+        while let Some(word) = self.words.get(end as usize / 64) {
+            let ones = (word >> (end % 64)).trailing_ones();
+            end += ones;
+            if ones == 0 || !end.is_multiple_of(64) {
+                break;
+            }
+        }
+        Some((first, end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn grains_are_a_set(steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u32..300), 1..60)) {
+            let (mut grains, mut model) = (Grains::new(300 * GRAIN_BYTES), BTreeSet::new());
+            for (insert, a, b) in steps {
+                let (from, to) = (a.min(b), a.max(b));
+                if insert {
+                    grains.insert(from, to);
+                    model.extend(from..to);
+                } else {
+                    grains.remove(from, to);
+                    model.retain(|grain| !(from..to).contains(grain));
+                }
+                prop_assert_eq!(grains.count() as usize, model.len());
+                let run = model.first().map(|&first| {
+                    (first, (first..).find(|grain| !model.contains(grain)).expect("a set ends"))
+                });
+                prop_assert_eq!(grains.first_run(), run);
+                prop_assert_eq!(grains.end(), model.last().map_or(0, |last| last + 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! How a connection comes about: hello until welcome, a join for each link, volumes opened again.
+//!
+//! Invariants: hellos go out on every link that has a carrier, with growing pauses, until one is answered; a
+//! link carries requests only when its join came back, in packets as long as the join was; nothing that is
+//! not sealed ends anything: it may start an attempt, which succeeds only against somebody with the key.
+//!
+//! Not here: what a session's messages are made of (`crate::session`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sawmill_device::{Error, ErrorKind};
+use sawmill_format::link::greeting::{GREETING_BYTES_MAX, Hello, Welcome};
+use sawmill_format::link::part::{Word, WordKind};
+use sawmill_format::link::{HEADER_BYTES, PACKET_BYTES_MIN, Packet, PacketKind, VERSION};
+
+use super::slots::Slots;
+use super::{Initiator, Live};
+use crate::carrier::{BROADCAST, Batch, Peer, Waker};
+use crate::clock::{MS, SECOND};
+use crate::connection::{Came, Connection, Path, Said};
+use crate::session::{Greeting, HANDSHAKE_BYTES};
+
+/// What both ends prove to mean the same protocol.
+pub(crate) const PROLOGUE: &[u8] = b"sawmill link 1";
+
+const HELLO_NS_FIRST: u64 = 50 * MS;
+const HELLO_NS_MAX: u64 = SECOND;
+const JOIN_NS_FIRST: u64 = 20 * MS;
+const JOIN_NS_MAX: u64 = SECOND;
+/// Joins of one length without an answer before a shorter one is tried.
+const JOINS_OF_A_LENGTH: u32 = 3;
+/// An idle link is asked this often, so that the target does not forget us, and a dead one is known before it
+/// is used.
+const KEEP_ALIVE_NS: u64 = 5 * SECOND;
+
+/// A link's carrier, and how far it is.
+#[derive(Default)]
+pub(super) struct Way {
+    pub(super) path: Option<Path>,
+    join: Option<Join>,
+    joined: bool,
+    next_ping_ns: u64,
+}
+
+struct Join {
+    token: u64,
+    packet_bytes: usize,
+    said: u32,
+    next_ns: u64,
+}
+
+/// An attempt to connect.
+#[derive(Default)]
+pub(super) struct Attempt {
+    wanted: bool,
+    greeting: Option<(Greeting, Vec<u8>, u64)>,
+    next_ns: u64,
+    pause_ns: u64,
+    /// What a target said that was not proved, for the error that a person reads.
+    pub(super) hint: Option<String>,
+}
+
+impl Attempt {
+    pub(super) fn begin(&mut self) {
+        *self = Attempt { wanted: true, hint: self.hint.take(), ..Attempt::default() };
+    }
+}
+
+impl Initiator {
+    /// Link `index` has a carrier: new, or again.
+    pub fn add_way(
+        &self,
+        index: usize,
+        sender: Arc<dyn crate::carrier::Sender>,
+        peer: Peer,
+        waker: Option<Arc<Waker>>,
+    ) {
+        let Some(way) = self.ways.get(index) else { return };
+        *way.lock() = Way { path: Some(Path::new(sender, peer, waker)), ..Way::default() };
+        {
+            let mut attempt = self.attempt.lock();
+            attempt.wanted |= self.live().is_none();
+        }
+        self.tick();
+    }
+
+    /// Link `index` has no carrier any more: what was on its way goes by others.
+    pub fn lose_way(&self, index: usize) {
+        let Some(way) = self.ways.get(index) else { return };
+        *way.lock() = Way::default();
+        if let Some(live) = self.live() {
+            live.connection.close_link(index);
+        }
+        self.tick();
+    }
+
+    /// A packet came from `peer`, by the carrier of a link.
+    pub fn receive(&self, peer: &Peer, packet: &mut [u8]) {
+        let now = self.clock.now_ns();
+        let Ok(header) = Packet::decode(packet) else { return };
+        let packet = &mut packet[..header.length as usize];
+        match header.kind {
+            PacketKind::Sealed => self.sealed(peer, &header, packet, now),
+            PacketKind::Welcome => self.welcomed(&packet[HEADER_BYTES..], now),
+            PacketKind::Refused => {
+                let mut attempt = self.attempt.lock();
+                if let Some((greeting, ..)) = &mut attempt.greeting
+                    && let Err(refused) = greeting.finish(&packet[HEADER_BYTES..])
+                {
+                    attempt.hint = Some(refused.to_string());
+                }
+            }
+            PacketKind::Unknown => {
+                if self.live().is_some_and(|live| live.remote == header.connection) {
+                    let mut attempt = self.attempt.lock();
+                    attempt.wanted = true;
+                }
+            }
+            PacketKind::Hello | PacketKind::Seek | PacketKind::Found => {}
+        }
+    }
+
+    fn sealed(&self, peer: &Peer, header: &Packet, packet: &mut [u8], now: u64) {
+        let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
+        let (mut words, mut closed) = ([None; 4], None);
+        let came = live.connection.receive(header, packet, now, &mut |said| match said {
+            Said::Word(word) => {
+                if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
+                    *place = Some(word);
+                }
+            }
+            Said::Close(status, text) => closed = Some((status, text.to_owned())),
+        });
+        match came {
+            Err(breach) => self.breach(live.local, breach),
+            Ok(Came::Dropped) => {}
+            Ok(Came::Taken) => {
+                words.iter().flatten().for_each(|word| self.word(&live, peer, word, now));
+                if let Some((status, text)) = closed {
+                    self.closed(live.local, status, &text);
+                }
+            }
+        }
+    }
+
+    fn closed(&self, local: u64, status: u8, text: &str) {
+        let error = crate::status::error_of(status, text);
+        match error.kind() {
+            // The target ends, or forgot us: another may come.
+            ErrorKind::Closed | ErrorKind::Unavailable => self.drop_connection(local, text),
+            _ => self.fail(error),
+        }
+    }
+
+    fn word(&self, live: &Live, peer: &Peer, word: &Word, now: u64) {
+        let index = usize::from(word.link);
+        let Some(way) = self.ways.get(index) else { return };
+        let mut way = way.lock();
+        match word.kind {
+            WordKind::Joined => {
+                let Some(join) = way.join.take_if(|join| join.token == word.token) else { return };
+                let packet_bytes = join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
+                way.joined = true;
+                way.next_ping_ns = now + KEEP_ALIVE_NS;
+                if let Some(mut path) = way.path.clone() {
+                    if path.peer == BROADCAST {
+                        // Everybody was asked; this one has the key.
+                        path.peer = *peer;
+                    }
+                    drop(way);
+                    live.connection.open_link(index, path, packet_bytes);
+                }
+            }
+            WordKind::Leave => {
+                way.joined = false;
+                way.join = None;
+                drop(way);
+                live.connection.close_link(index);
+            }
+            WordKind::Join | WordKind::Ping => {}
+        }
+    }
+
+    fn welcomed(&self, message: &[u8], now: u64) {
+        let mut attempt = self.attempt.lock();
+        let Some((greeting, _, local)) = &mut attempt.greeting else { return };
+        let local = *local;
+        let (seals, payload) = match greeting.finish(message) {
+            Ok(made) => made,
+            Err(refused) => {
+                attempt.hint = Some(refused.to_string());
+                return;
+            }
+        };
+        let welcome = Welcome::decode(&payload).map_err(|error| error.to_string()).and_then(|welcome| {
+            let granted =
+                welcome.slots <= self.options.slots && welcome.slot_bytes <= self.options.slot_bytes;
+            match granted && welcome.version == VERSION {
+                true => Ok(welcome),
+                false => Err("the target grants what was not asked for".to_owned()),
+            }
+        });
+        let welcome = match welcome {
+            Ok(welcome) => welcome,
+            Err(text) => {
+                attempt.hint = Some(text);
+                return attempt.begin();
+            }
+        };
+        *attempt = Attempt::default();
+        // The attempt stays locked until there is a connection: nobody begins another one meanwhile.
+        self.connected(local, seals, &welcome, now);
+    }
+
+    fn connected(&self, local: u64, seals: crate::session::Seals, welcome: &Welcome, now: u64) {
+        let me = self.myself.clone();
+        let ended = Box::new(move |ended| {
+            if let Some(me) = me.upgrade() {
+                me.ended(local, ended);
+            }
+        });
+        let slots = Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended);
+        let links = self.ways.len().min(welcome.links.into());
+        let (count, remote) = (usize::from(welcome.slots), welcome.connection);
+        let connection = Arc::new(Connection::new(remote, seals, links, count, slots, now));
+        for way in &self.ways {
+            let mut way = way.lock();
+            *way = Way { path: way.path.take(), ..Way::default() };
+        }
+        let (opened, chunks) = {
+            let mut current = self.connection.write();
+            if self.failed.lock().is_some() {
+                return;
+            }
+            let opened = self.volumes.read().is_empty();
+            let old = current.replace(Live { connection, local, remote, opened });
+            // Before a chunk can go by the new connection, none goes by the old one.
+            (opened, old.map(|old| old.connection.role.abandon()).unwrap_or_default())
+        };
+        chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));
+        if !opened {
+            self.open_again();
+        }
+    }
+
+    /// Time has passed: hellos, joins and pings that are due go, links are looked after, and requests go on.
+    pub fn tick(&self) {
+        let now = self.clock.now_ns();
+        if self.failed.lock().is_some() {
+            return;
+        }
+        self.greet(now);
+        self.look_at_reopened();
+        if let Some(live) = self.live() {
+            for index in 0..live.connection.links.len() {
+                self.look_after(&live, index, now);
+            }
+            if self.pendings.count() > 0 {
+                self.go_on(now);
+            }
+            live.connection.tick(now);
+        }
+        self.give_up(now);
+    }
+
+    /// Fails everything when nobody was heard for as long as was set.
+    fn give_up(&self, now: u64) {
+        let most_ns = u64::from(self.options.timeout_s) * SECOND;
+        if most_ns == 0 {
+            return;
+        }
+        let heard_ns =
+            self.live().map_or(self.heard_ns.load(Ordering::SeqCst), |live| live.connection.heard_ns());
+        if now.saturating_sub(heard_ns) >= most_ns && self.pendings.count() > 0 {
+            let hint = self.attempt.lock().hint.clone();
+            let hint = hint.map_or(String::new(), |hint| format!(" (the last word, not proved: {hint})"));
+            let text = format!("no answer from the target for {} s{hint}", self.options.timeout_s);
+            self.fail(Error::new(ErrorKind::Unreachable, text));
+        }
+    }
+
+    fn greet(&self, now: u64) {
+        let mut attempt = self.attempt.lock();
+        if !attempt.wanted || now < attempt.next_ns {
+            return;
+        }
+        if attempt.greeting.is_none() {
+            let local = self.random();
+            let hello = Hello {
+                versions: (VERSION, VERSION),
+                slots: self.options.slots,
+                slot_bytes: self.options.slot_bytes,
+                connection: local,
+                instance: self.instance,
+                links: self.ways.len() as u8,
+                name: self.options.name.clone(),
+            };
+            let mut message = vec![0; HEADER_BYTES + GREETING_BYTES_MAX + HANDSHAKE_BYTES];
+            let made = hello.encode().map_err(|error| error.to_string()).and_then(|payload| {
+                Greeting::new(&self.security, PROLOGUE, &payload, &mut message[HEADER_BYTES..])
+                    .map_err(|refused| refused.to_string())
+            });
+            match made {
+                Ok((greeting, bytes)) => {
+                    message.truncate(HEADER_BYTES + bytes);
+                    attempt.greeting = Some((greeting, message, local));
+                }
+                Err(text) => {
+                    attempt.hint = Some(text);
+                    return;
+                }
+            }
+        }
+        attempt.pause_ns = (attempt.pause_ns * 2).clamp(HELLO_NS_FIRST, HELLO_NS_MAX);
+        attempt.next_ns = now + attempt.pause_ns;
+        let message = attempt.greeting.as_ref().map(|(_, message, _)| message.clone()).unwrap_or_default();
+        drop(attempt);
+        for (link, way) in self.ways.iter().enumerate() {
+            let Some(path) = way.lock().path.clone() else { continue };
+            let mut batch = Batch::new(1, message.len());
+            let packet = &mut batch.space()[..message.len()];
+            packet.copy_from_slice(&message);
+            let length = message.len() as u32;
+            let link = link as u8;
+            Packet { kind: PacketKind::Hello, length, connection: 0, link, number: 0 }.encode(packet);
+            batch.commit(message.len());
+            // A hello that does not get away is said again.
+            let _ = path.sender.send(&path.peer, &batch, 0);
+        }
+    }
+
+    /// Joins link `index`, and asks on it when it is silent or idle.
+    fn look_after(&self, live: &Live, index: usize, now: u64) {
+        let mut way = self.ways[index].lock();
+        let Some(path) = way.path.clone() else { return };
+        if way.joined {
+            if now >= way.next_ping_ns {
+                way.next_ping_ns = now + KEEP_ALIVE_NS;
+                live.connection.ping(index);
+            }
+            return;
+        }
+        if way.join.is_none() {
+            let (token, packet_bytes) = (self.random(), path.packet_bytes_max);
+            way.join = Some(Join { token, packet_bytes, said: 0, next_ns: now });
+        }
+        let Some(join) = way.join.as_mut().filter(|join| now >= join.next_ns) else { return };
+        if join.said > 0 && join.said % JOINS_OF_A_LENGTH == 0 && path.peer != Peer::Stream {
+            join.packet_bytes = shorter(join.packet_bytes, path.packet_bytes_max);
+        }
+        join.said += 1;
+        join.next_ns = now + (JOIN_NS_FIRST << join.said.min(6)).min(JOIN_NS_MAX);
+        let word = Word {
+            kind: WordKind::Join,
+            link: index as u8,
+            packet_bytes: join.packet_bytes as u32,
+            token: join.token,
+        };
+        let padded = if path.peer == Peer::Stream { PACKET_BYTES_MIN } else { join.packet_bytes };
+        drop(way);
+        live.connection.send_word(index, &path, &word, padded);
+    }
+
+    /// When [`Initiator::tick`] must come next, at the latest.
+    #[must_use]
+    pub fn deadline_ns(&self) -> u64 {
+        let now = self.clock.now_ns();
+        let attempt = self.attempt.lock();
+        let greet = if attempt.wanted { attempt.next_ns } else { u64::MAX };
+        drop(attempt);
+        let mut next = greet.min(now + SECOND);
+        for way in &self.ways {
+            let way = way.lock();
+            if way.path.is_some() {
+                let join = way.join.as_ref().map_or(u64::MAX, |join| join.next_ns);
+                let ping = if way.joined { way.next_ping_ns } else { u64::MAX };
+                next = next.min(join).min(ping);
+            }
+        }
+        if let Some(live) = self.live() {
+            next = next.min(live.connection.deadline_ns().unwrap_or(u64::MAX));
+        }
+        next
+    }
+
+    /// Whether link `index` waits for its carrier to have room.
+    #[must_use]
+    pub fn is_blocked(&self, index: usize) -> bool {
+        self.live()
+            .is_some_and(|live| index < live.connection.links.len() && live.connection.is_blocked(index))
+    }
+}
+
+/// The next length to try on a path: the usual ones of Ethernet, and round again, for a path that had no
+/// luck.
+fn shorter(packet_bytes: usize, most: usize) -> usize {
+    const USUAL: [usize; 4] = [8900, 4000, 1420, PACKET_BYTES_MIN];
+    USUAL.into_iter().find(|usual| *usual < packet_bytes).unwrap_or(most)
+}

@@ -1,0 +1,320 @@
+//! The device at the initiator's end, and how it is opened.
+//!
+//! Invariant: a volume has the same number on every connection of an initiator, because volumes are opened
+//! again in the order in which they were opened first; a target that gives another geometry is refused.
+//!
+//! Not here: what is done with requests (`pending`, `slots`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use sawmill_device::{
+    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation as Asks, Operations,
+    Outcome, Reply, Request, Result,
+};
+use sawmill_format::link::control::{self, Opened};
+use sawmill_format::link::part::{Command, Operation};
+
+use super::pending::{Control, Terms, operation_of, template};
+use super::{Initiator, Reopening, Volume};
+use crate::PackedDevice;
+
+/// How an export is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenMode {
+    /// Nothing will be written.
+    pub read_only: bool,
+    /// Whoever has it is cut off.
+    pub take_over: bool,
+    /// Others may have it too, and know of each other.
+    pub shared: bool,
+}
+
+impl OpenMode {
+    fn flags(self) -> u8 {
+        let bits = [
+            (self.read_only, control::OPEN_READ_ONLY),
+            (self.take_over, control::OPEN_TAKE_OVER),
+            (self.shared, control::OPEN_SHARED),
+        ];
+        bits.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum()
+    }
+}
+
+/// The answer to a control, when it comes.
+pub struct Answer(Receiver<(Outcome, Vec<u8>)>);
+
+impl Answer {
+    /// Waits for it.
+    pub fn wait(&self, most: Duration) -> Result<Vec<u8>> {
+        match self.0.recv_timeout(most) {
+            Ok((outcome, bytes)) => outcome.map(|_| bytes),
+            Err(_) => {
+                let text = format!("the target did not answer in {} s", most.as_secs());
+                Err(Error::new(ErrorKind::TimedOut, text))
+            }
+        }
+    }
+
+    /// It, if it has come.
+    pub fn poll(&self) -> Option<Result<Vec<u8>>> {
+        self.0.try_recv().ok().map(|(outcome, bytes)| outcome.map(|_| bytes))
+    }
+}
+
+impl Initiator {
+    fn control(&self, operation: Operation, flags: u8, payload: Vec<u8>) -> Answer {
+        let (told, hear) = channel();
+        let length = payload.len() as u64;
+        let answer = vec![0; self.options.slot_bytes as usize];
+        let exchange = Box::new(Control { payload, answer, told });
+        let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
+        let command = Command { operation, slot: 0, flags, volume: u8::MAX, sequence: 0, address: 0, length };
+        let now = self.clock.now_ns();
+        self.pendings.add(command, Terms { submitted_ns: now, mark: 0, bytes_max: u64::MAX }, request);
+        self.go_on(now);
+        Answer(hear)
+    }
+
+    /// Asks for an export. The answer is for [`Initiator::opened`].
+    pub fn ask_open(&self, export: &str, mode: OpenMode) -> Answer {
+        self.control(Operation::Open, mode.flags(), export.as_bytes().to_vec())
+    }
+
+    /// Asks which exports there are; [`sawmill_format::link::control::exports`] reads the answer.
+    pub fn ask_list(&self) -> Answer {
+        self.control(Operation::List, 0, Vec::new())
+    }
+
+    /// Makes a device of what an open was answered with.
+    pub fn opened(self: &Arc<Self>, export: &str, mode: OpenMode, answer: &[u8]) -> Result<RemoteDevice> {
+        let opened = read_opened(answer)?;
+        // Both locked: no connection is made meanwhile that would not know of this volume.
+        let mut connection = self.connection.write();
+        let mut volumes = self.volumes.write();
+        let number = u8::try_from(volumes.len()).ok().filter(|number| *number < u8::MAX);
+        let number =
+            number.ok_or_else(|| Error::new(ErrorKind::Full, "too many volumes of one initiator"))?;
+        let volume = Arc::new(Volume {
+            export: export.to_owned(),
+            mode,
+            opened,
+            keeper: opened.keeper.into(),
+            number,
+            flushed: 0.into(),
+            loss: Default::default(),
+        });
+        volumes.push(Arc::clone(&volume));
+        self.pendings.set_number(number, opened.volume);
+        drop(volumes);
+        // Opened on an earlier connection, it is not open on this one.
+        let stale = connection.as_mut().filter(|live| live.local != answered_by(answer));
+        let again = stale.map(|live| live.opened = false).is_some();
+        drop(connection);
+        if again {
+            self.open_again();
+        }
+        let geometry = Geometry {
+            size_bytes: opened.size_bytes,
+            block_bytes: opened.block_bytes,
+            preferred_bytes: opened.preferred_bytes,
+            // Longer ones go in several slots.
+            request_bytes_max: REQUEST_BYTES_MAX,
+            read_only: opened.read_only || mode.read_only,
+            shared_cache: opened.shared_cache,
+            operations: Operations {
+                discard: opened.discard,
+                write_zeroes: opened.write_zeroes,
+                allocation: opened.allocation,
+            },
+        };
+        Ok(RemoteDevice { initiator: Arc::clone(self), number, geometry })
+    }
+
+    /// Opens all volumes again on a new connection; requests go when all are open.
+    pub(super) fn open_again(&self) {
+        let mut reopening = self.reopening.lock();
+        let Some(local) = self.live().map(|live| live.local) else { return };
+        let volumes: Vec<Arc<Volume>> = self.volumes.read().clone();
+        let asked = volumes.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
+        *reopening = Reopening { local, asked };
+    }
+
+    /// Never takes over: the target forgets what this initiator had when it takes its new connection, and
+    /// whoever else has the volume by now took it over, or was let in when we were given up.
+    fn ask_again(&self, volume: &Volume) -> Answer {
+        self.ask_open(&volume.export, OpenMode { take_over: false, ..volume.mode })
+    }
+
+    /// Looks whether volumes that were asked for again are open.
+    pub(super) fn look_at_reopened(&self) {
+        let mut reopening = self.reopening.lock();
+        if reopening.asked.is_empty() {
+            return;
+        }
+        while let Some((answer, volume)) = reopening.asked.first() {
+            let Some(outcome) = answer.poll() else { return };
+            let volume = Arc::clone(volume);
+            match outcome.and_then(|bytes| read_opened(&bytes)) {
+                Ok(opened) if opened.size_bytes < volume.opened.size_bytes => {
+                    let text = format!("{}: it came back smaller than it was", volume.export);
+                    drop(reopening);
+                    return self.fail(Error::new(ErrorKind::Refused, text));
+                }
+                Ok(opened) => {
+                    self.pendings.set_number(volume.number, opened.volume);
+                    let mut keeper = volume.keeper.lock();
+                    if std::mem::replace(&mut *keeper, opened.keeper) != opened.keeper {
+                        volume.keeper_gone(self.pendings.changes(volume.number));
+                    }
+                    drop(keeper);
+                    reopening.asked.remove(0);
+                }
+                // It ends, or its former user's requests are not done: ask again.
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    reopening.asked[0].0 = self.ask_again(&volume);
+                    return;
+                }
+                Err(error) => {
+                    drop(reopening);
+                    return self.fail(error);
+                }
+            }
+        }
+        let local = reopening.local;
+        drop(reopening);
+        if let Some(live) = self.connection.write().as_mut().filter(|live| live.local == local) {
+            live.opened = true;
+        }
+    }
+}
+
+/// Where an open's answer names the connection that it came by: see [`Initiator::opened`].
+pub(super) const ANSWERED_BY: std::ops::Range<usize> = control::opened_at::SIZE..control::opened_at::SIZE + 8;
+
+fn answered_by(answer: &[u8]) -> u64 {
+    let local = answer.get(ANSWERED_BY).and_then(|bytes| bytes.try_into().ok());
+    local.map_or(0, u64::from_le_bytes)
+}
+
+fn read_opened(answer: &[u8]) -> Result<Opened> {
+    let bytes = answer.get(..control::opened_at::SIZE).unwrap_or_default();
+    Opened::decode(bytes).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))
+}
+
+/// The longest read or write of a remote device.
+const REQUEST_BYTES_MAX: u32 = 32 << 20;
+
+/// A device whose bytes are at the target.
+pub struct RemoteDevice {
+    initiator: Arc<Initiator>,
+    number: u8,
+    geometry: Geometry,
+}
+
+impl RemoteDevice {
+    fn send(&self, operation: Operation, request: Request) {
+        if let Some(error) = self.initiator.failure() {
+            return request.fail(error);
+        }
+        let now = self.initiator.clock.now_ns();
+        let command = template(&request, operation, self.number);
+        let volume = self.initiator.volumes.read().get(usize::from(self.number)).cloned();
+        let bytes_max = volume.map_or(u64::MAX, |volume| volume.opened.request_bytes_max.into());
+        let mark = self.initiator.pendings.changes(self.number);
+        self.initiator.pendings.add(command, Terms { submitted_ns: now, mark, bytes_max }, request);
+        self.initiator.go_on(now);
+    }
+}
+
+impl BlockDevice for RemoteDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        if let Err(error) = request.check(&self.geometry) {
+            return request.fail(error);
+        }
+        let operation = operation_of(request.operation);
+        match request.operation {
+            Asks::Allocation => self.send(operation, runs_of(request, self.initiator.options.slot_bytes)),
+            _ => self.send(operation, request),
+        }
+    }
+}
+
+impl PackedDevice for RemoteDevice {
+    fn packed_bytes_max(&self) -> u32 {
+        self.initiator.slot_bytes()
+    }
+
+    fn packed_span_bytes_max(&self) -> u32 {
+        crate::UNPACK_SPAN_BYTES_MAX
+    }
+
+    fn submit_packed(&self, request: Request) {
+        if self.geometry.read_only {
+            let text = "packed write refused: the device is read-only";
+            return request.fail(Error::new(ErrorKind::ReadOnly, text));
+        }
+        if request.length > u64::from(self.packed_bytes_max()) {
+            let text = format!("a packed write of {} bytes is longer than a slot", request.length);
+            return request.fail(Error::new(ErrorKind::Invalid, text));
+        }
+        self.send(Operation::WritePacked, request);
+    }
+}
+
+/// The exchange of an allocation: its answer comes as bytes, and is told as runs.
+struct Runs {
+    inner: Box<dyn Exchange>,
+    bytes: Vec<u8>,
+    length: u64,
+}
+
+fn runs_of(request: Request, slot_bytes: u32) -> Request {
+    let length = request.length;
+    request.wrap(|inner| Box::new(Runs { inner, bytes: vec![0; slot_bytes as usize], length }))
+}
+
+impl Exchange for Runs {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let outcome = outcome.and_then(|_| {
+            let mut left = self.length;
+            let mut runs = Vec::new();
+            for (length, data) in control::runs(&self.bytes).take_while(|(length, _)| *length > 0) {
+                let length = length.min(left);
+                left -= length;
+                if length > 0 {
+                    runs.push(Allocation { length, data });
+                }
+            }
+            if left > 0 {
+                let text = "the target's allocation does not cover what was asked";
+                return Err(Error::new(ErrorKind::Internal, text));
+            }
+            Ok(Reply::Allocation(runs))
+        });
+        self.inner.complete(outcome);
+    }
+}
+
+impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        // The number stays taken: volumes are opened again in order.
+        self.initiator.volumes.read().get(usize::from(self.number)).inspect(|volume| {
+            volume.flushed.store(self.initiator.pendings.changes(self.number), Ordering::SeqCst);
+        });
+    }
+}

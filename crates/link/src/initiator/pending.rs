@@ -1,0 +1,374 @@
+//! Requests that wait for their answers: a request longer than a slot goes in several, and is answered when
+//! all of them are.
+//!
+//! Invariants: a request is answered once, with the first failure if there was one; what has not found a slot
+//! waits in order; places are allocated when the initiator is made, and only more requests than places makes
+//! a queue grow.
+//!
+//! Not here: slots (`slots`), what a reconnection does (`connect`).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request};
+use sawmill_format::link::part::{self, Command, Operation};
+
+/// Requests under way at a time; more of them wait.
+pub(crate) const PLACES: usize = 4096;
+
+/// A part of a request that one slot carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) place: u16,
+    /// Where in the request's range it begins, and its bytes.
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+/// A request under way.
+pub(crate) struct Pending {
+    request: Option<Request>,
+    template: Option<Command>,
+    /// Bytes up to which chunks were made.
+    chunked: u64,
+    /// Chunks that are not answered.
+    open: u32,
+    failure: Option<Error>,
+    volume: u8,
+    terms: Terms,
+}
+
+/// What a request came with, besides its command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    pub(crate) submitted_ns: u64,
+    /// Changes that the target had answered before it was submitted: what a flush covers.
+    pub(crate) mark: u64,
+    /// The longest read or write that the volume's device takes.
+    pub(crate) bytes_max: u64,
+}
+
+/// What must be known of a volume wherever its chunks are.
+struct Tally {
+    /// Its number on the newest connection.
+    number: AtomicU8,
+    /// Chunks of changes that a target answered well and may have in memory alone.
+    changes: AtomicU64,
+}
+
+/// How a request ended, for who must hear of it before the user does.
+pub(crate) struct Ended {
+    pub(crate) request: Request,
+    pub(crate) failure: Option<Error>,
+    pub(crate) volume: u8,
+    pub(crate) operation: Operation,
+    pub(crate) terms: Terms,
+}
+
+/// All requests under way.
+pub(crate) struct Pendings {
+    places: Box<[Mutex<Pending>]>,
+    lists: Mutex<Lists>,
+    tallies: Box<[Tally]>,
+}
+
+struct Lists {
+    /// Why nothing is taken in any more.
+    closed: Option<Error>,
+    free: Vec<u16>,
+    /// Chunks that a dead connection had: they go first.
+    again: VecDeque<Chunk>,
+    /// Requests with bytes that no chunk was made for.
+    waiting: VecDeque<u16>,
+    /// Requests without a place.
+    crowd: VecDeque<(Command, Terms, Request)>,
+}
+
+/// The wire's word for an operation.
+pub(crate) fn operation_of(asks: Asks) -> Operation {
+    match asks {
+        Asks::Read => Operation::Read,
+        Asks::Write => Operation::Write,
+        Asks::Flush => Operation::Flush,
+        Asks::Discard => Operation::Discard,
+        Asks::WriteZeroes => Operation::WriteZeroes,
+        Asks::Prefetch => Operation::Prefetch,
+        Asks::Allocation => Operation::Allocation,
+    }
+}
+
+/// The command that a request becomes; slot and sequence come later.
+pub(crate) fn template(request: &Request, operation: Operation, volume: u8) -> Command {
+    let fua = if request.flags.fua { part::FUA } else { 0 };
+    let no_unmap = if request.flags.no_unmap { part::NO_UNMAP } else { 0 };
+    Command {
+        operation,
+        slot: 0,
+        flags: fua | no_unmap,
+        volume,
+        sequence: 0,
+        address: request.address,
+        length: request.length,
+    }
+}
+
+impl Pendings {
+    pub(crate) fn new() -> Self {
+        let pending = |_| {
+            Mutex::new(Pending {
+                request: None,
+                template: None,
+                chunked: 0,
+                open: 0,
+                failure: None,
+                volume: 0,
+                terms: Terms::default(),
+            })
+        };
+        let lists = Lists {
+            closed: None,
+            free: (0..PLACES as u16).rev().collect(),
+            again: VecDeque::with_capacity(PLACES),
+            waiting: VecDeque::with_capacity(PLACES),
+            crowd: VecDeque::with_capacity(PLACES),
+        };
+        let tally = |number: u8| Tally { number: number.into(), changes: 0.into() };
+        Pendings {
+            places: (0..PLACES).map(pending).collect(),
+            lists: Mutex::new(lists),
+            tallies: (0..=u8::MAX).map(tally).collect(),
+        }
+    }
+
+    /// The number by which the target knows a volume.
+    pub(crate) fn number(&self, volume: u8) -> u8 {
+        self.tallies[usize::from(volume)].number.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_number(&self, volume: u8, number: u8) {
+        self.tallies[usize::from(volume)].number.store(number, Ordering::SeqCst);
+    }
+
+    /// Chunks of changes of a volume that were answered well.
+    pub(crate) fn changes(&self, volume: u8) -> u64 {
+        self.tallies[usize::from(volume)].changes.load(Ordering::SeqCst)
+    }
+
+    /// A chunk of a change was answered well. Told before its slot counts as free: once a connection is
+    /// abandoned, all that it did is counted.
+    pub(crate) fn changed(&self, volume: u8) {
+        self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes a request in; it goes when there is a slot. After [`Pendings::take_all`] it fails.
+    pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
+        let mut lists = self.lists.lock();
+        if let Some(error) = lists.closed.clone() {
+            drop(lists);
+            return request.fail(error);
+        }
+        match lists.free.pop() {
+            Some(place) => {
+                self.settle_in(place, template, terms, request);
+                lists.waiting.push_back(place);
+            }
+            None => lists.crowd.push_back((template, terms, request)),
+        }
+    }
+
+    fn settle_in(&self, place: u16, template: Command, terms: Terms, request: Request) {
+        *self.places[usize::from(place)].lock() = Pending {
+            volume: template.volume,
+            request: Some(request),
+            template: Some(template),
+            chunked: 0,
+            open: 0,
+            failure: None,
+            terms,
+        };
+    }
+
+    /// The next chunk, of at most `bytes_max` where its bytes travel, with its command. `admit` says whether
+    /// requests of a volume may go yet.
+    pub(crate) fn next_chunk(
+        &self,
+        bytes_max: u64,
+        admit: impl Fn(Operation) -> bool,
+    ) -> Option<(Chunk, Command)> {
+        let mut lists = self.lists.lock();
+        for index in 0..lists.again.len() {
+            let chunk = lists.again[index];
+            let (template, terms) = {
+                let pending = self.places[usize::from(chunk.place)].lock();
+                (pending.template, pending.terms)
+            };
+            let Some(template) = template.filter(|template| admit(template.operation)) else { continue };
+            let bytes_max = bytes_max.min(terms.bytes_max);
+            if !travels(template.operation) || chunk.length <= bytes_max {
+                lists.again.remove(index);
+                return Some((chunk, cut(template, chunk)));
+            }
+            // The new connection's slots are smaller.
+            let first = Chunk { length: bytes_max, ..chunk };
+            let rest = &mut lists.again[index];
+            (rest.offset, rest.length) = (chunk.offset + bytes_max, chunk.length - bytes_max);
+            self.places[usize::from(chunk.place)].lock().open += 1;
+            return Some((first, cut(template, first)));
+        }
+        for index in 0..lists.waiting.len() {
+            let place = lists.waiting[index];
+            let mut pending = self.places[usize::from(place)].lock();
+            let Some(template) = pending.template.filter(|template| admit(template.operation)) else {
+                continue;
+            };
+            let left = template.length - pending.chunked;
+            let length = if travels(template.operation) {
+                left.min(bytes_max).min(pending.terms.bytes_max)
+            } else {
+                left
+            };
+            let chunk = Chunk { place, offset: pending.chunked, length };
+            pending.chunked += length;
+            pending.open += 1;
+            if pending.chunked == template.length {
+                lists.waiting.remove(index);
+            }
+            return Some((chunk, cut(template, chunk)));
+        }
+        None
+    }
+
+    /// A chunk comes back unanswered: its connection is gone.
+    pub(crate) fn put_back(&self, chunk: Chunk) {
+        let mut lists = self.lists.lock();
+        if lists.closed.is_none() {
+            lists.again.push_back(chunk);
+        }
+    }
+
+    /// Copies bytes of a request's payload.
+    pub(crate) fn fill(&self, place: u16, offset: u64, into: &mut [u8]) {
+        if let Some(request) = &mut self.places[usize::from(place)].lock().request {
+            request.fill(offset, into);
+        }
+    }
+
+    /// Places bytes of an answer. What does not fit the request's buffer is dropped.
+    pub(crate) fn place(&self, place: u16, offset: u64, bytes: &[u8]) {
+        let mut pending = self.places[usize::from(place)].lock();
+        let Some(request) = &mut pending.request else { return };
+        let (start, buffer) = (offset as usize, request.buffer());
+        if let Some(place) = buffer.get_mut(start..start + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    /// A chunk is answered. When it was the last one, the request comes out, to be told.
+    pub(crate) fn answered(&self, place: u16, failure: Option<Error>) -> Option<Ended> {
+        let mut lists = self.lists.lock();
+        let mut pending = self.places[usize::from(place)].lock();
+        // None: it failed with all others, and its place is not used again.
+        let template = pending.template?;
+        pending.open -= 1;
+        if pending.failure.is_none() {
+            pending.failure = failure;
+        }
+        if pending.open > 0 || pending.chunked < template.length {
+            return None;
+        }
+        pending.template = None;
+        let ended = Ended {
+            request: pending.request.take()?,
+            failure: pending.failure.take(),
+            volume: pending.volume,
+            operation: template.operation,
+            terms: pending.terms,
+        };
+        drop(pending);
+        match lists.crowd.pop_front() {
+            Some((template, terms, request)) => {
+                self.settle_in(place, template, terms, request);
+                lists.waiting.push_back(place);
+            }
+            None => lists.free.push(place),
+        }
+        Some(ended)
+    }
+
+    /// Everything that there is, to be failed: nobody will answer it. What comes later fails with `why`. No
+    /// slot may be live any more: it would send the bytes of a request that is not there.
+    pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
+        let mut lists = self.lists.lock();
+        lists.closed.get_or_insert_with(|| why.clone());
+        let mut all = Vec::new();
+        for (place, pending) in self.places.iter().enumerate() {
+            let mut pending = pending.lock();
+            if pending.template.take().is_some() {
+                all.extend(pending.request.take());
+                lists.free.push(place as u16);
+            }
+        }
+        lists.again.clear();
+        lists.waiting.clear();
+        all.extend(lists.crowd.drain(..).map(|(_, _, request)| request));
+        all
+    }
+
+    /// Requests under way or waiting.
+    pub(crate) fn count(&self) -> usize {
+        let lists = self.lists.lock();
+        PLACES - lists.free.len() + lists.crowd.len()
+    }
+
+    /// Requests that wait for a slot: back-pressure that their users feel.
+    pub(crate) fn waiting(&self) -> usize {
+        let lists = self.lists.lock();
+        lists.waiting.len() + lists.again.len() + lists.crowd.len()
+    }
+}
+
+/// Whether the bytes of its range travel, so that a slot must hold them.
+fn travels(operation: Operation) -> bool {
+    matches!(operation, Operation::Read | Operation::Write)
+}
+
+fn cut(template: Command, chunk: Chunk) -> Command {
+    if !travels(template.operation) {
+        return template;
+    }
+    Command { address: template.address + chunk.offset, length: chunk.length, ..template }
+}
+
+/// The exchange of a control: its payload goes, its answer comes.
+pub(crate) struct Control {
+    pub(crate) payload: Vec<u8>,
+    pub(crate) answer: Vec<u8>,
+    pub(crate) told: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
+}
+
+impl Exchange for Control {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.payload[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.answer
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        // Who asked may have given up.
+        let _ = self.told.send((outcome, self.answer));
+    }
+}
+
+impl Ended {
+    /// Tells the request how it ended.
+    pub(crate) fn tell(self) {
+        match self.failure {
+            Some(error) => self.request.fail(error),
+            None => self.request.complete(Ok(Reply::Done)),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The initiator's slots: each carries one chunk of a request to the target, until it is answered.
+//!
+//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake: what has none
+//! waits; a slot's sequence grows with each use, so that late packets of an earlier use are known and
+//! dropped; a slot is free again only when its whole answer is here.
+//!
+//! Not here: which chunk goes next (`pending`).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_device::{Error, ErrorKind};
+use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, command_at, data_at};
+use sawmill_format::link::{GRAIN_BYTES, part};
+
+use super::pending::{Chunk, Ended, Pendings};
+use crate::breach::Breach;
+use crate::connection::{Put, Role};
+use crate::grains::{Grains, grains_of};
+use crate::path::{Piece, PieceKind, Pieces};
+use crate::status::error_of;
+
+struct Slot {
+    /// The use of the slot that is under way, if one is.
+    live: bool,
+    command: Command,
+    /// The initiator's own number of the volume; the command has the target's.
+    volume: u8,
+    chunk: Chunk,
+    head: bool,
+    to_send: Grains,
+    reply: Option<Reply>,
+    come: Grains,
+    /// The text of a failure.
+    failure: Option<Error>,
+}
+
+/// The slots of a connection.
+pub(crate) struct Slots {
+    slots: Box<[Mutex<Slot>]>,
+    free: Mutex<Vec<u16>>,
+    slot_bytes: u32,
+    pendings: Arc<Pendings>,
+    ended: Box<dyn Fn(Ended) + Send + Sync>,
+}
+
+impl Slots {
+    pub(crate) fn new(
+        count: u16,
+        slot_bytes: u32,
+        pendings: Arc<Pendings>,
+        ended: Box<dyn Fn(Ended) + Send + Sync>,
+    ) -> Self {
+        let command = Command {
+            operation: Operation::Flush,
+            slot: 0,
+            flags: 0,
+            volume: 0,
+            sequence: 0,
+            address: 0,
+            length: 0,
+        };
+        let slot = |slot| {
+            Mutex::new(Slot {
+                live: false,
+                command: Command { slot, ..command },
+                volume: 0,
+                chunk: Chunk { place: 0, offset: 0, length: 0 },
+                head: false,
+                to_send: Grains::new(slot_bytes as usize),
+                reply: None,
+                come: Grains::new(slot_bytes as usize),
+                failure: None,
+            })
+        };
+        Slots {
+            slots: (0..count).map(slot).collect(),
+            free: Mutex::new((0..count).rev().collect()),
+            slot_bytes,
+            pendings,
+            ended,
+        }
+    }
+
+    /// Slots that nothing is in.
+    pub(crate) fn free(&self) -> usize {
+        self.free.lock().len()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn slot_bytes(&self) -> u32 {
+        self.slot_bytes
+    }
+
+    /// Fills free slots with what waits. Each is handed to `ready`. What no slot can carry comes back failed.
+    pub(crate) fn dispatch(&self, admit: impl Fn(Operation) -> bool, ready: impl Fn(u16)) -> Vec<Ended> {
+        let mut failed = Vec::new();
+        loop {
+            let Some(index) = self.free.lock().pop() else { return failed };
+            let Some((chunk, command)) = self.pendings.next_chunk(self.slot_bytes.into(), &admit) else {
+                self.free.lock().push(index);
+                return failed;
+            };
+            if command.operation.sends_payload() && command.length > self.slot_bytes.into() {
+                // It cannot be cut, and this target's slots are smaller than it.
+                self.free.lock().push(index);
+                let (length, most) = (command.length, self.slot_bytes);
+                let text = format!("a request of {length} bytes is longer than the target's slots of {most}");
+                failed.extend(
+                    self.pendings.answered(chunk.place, Some(Error::new(ErrorKind::Unavailable, text))),
+                );
+                continue;
+            }
+            let mut slot = self.slots[usize::from(index)].lock();
+            let sequence = slot.command.sequence + 1;
+            let volume = self.pendings.number(command.volume);
+            slot.command = Command { slot: index, sequence, volume, ..command };
+            (slot.volume, slot.chunk) = (command.volume, chunk);
+            (slot.live, slot.head, slot.reply, slot.failure) = (true, true, None, None);
+            slot.come.clear();
+            slot.to_send.clear();
+            let grains = grains_of(slot.payload_bytes());
+            slot.to_send.insert(0, grains);
+            drop(slot);
+            ready(index);
+        }
+    }
+
+    /// Takes every chunk that is under way out: the connection is gone.
+    pub(crate) fn abandon(&self) -> Vec<Chunk> {
+        let mut chunks = Vec::new();
+        for slot in &self.slots {
+            let mut slot = slot.lock();
+            if std::mem::take(&mut slot.live) {
+                chunks.push(slot.chunk);
+            }
+        }
+        chunks
+    }
+
+    fn slot(&self, index: u16) -> Result<&Mutex<Slot>, Breach> {
+        self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that there is not"))
+    }
+
+    fn reply(&self, reply: &Reply, inline: &[u8]) -> Result<(), Breach> {
+        let mut slot = self.slot(reply.slot)?.lock();
+        if !slot.live || slot.command.sequence != reply.sequence {
+            return Ok(());
+        }
+        // One that comes again may carry more of the payload than the first, if it came in a longer packet.
+        if reply.status != 0 {
+            let text = str::from_utf8(inline).unwrap_or("(a text that cannot be read)");
+            slot.failure = Some(error_of(reply.status, text));
+        } else {
+            if !slot.expects(reply.length.into()) {
+                return Err(Breach("a reply is longer or shorter than what was asked"));
+            }
+            self.place(&mut slot, 0, inline)?;
+        }
+        slot.reply = Some(*reply);
+        self.finish_if_whole(slot, reply.slot);
+        Ok(())
+    }
+
+    fn data(&self, data: &Data<'_>) -> Result<(), Breach> {
+        let mut slot = self.slot(data.slot)?.lock();
+        if !slot.live || slot.command.sequence != data.sequence {
+            return Ok(());
+        }
+        self.place(&mut slot, data.offset, data.bytes)?;
+        self.finish_if_whole(slot, data.slot);
+        Ok(())
+    }
+
+    fn place(&self, slot: &mut Slot, offset: u32, bytes: &[u8]) -> Result<(), Breach> {
+        let most = slot.answer_bytes_max(self.slot_bytes);
+        if part::check_piece(offset.into(), bytes.len(), most).is_err()
+            && !(offset as u64 + bytes.len() as u64 <= most && slot.command.operation != Operation::Read)
+        {
+            return Err(Breach("bytes outside what was asked"));
+        }
+        if !bytes.is_empty() {
+            self.pendings.place(slot.chunk.place, slot.chunk.offset + u64::from(offset), bytes);
+            let first = offset / GRAIN_BYTES as u32;
+            slot.come.insert(first, first + grains_of(bytes.len()));
+        }
+        Ok(())
+    }
+
+    fn finish_if_whole(&self, mut slot: parking_lot::MutexGuard<'_, Slot>, index: u16) {
+        let whole = slot
+            .reply
+            .is_some_and(|reply| reply.status != 0 || slot.come.count() == grains_of(reply.length as usize));
+        if !whole {
+            return;
+        }
+        if slot.failure.is_none() && slot.changes_in_memory() {
+            self.pendings.changed(slot.volume);
+        }
+        slot.live = false;
+        let (place, failure) = (slot.chunk.place, slot.failure.take());
+        drop(slot);
+        self.free.lock().push(index);
+        if let Some(ended) = self.pendings.answered(place, failure) {
+            (self.ended)(ended);
+        }
+    }
+}
+
+impl Slot {
+    /// Whether it is a change that is durable only after a flush.
+    fn changes_in_memory(&self) -> bool {
+        use Operation::{Discard, Write, WritePacked, WriteZeroes};
+        let changes = matches!(self.command.operation, Write | WritePacked | Discard | WriteZeroes);
+        changes && self.command.flags & part::FUA == 0
+    }
+
+    fn payload_bytes(&self) -> usize {
+        if self.command.operation.sends_payload() { self.command.length as usize } else { 0 }
+    }
+
+    /// Whether an answer may have so many bytes.
+    fn expects(&self, length: u64) -> bool {
+        match self.command.operation {
+            Operation::Read => length == self.command.length,
+            Operation::Open | Operation::List | Operation::Allocation => true,
+            _ => length == 0,
+        }
+    }
+
+    fn answer_bytes_max(&self, slot_bytes: u32) -> u64 {
+        match self.command.operation {
+            Operation::Read => self.command.length,
+            Operation::Open | Operation::List | Operation::Allocation => slot_bytes.into(),
+            _ => 0,
+        }
+    }
+}
+
+impl Role for Slots {
+    fn take(&self, part: &Part<'_>) -> Result<(), Breach> {
+        match part {
+            Part::Reply(reply, inline) => self.reply(reply, inline),
+            Part::Data(data) => self.data(data),
+            _ => Err(Breach("a target sends no commands")),
+        }
+    }
+
+    fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
+        let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
+        let mut slot = slot.lock();
+        let fill = |chunk: Chunk, offset: u64, into: &mut [u8]| {
+            self.pendings.fill(chunk.place, chunk.offset + offset, into);
+        };
+        while slot.live && !pieces.is_full() {
+            let (chunk, total) = (slot.chunk, slot.payload_bytes());
+            let sequence = slot.command.sequence;
+            if slot.head {
+                let inline = body.payload_room(command_at::SIZE, total);
+                if !body.command(&slot.command, inline, |into| fill(chunk, 0, into)) {
+                    return Put::More;
+                }
+                slot.head = false;
+                slot.to_send.remove(0, grains_of(inline));
+                let bytes = inline as u32;
+                pieces.push(Piece { kind: PieceKind::Head, slot: index, sequence, offset: 0, bytes });
+            } else if let Some((first, end)) = slot.to_send.first_run() {
+                let offset = first as usize * GRAIN_BYTES;
+                let want = (end as usize * GRAIN_BYTES).min(total) - offset;
+                let bytes = body.payload_room(data_at::SIZE, want);
+                let at = offset as u32;
+                if bytes == 0
+                    || !body.data((index, sequence), at, bytes, |into| fill(chunk, offset as u64, into))
+                {
+                    return Put::More;
+                }
+                slot.to_send.remove(first, first + grains_of(bytes));
+                let bytes = bytes as u32;
+                pieces.push(Piece { kind: PieceKind::Body, slot: index, sequence, offset: at, bytes });
+            } else {
+                return Put::All;
+            }
+        }
+        if slot.live && (slot.head || slot.to_send.count() > 0) { Put::More } else { Put::All }
+    }
+
+    fn lost(&self, piece: &Piece) -> bool {
+        let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
+        let mut slot = slot.lock();
+        if !slot.live || slot.command.sequence != piece.sequence {
+            return false;
+        }
+        slot.head |= piece.kind == PieceKind::Head;
+        let first = piece.offset / GRAIN_BYTES as u32;
+        slot.to_send.insert(first, first + grains_of(piece.bytes as usize));
+        true
+    }
+}

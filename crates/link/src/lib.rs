@@ -1,0 +1,84 @@
+//! The link: a block device of another machine, over several network links and cores, byte-granular.
+//!
+//! Rooms: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake, sealed
+//! packets), `path` (one link: what is in flight, what has come), `connection` (packets of whichever link is
+//! least loaded), [`initiator`] (a block device), [`target`] (what shows one), [`threads`] (who receives),
+//! [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one request).
+//!
+//! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
+mod breach;
+pub mod cache;
+pub mod carrier;
+pub mod clock;
+mod connection;
+mod grains;
+pub mod initiator;
+mod packed;
+mod path;
+mod ready;
+pub mod session;
+mod status;
+pub mod target;
+pub mod threads;
+
+pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
+pub use path::sending::SendingCounts;
+
+/// How one link does.
+#[derive(Clone, Debug, Default)]
+pub struct OneLink {
+    /// It is joined and carries requests.
+    pub open: bool,
+    /// Nothing was heard for several time-outs.
+    pub silent: bool,
+    /// The longest packet, in bytes.
+    pub packet_bytes: usize,
+    /// Smoothed round trip time.
+    pub rtt_us: u64,
+    /// Bytes that may be in flight.
+    pub window_bytes: usize,
+    /// What was sent, and lost.
+    pub sent: SendingCounts,
+    /// Packets that did not open, and that came twice.
+    pub refused: u64,
+    /// Packets that came twice.
+    pub doubled: u64,
+}
+
+/// How a connection does.
+#[derive(Clone, Debug, Default)]
+pub struct LinkStatus {
+    /// There is a connection.
+    pub connected: bool,
+    /// Credits granted.
+    pub slots: usize,
+    /// Credits that nothing uses.
+    pub slots_free: usize,
+    /// Requests under way, waiting ones included.
+    pub pending: usize,
+    /// Requests that wait for a credit.
+    pub waiting: usize,
+    /// Each link.
+    pub links: Vec<OneLink>,
+}
+
+fn links_of<R: connection::Role>(connection: &connection::Connection<R>) -> Vec<OneLink> {
+    use std::sync::atomic::Ordering::Relaxed;
+    let one = |link: &connection::Link| {
+        let outgoing = link.outgoing.lock();
+        OneLink {
+            open: outgoing.open,
+            silent: outgoing.sending.is_silent(),
+            packet_bytes: outgoing.sending.packet_bytes,
+            rtt_us: outgoing.sending.rtt_ns() / 1000,
+            window_bytes: outgoing.sending.window_bytes(),
+            sent: outgoing.sending.counts,
+            refused: link.refused.load(Relaxed),
+            doubled: link.doubled.load(Relaxed),
+        }
+    };
+    connection.links.iter().map(one).collect()
+}

@@ -1,0 +1,188 @@
+//! Devices that take many ranges of bytes as one request, and how any device becomes one.
+//!
+//! Invariants: a packed write that breaks a rule is `Invalid` and changes nothing; a good one is answered
+//! once, when all of its ranges are, with the first error if there was one. Not here: the bytes of a packed
+//! write (`sawmill_format::packed_write`), and which ranges are packed together (`cache`).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Request, Result,
+};
+use sawmill_format::packed_write::Packed;
+
+/// A device that takes many byte ranges as one request (BASS §3.1).
+pub trait PackedDevice: BlockDevice {
+    /// The longest payload of one packed write, in bytes.
+    fn packed_bytes_max(&self) -> u32;
+
+    /// The longest distance from a packed write's address to the end of its last range, in bytes.
+    fn packed_span_bytes_max(&self) -> u32;
+
+    /// Carries out a packed write: a `Write` whose payload (`request.length` bytes) is a packed write
+    /// relative to `request.address`. It is answered like a write; its ranges may be written in any order.
+    fn submit_packed(&self, request: Request);
+}
+
+impl<D: PackedDevice + ?Sized> PackedDevice for Arc<D> {
+    fn packed_bytes_max(&self) -> u32 {
+        (**self).packed_bytes_max()
+    }
+
+    fn packed_span_bytes_max(&self) -> u32 {
+        (**self).packed_span_bytes_max()
+    }
+
+    fn submit_packed(&self, request: Request) {
+        (**self).submit_packed(request);
+    }
+}
+
+/// The longest payload that [`Unpack`] takes, in bytes.
+pub const UNPACK_BYTES_MAX: u32 = 1 << 20;
+/// The longest span that [`Unpack`] takes, in bytes.
+pub const UNPACK_SPAN_BYTES_MAX: u32 = 64 << 20;
+
+/// The device `D`, which takes packed writes too: each range becomes a write of its own, all at once.
+pub struct Unpack<D> {
+    inner: D,
+}
+
+impl<D: BlockDevice> Unpack<D> {
+    /// Takes packed writes for `inner`.
+    #[must_use]
+    pub fn new(inner: D) -> Self {
+        Unpack { inner }
+    }
+
+    /// The device inside.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Takes the payload out of a request, and lists the writes that it asks for: address and place in the
+    /// payload.
+    fn unpack(&self, request: &mut Request) -> Result<(Vec<u8>, Vec<Piece>)> {
+        let invalid = |text: String| Error::new(ErrorKind::Invalid, format!("packed write: {text}"));
+        let geometry = self.inner.geometry();
+        if request.operation != Operation::Write {
+            return Err(invalid(format!("{:?} has no packed form", request.operation)));
+        }
+        if geometry.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, "packed write refused: the device is read-only"));
+        }
+        if request.length > u64::from(UNPACK_BYTES_MAX) {
+            return Err(invalid(format!("{} bytes are above {UNPACK_BYTES_MAX}", request.length)));
+        }
+        let mut payload = vec![0; request.length as usize];
+        request.fill(0, &mut payload);
+        let packed = Packed::decode(&payload).map_err(|error| invalid(error.to_string()))?;
+        let span = u64::from(packed.span_bytes());
+        let inside = request.address.checked_add(span).is_some_and(|end| end <= geometry.size_bytes);
+        if !inside || span > u64::from(UNPACK_SPAN_BYTES_MAX) {
+            let address = request.address;
+            return Err(invalid(format!("a span of {span} bytes at {address} is too long or past the end")));
+        }
+        let longest = geometry.request_bytes_max as usize;
+        let mut pieces = Vec::with_capacity(packed.entries().len());
+        let mut place = payload.len() - packed.entries().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        for (offset, bytes) in packed.entries() {
+            let address = request.address + u64::from(offset);
+            for start in (0..bytes.len()).step_by(longest) {
+                let length = longest.min(bytes.len() - start);
+                pieces.push(Piece { address: address + start as u64, place: place + start, length });
+            }
+            place += bytes.len();
+        }
+        Ok((payload, pieces))
+    }
+}
+
+/// One write of a packed write.
+struct Piece {
+    address: u64,
+    /// Where its bytes are in the payload.
+    place: usize,
+    length: usize,
+}
+
+impl<D: BlockDevice> BlockDevice for Unpack<D> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        self.inner.submit(request);
+    }
+}
+
+impl<D: BlockDevice> PackedDevice for Unpack<D> {
+    fn packed_bytes_max(&self) -> u32 {
+        UNPACK_BYTES_MAX
+    }
+
+    fn packed_span_bytes_max(&self) -> u32 {
+        UNPACK_SPAN_BYTES_MAX
+    }
+
+    fn submit_packed(&self, mut request: Request) {
+        let (payload, pieces) = match self.unpack(&mut request) {
+            Ok(unpacked) => unpacked,
+            Err(error) => return request.fail(error),
+        };
+        let flags = Flags { fua: request.flags.fua, ..Flags::default() };
+        let left = Left { pieces: pieces.len(), failed: None, request: Some(request) };
+        let all = Arc::new(All { payload, left: Mutex::new(left) });
+        for Piece { address, place, length } in pieces {
+            let part = Box::new(Part { all: all.clone(), place });
+            self.inner.submit(Request::new(Operation::Write, address, length as u64, flags, part));
+        }
+    }
+}
+
+/// A packed write under way.
+struct All {
+    payload: Vec<u8>,
+    left: Mutex<Left>,
+}
+
+struct Left {
+    pieces: usize,
+    failed: Option<Error>,
+    request: Option<Request>,
+}
+
+/// The exchange of one of its writes.
+struct Part {
+    all: Arc<All>,
+    place: usize,
+}
+
+impl Exchange for Part {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = self.place + offset as usize;
+        into.copy_from_slice(&self.all.payload[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let ended = {
+            let mut left = self.all.left.lock();
+            if let Err(error) = outcome {
+                left.failed.get_or_insert(error);
+            }
+            left.pieces -= 1;
+            if left.pieces > 0 {
+                return;
+            }
+            left.request.take().map(|request| (request, left.failed.take()))
+        };
+        if let Some((request, failed)) = ended {
+            request.complete(failed.map_or(Ok(Reply::Done), Err));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What has come on a link: doubles are refused, and what must be acknowledged is remembered.
+//!
+//! Invariant: a number is taken once (replay window); an acknowledgement says only what was taken.
+
+use crate::clock::MS;
+use crate::session::ReplayWindow;
+
+/// An acknowledgement waits so long for a packet that can carry it.
+pub(crate) const ACK_DELAY_NS: u64 = MS;
+
+/// The receiving half of a link.
+pub(crate) struct Receiving {
+    window: ReplayWindow,
+    /// Packets since the last acknowledgement that ask for one, and when the first and the newest of them
+    /// came.
+    owed: u32,
+    owed_since_ns: u64,
+    newest_ns: u64,
+}
+
+impl Receiving {
+    pub(crate) fn new() -> Self {
+        Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0 }
+    }
+
+    /// Takes a number. False: it was taken before, or is too old to know.
+    pub(crate) fn take(&mut self, number: u64) -> bool {
+        self.window.take(number)
+    }
+
+    /// A packet that asks for an acknowledgement came.
+    pub(crate) fn owe(&mut self, now: u64) {
+        if self.owed == 0 {
+            self.owed_since_ns = now;
+        }
+        self.owed += 1;
+        self.newest_ns = now;
+    }
+
+    /// Whether anything is owed at all.
+    pub(crate) fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
+    /// When an acknowledgement must go though nothing else does: at once when several packets wait for it.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        match self.owed {
+            0 => None,
+            1 => Some(self.owed_since_ns + ACK_DELAY_NS),
+            _ => Some(self.owed_since_ns),
+        }
+    }
+
+    /// The runs to acknowledge, newest first, and the delay in microseconds. Nothing is owed afterwards.
+    pub(crate) fn acknowledge(&mut self, now: u64, runs: &mut [(u64, u64)]) -> (usize, u32) {
+        self.owed = 0;
+        let delay_us = (now.saturating_sub(self.newest_ns) / 1000).min(u32::MAX.into()) as u32;
+        (self.window.ranges(runs), delay_us)
+    }
+}

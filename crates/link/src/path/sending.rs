@@ -1,0 +1,446 @@
+//! What was sent on a link and not yet acknowledged, how fast it may go on, and what counts as lost.
+//!
+//! Loss is told by later packets that came (by number or by time), or by silence (a probe time-out); what a
+//! lost packet carried goes back to whoever put it in, and out again in a new packet, perhaps on another
+//! link. The window is additive increase, gentle decrease: links of a LAN are few and near. It grows no
+//! further once packets queue for a while, and is never more than the peer's buffers take: what waits there
+//! has left the caches when it is read, and everything else waits behind it.
+//!
+//! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and its bytes
+//! leave the window then; an acknowledgement of what was never sent is a breach.
+
+use crate::breach::Breach;
+use crate::clock::{MS, US};
+use sawmill_format::link::part::Ack;
+
+/// Packets in flight on one link at a time.
+const FLIGHTS: usize = 2048;
+/// Of these kept for packets that carry nothing which must arrive: acknowledgements, pings, words.
+const FLIGHTS_SPARE: u64 = 256;
+/// Pieces that one packet may carry.
+const PIECES_MAX: usize = 12;
+/// Later packets that must have come before an earlier one counts as lost.
+const REORDERED_MAX: u64 = 32;
+/// The window's least, in packets, and what it begins with, in bytes.
+const WINDOW_PACKETS_MIN: usize = 4;
+const WINDOW_BYTES_FIRST: usize = 512 << 10;
+/// The most: what carriers ask for as buffers, so that one peer alone overflows none. A stream's do not
+/// overflow.
+const WINDOW_BYTES_MAX: usize = 4 << 20;
+/// Queued for longer than this, and than the way itself takes, the window is large enough.
+const QUEUED_NS_MAX: u64 = MS;
+/// The shortest round trip is of this long ago at least, and of twice as long at most.
+const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
+/// Before anything was measured, and the least time-out at all: a neighbour may be off its core for a while.
+const RTT_FIRST_NS: u64 = 20 * MS;
+const PROBE_NS_MIN: u64 = 20 * MS;
+const PROBE_NS_MAX: u64 = 1000 * MS;
+/// So many time-outs in a row, and the link is silent: its packets go elsewhere.
+const PROBES_SILENT: u32 = 3;
+
+/// What a packet carries that must arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PieceKind {
+    /// A command or a reply, with bytes of the payload from 0 on.
+    Head,
+    /// Bytes of the payload.
+    Body,
+}
+
+/// One thing that a packet carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) kind: PieceKind,
+    pub(crate) slot: u16,
+    pub(crate) sequence: u64,
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+}
+
+const NO_PIECE: Piece = Piece { kind: PieceKind::Head, slot: 0, sequence: 0, offset: 0, bytes: 0 };
+
+/// What one packet carries.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces {
+    pieces: [Piece; PIECES_MAX],
+    count: u8,
+}
+
+impl Pieces {
+    pub(crate) const fn new() -> Self {
+        Pieces { pieces: [NO_PIECE; PIECES_MAX], count: 0 }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        usize::from(self.count) == PIECES_MAX
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Adds one. There is room: `is_full` is asked before.
+    pub(crate) fn push(&mut self, piece: Piece) {
+        self.pieces[usize::from(self.count)] = piece;
+        self.count += 1;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces[..usize::from(self.count)].iter()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Settled,
+    Out,
+}
+
+#[derive(Clone, Copy)]
+struct Flight {
+    sent_ns: u64,
+    bytes: u32,
+    fate: Fate,
+    pieces: Pieces,
+}
+
+/// Counters of a link's sending half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendingCounts {
+    /// Packets sent, and their bytes.
+    pub packets: u64,
+    /// Bytes of all packets.
+    pub bytes: u64,
+    /// Packets that counted as lost.
+    pub lost: u64,
+    /// Times that nothing was heard for a probe time-out.
+    pub time_outs: u64,
+}
+
+/// The sending half of a link.
+pub(crate) struct Sending {
+    next: u64,
+    /// All below are settled.
+    oldest: u64,
+    flights: Box<[Flight]>,
+    in_flight_bytes: usize,
+    window_bytes: usize,
+    slow_start: bool,
+    /// Losses of packets below it have cut the window already.
+    cut_until: u64,
+    largest: Option<u64>,
+    smoothed_ns: u64,
+    variation_ns: u64,
+    /// The shortest round trip of this epoch and of the one before, and when this one began.
+    shortest_ns: [u64; 2],
+    epoch_ns: u64,
+    /// When the oldest unanswered question was asked, or an answer last came.
+    waiting_since_ns: u64,
+    time_outs: u32,
+    silent: bool,
+    /// When a silent link is asked again.
+    probe_ns: u64,
+    /// A stream neither loses nor reorders.
+    stream: bool,
+    pub(crate) packet_bytes: usize,
+    pub(crate) counts: SendingCounts,
+}
+
+impl Sending {
+    pub(crate) fn new() -> Self {
+        let flight = Flight { sent_ns: 0, bytes: 0, fate: Fate::Settled, pieces: Pieces::new() };
+        Sending {
+            next: 0,
+            oldest: 0,
+            flights: vec![flight; FLIGHTS].into(),
+            in_flight_bytes: 0,
+            window_bytes: WINDOW_BYTES_FIRST,
+            slow_start: true,
+            cut_until: 0,
+            largest: None,
+            smoothed_ns: RTT_FIRST_NS,
+            variation_ns: RTT_FIRST_NS / 2,
+            shortest_ns: [u64::MAX; 2],
+            epoch_ns: 0,
+            waiting_since_ns: 0,
+            time_outs: 0,
+            silent: false,
+            probe_ns: 0,
+            stream: false,
+            packet_bytes: sawmill_format::link::PACKET_BYTES_MIN,
+            counts: SendingCounts::default(),
+        }
+    }
+
+    /// A new path: what was measured of the old one says nothing of it.
+    pub(crate) fn renew(&mut self, packet_bytes: usize, stream: bool) {
+        (self.packet_bytes, self.stream) = (packet_bytes, stream);
+        (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
+        (self.smoothed_ns, self.variation_ns) = (RTT_FIRST_NS, RTT_FIRST_NS / 2);
+        self.shortest_ns = [u64::MAX; 2];
+        self.answered();
+    }
+
+    fn place(number: u64) -> usize {
+        (number % FLIGHTS as u64) as usize
+    }
+
+    /// Whether another packet may go.
+    pub(crate) fn has_room(&self) -> bool {
+        let has_place = self.next - self.oldest < FLIGHTS as u64 - FLIGHTS_SPARE;
+        !self.silent && has_place && self.in_flight_bytes < self.window_bytes
+    }
+
+    /// Whether nothing was heard for several time-outs.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    /// Smoothed round trip time, in nanoseconds.
+    pub(crate) fn rtt_ns(&self) -> u64 {
+        self.smoothed_ns
+    }
+
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.window_bytes
+    }
+
+    /// How long a packet sent now would wait behind others, roughly, in nanoseconds.
+    pub(crate) fn backlog_ns(&self) -> u64 {
+        let share = self.in_flight_bytes as u64 * 1024 / self.window_bytes.max(1) as u64;
+        self.smoothed_ns / 1024 * share
+    }
+
+    /// The next packet's number, to be used with [`Sending::sent`]. When the oldest packet's place is needed
+    /// for it, that one counts as lost: nobody has said a word of it in thousands of packets.
+    pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece)) -> u64 {
+        if self.next - self.oldest >= FLIGHTS as u64 {
+            self.lose(self.oldest, &mut lost);
+            self.advance();
+        }
+        self.next
+    }
+
+    /// A packet goes out under the number of [`Sending::number`]. One without pieces that asks for nothing is
+    /// settled at once.
+    pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces, asks: bool) {
+        let place = Self::place(self.next);
+        self.counts.packets += 1;
+        self.counts.bytes += bytes as u64;
+        self.next += 1;
+        if !asks {
+            // Nobody will acknowledge it, so it must not hold up those after it.
+            self.flights[place].fate = Fate::Settled;
+            self.advance();
+            return;
+        }
+        if self.in_flight_bytes == 0 {
+            self.waiting_since_ns = now;
+        }
+        self.flights[place] = Flight { sent_ns: now, bytes: bytes as u32, fate: Fate::Out, pieces: *pieces };
+        self.in_flight_bytes += bytes;
+    }
+
+    fn advance(&mut self) {
+        while self.oldest < self.next && self.flights[Self::place(self.oldest)].fate == Fate::Settled {
+            self.oldest += 1;
+        }
+    }
+
+    /// Something was heard: the link works.
+    pub(crate) fn answered(&mut self) {
+        (self.time_outs, self.silent) = (0, false);
+    }
+
+    /// Settles what an acknowledgement names, and what it shows to be lost.
+    pub(crate) fn acknowledge(
+        &mut self,
+        now: u64,
+        ack: &Ack<'_>,
+        mut lost: impl FnMut(&Piece),
+    ) -> Result<(), Breach> {
+        if ack.largest >= self.next {
+            return Err(Breach("it acknowledges a packet that was never sent"));
+        }
+        let (mut newly, mut newest_sent) = (0, None);
+        for (first, last) in ack.runs() {
+            if last < self.oldest {
+                break;
+            }
+            for number in first.max(self.oldest)..=last {
+                let flight = &mut self.flights[Self::place(number)];
+                if flight.fate == Fate::Out {
+                    flight.fate = Fate::Settled;
+                    newly += flight.bytes as usize;
+                    if number == ack.largest {
+                        newest_sent = Some(flight.sent_ns);
+                    }
+                }
+            }
+        }
+        if let Some(sent_ns) = newest_sent {
+            let delay_ns = u64::from(ack.delay_us) * US;
+            self.measure(now, now.saturating_sub(sent_ns).saturating_sub(delay_ns));
+        }
+        if newly > 0 {
+            self.in_flight_bytes -= newly;
+            self.waiting_since_ns = now;
+            self.answered();
+            self.grow(newly);
+        }
+        self.largest = self.largest.max(Some(ack.largest));
+        self.find_lost(now, &mut lost);
+        self.advance();
+        Ok(())
+    }
+
+    fn measure(&mut self, now: u64, sample_ns: u64) {
+        if now.saturating_sub(self.epoch_ns) >= SHORTEST_EPOCH_NS {
+            (self.shortest_ns, self.epoch_ns) = ([sample_ns, self.shortest_ns[0]], now);
+        }
+        self.shortest_ns[0] = self.shortest_ns[0].min(sample_ns);
+        if self.largest.is_none() {
+            (self.smoothed_ns, self.variation_ns) = (sample_ns, sample_ns / 2);
+            return;
+        }
+        let off = self.smoothed_ns.abs_diff(sample_ns);
+        self.variation_ns = (3 * self.variation_ns + off) / 4;
+        self.smoothed_ns = (7 * self.smoothed_ns + sample_ns) / 8;
+    }
+
+    fn grow(&mut self, newly: usize) {
+        let shortest_ns = self.shortest_ns[0].min(self.shortest_ns[1]);
+        if self.smoothed_ns > shortest_ns.saturating_mul(2).saturating_add(QUEUED_NS_MAX) {
+            self.slow_start = false;
+            return;
+        }
+        let most = if self.stream { usize::MAX } else { WINDOW_BYTES_MAX };
+        let most = most.min(FLIGHTS * self.packet_bytes);
+        // A window that is not used says nothing about the path.
+        if self.in_flight_bytes + newly < self.window_bytes / 2 {
+            return;
+        }
+        let more = if self.slow_start { newly } else { self.packet_bytes * newly / self.window_bytes.max(1) };
+        self.window_bytes = (self.window_bytes + more).min(most);
+    }
+
+    fn cut(&mut self) {
+        let least = WINDOW_PACKETS_MIN * self.packet_bytes;
+        self.window_bytes = (self.window_bytes / 10 * 8).max(least);
+        self.slow_start = false;
+        self.cut_until = self.next;
+    }
+
+    fn lost_after_ns(&self) -> u64 {
+        (self.smoothed_ns + self.smoothed_ns / 4).max(self.smoothed_ns + 2 * MS)
+    }
+
+    /// Packets that later ones have overtaken by too many, or by too long.
+    fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece)) {
+        let Some(largest) = self.largest else { return };
+        let too_long = self.lost_after_ns();
+        for number in self.oldest..largest {
+            let flight = self.flights[Self::place(number)];
+            let late = largest - number >= REORDERED_MAX || now.saturating_sub(flight.sent_ns) >= too_long;
+            if flight.fate == Fate::Out && late {
+                self.lose(number, lost);
+                if number >= self.cut_until {
+                    self.cut();
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, number: u64, lost: &mut impl FnMut(&Piece)) {
+        let flight = &mut self.flights[Self::place(number)];
+        flight.fate = Fate::Settled;
+        self.in_flight_bytes -= flight.bytes as usize;
+        self.counts.lost += 1;
+        let pieces = flight.pieces;
+        pieces.iter().for_each(lost);
+    }
+
+    fn time_out_ns(&self) -> u64 {
+        let base =
+            (self.smoothed_ns + 4 * self.variation_ns + 2 * super::receiving::ACK_DELAY_NS).max(PROBE_NS_MIN);
+        (base << self.time_outs.min(6)).min(PROBE_NS_MAX)
+    }
+
+    /// When [`Sending::tick`] has something to do.
+    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+        if self.in_flight_bytes == 0 {
+            return self.silent.then_some(self.probe_ns);
+        }
+        let time_out = self.waiting_since_ns + self.time_out_ns();
+        let oldest = self.flights[Self::place(self.oldest)];
+        let overtaken = oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
+        Some(if overtaken { time_out.min(oldest.sent_ns + self.lost_after_ns()) } else { time_out })
+    }
+
+    /// Time has passed: what is overdue counts as lost. True: a time-out, so ask whether anybody is there.
+    pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece)) -> bool {
+        self.find_lost(now, &mut lost);
+        let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.time_out_ns();
+        if overdue {
+            self.time_outs += 1;
+            self.counts.time_outs += 1;
+            self.waiting_since_ns = now;
+            if self.time_outs >= PROBES_SILENT && !self.silent {
+                (self.silent, self.probe_ns) = (true, now);
+            }
+            self.lose_all(&mut lost);
+            self.cut();
+        }
+        self.advance();
+        let probe = self.silent && now >= self.probe_ns;
+        if probe {
+            self.probe_ns = now + self.time_out_ns();
+            self.time_outs += 1;
+        }
+        overdue || probe
+    }
+
+    /// The peer was heard on a silent link: it is worth asking at once whether it hears us too.
+    pub(crate) fn heard(&mut self, now: u64) {
+        if self.silent {
+            (self.probe_ns, self.time_outs) = (now, PROBES_SILENT);
+        }
+    }
+
+    /// Everything in flight counts as lost: the path is gone, or says nothing.
+    pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece)) {
+        for number in self.oldest..self.next {
+            if self.flights[Self::place(number)].fate == Fate::Out {
+                self.lose(number, &mut lost);
+            }
+        }
+        self.advance();
+    }
+
+    /// The path is gone: nothing goes there until it is renewed.
+    pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece)) {
+        self.silent = true;
+        self.lose_all(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_whose_place_is_needed_for_words_is_lost_and_said_to_be() {
+        let mut sending = Sending::new();
+        sending.renew(1200, true);
+        let mut pieces = Pieces::new();
+        pieces.push(Piece { slot: 7, ..NO_PIECE });
+        assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
+        sending.sent(1, 1200, &pieces, true);
+        let mut lost = Vec::new();
+        for _ in 0..3 * FLIGHTS {
+            sending.number(|piece| lost.push(piece.slot));
+            sending.sent(2, 100, &Pieces::new(), false);
+        }
+        assert_eq!((lost, sending.in_flight_bytes, sending.deadline_ns()), (vec![7], 0, None));
+    }
+}

@@ -1,0 +1,59 @@
+//! The slots that have something to send, in the order in which they came to have it, each once.
+//!
+//! Invariant: no allocation after `new`: a slot is in the queue at most once.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// The queue.
+pub(crate) struct Ready {
+    queue: Mutex<VecDeque<u16>>,
+    queued: Box<[AtomicBool]>,
+    length: AtomicUsize,
+}
+
+impl Ready {
+    pub(crate) fn new(slots: usize) -> Self {
+        Ready {
+            queue: Mutex::new(VecDeque::with_capacity(slots)),
+            queued: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            length: AtomicUsize::new(0),
+        }
+    }
+
+    /// Whether nothing is ready: a look, which may be old when it is used.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length.load(Ordering::SeqCst) == 0
+    }
+
+    /// Puts a slot in, unless it is in.
+    pub(crate) fn push(&self, slot: u16) {
+        self.add(slot, |queue| queue.push_back(slot));
+    }
+
+    /// Puts a slot back that has more to send.
+    pub(crate) fn push_front(&self, slot: u16) {
+        self.add(slot, |queue| queue.push_front(slot));
+    }
+
+    fn add(&self, slot: u16, add: impl FnOnce(&mut VecDeque<u16>)) {
+        let Some(queued) = self.queued.get(usize::from(slot)) else { return };
+        if !queued.swap(true, Ordering::SeqCst) {
+            let mut queue = self.queue.lock();
+            add(&mut queue);
+            self.length.store(queue.len(), Ordering::SeqCst);
+        }
+    }
+
+    /// Takes the next one out. What it has to send is looked at after this: who adds to it meanwhile puts it
+    /// in again.
+    pub(crate) fn pop(&self) -> Option<u16> {
+        let mut queue = self.queue.lock();
+        let slot = queue.pop_front()?;
+        self.length.store(queue.len(), Ordering::SeqCst);
+        self.queued[usize::from(slot)].store(false, Ordering::SeqCst);
+        Some(slot)
+    }
+}

@@ -1,0 +1,269 @@
+//! Two messages that make the keys of a connection: the initiator greets, the target answers.
+//!
+//! A message is {suite u8, step u8, reason u8, zero u8} and what the suite makes of its payload. Suite 2 is
+//! Noise NNpsk0 (`noise`): the pre-shared key proves both ends, the ephemeral keys are forgotten with the
+//! hand-shake, so that whoever steals the pre-shared key later reads nothing of the past. Suite 1 is
+//! `--insecure`, of the same shape: 32 random bytes that the answer must repeat, the payload in clear, a
+//! checksum. Which suite an end speaks is its [`Security`]; there is nothing to negotiate, hence nothing to
+//! talk down.
+//!
+//! Invariants: a payload is given out only after its message proved the key. A message that is refused leaves
+//! a [`Greeting`] as it was, so nobody can spoil a hand-shake by answering first. A payload of the first
+//! message may be a recording: it proves that somebody with the key once said it, not that he says it now. So
+//! a target acts on it only when the first packet opened (see `crate::target`).
+//!
+//! Snow's own state (a copy of the pre-shared key, the chaining key) is freed but not overwritten when a
+//! hand-shake ends; our keys are.
+//!
+//! Not here: what payloads and prologue say, resending, timers.
+
+use snow::HandshakeState;
+use zeroize::Zeroizing;
+
+use super::noise::{self, Role};
+use super::{Refused, Seals, Security};
+use sawmill_format::crc::Crc32c;
+
+/// What a message has besides its payload.
+pub const HANDSHAKE_BYTES: usize = HEAD_BYTES + TOKEN_BYTES + TAIL_BYTES;
+/// The longest message, a limit of Noise.
+pub const MESSAGE_BYTES_MAX: usize = 65535;
+
+const HEAD_BYTES: usize = 4;
+/// Noise's ephemeral public key, or what stands in its place in clear.
+const TOKEN_BYTES: usize = 32;
+const TAIL_BYTES: usize = 16;
+
+const INSECURE: u8 = 1;
+const SECURE: u8 = 2;
+
+const GREETING: u8 = 1;
+const ANSWER: u8 = 2;
+const REFUSAL: u8 = 3;
+
+/// An initiator's hand-shake, greeted and waiting for the answer.
+pub struct Greeting(State);
+
+enum State {
+    Secure(Box<HandshakeState>),
+    Insecure { prologue: Vec<u8>, token: [u8; TOKEN_BYTES] },
+    Finished,
+}
+
+impl std::fmt::Debug for Greeting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match &self.0 {
+            State::Secure(_) => "Greeting(secure)",
+            State::Insecure { .. } => "Greeting(insecure)",
+            State::Finished => "Greeting(finished)",
+        })
+    }
+}
+
+impl Greeting {
+    /// Writes the first message with `payload` into `out` and says how long it is. Both ends must have the
+    /// same `prologue`: it is proved, not sent. The connection's number belongs into it.
+    ///
+    /// # Errors
+    /// [`Refused::Room`], [`Refused::Broken`].
+    pub fn new(
+        security: &Security,
+        prologue: &[u8],
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> Result<(Self, usize), Refused> {
+        let bytes = check_room(payload, out)?;
+        let head = [suite_of(security), GREETING, 0, 0];
+        let state = match security {
+            Security::Key(key) => {
+                let mut noise = noise::begin(key, prologue, Role::Initiator)?;
+                write_noise(&mut noise, head, payload, &mut out[..bytes])?;
+                State::Secure(Box::new(noise))
+            }
+            Security::Insecure => {
+                let mut token = [0; TOKEN_BYTES];
+                aws_lc_rs::rand::fill(&mut token).map_err(|_| Refused::Broken)?;
+                write_clear(prologue, head, &token, payload, &mut out[..bytes]);
+                State::Insecure { prologue: prologue.to_vec(), token }
+            }
+        };
+        Ok((Self(state), bytes))
+    }
+
+    /// Reads the second message: what seals this connection, and the target's payload.
+    ///
+    /// # Errors
+    /// Any but [`Refused::Finished`] leaves the hand-shake open, and none is proved: a stranger can send it.
+    /// So keep waiting, and report the last one if no answer comes. A target's refusal ([`refusal`]) reads as
+    /// the reason that both ends see: [`Refused::PeerInsecure`], [`Refused::PeerSecure`],
+    /// [`Refused::Unproven`], [`Refused::Unknown`].
+    pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), Refused> {
+        let made = match &mut self.0 {
+            State::Finished => return Err(Refused::Finished),
+            State::Secure(noise) => {
+                let payload = read_noise(noise, check_head(message, SECURE, ANSWER)?)?;
+                (seals_of(noise, Role::Initiator)?, payload)
+            }
+            State::Insecure { prologue, token } => {
+                check_head(message, INSECURE, ANSWER)?;
+                let (answered, payload) = read_clear(prologue, message)?;
+                if answered != token {
+                    return Err(Refused::NotOurs);
+                }
+                (Seals::Checksum, payload.to_vec())
+            }
+        };
+        self.0 = State::Finished;
+        Ok(made)
+    }
+}
+
+/// The target's side: reads the first message, gives its payload to `respond`, and writes the second message
+/// with what that returns into `out`. Returns what seals this connection and how long the second message is.
+///
+/// A target that does not want this initiator (no such device) says so in its payload, where it is proved.
+///
+/// # Errors
+/// For a message that is no greeting of this kind of security, key and prologue: `respond` is not called, and
+/// [`refusal`] tells the initiator.
+pub fn answer(
+    security: &Security,
+    prologue: &[u8],
+    message: &[u8],
+    respond: impl FnOnce(&[u8]) -> Vec<u8>,
+    out: &mut [u8],
+) -> Result<(Seals, usize), Refused> {
+    let suite = suite_of(security);
+    let head = [suite, ANSWER, 0, 0];
+    let rest = check_head(message, suite, GREETING)?;
+    match security {
+        Security::Key(key) => {
+            let mut noise = noise::begin(key, prologue, Role::Target)?;
+            let payload = respond(&read_noise(&mut noise, rest)?);
+            let bytes = check_room(&payload, out)?;
+            write_noise(&mut noise, head, &payload, &mut out[..bytes])?;
+            Ok((seals_of(&mut noise, Role::Target)?, bytes))
+        }
+        Security::Insecure => {
+            let (token, payload) = read_clear(prologue, message)?;
+            let payload = respond(payload);
+            let bytes = check_room(&payload, out)?;
+            write_clear(prologue, head, token, &payload, &mut out[..bytes]);
+            Ok((Seals::Checksum, bytes))
+        }
+    }
+}
+
+/// What a target may send to an initiator whose greeting it refused, so that a person there reads more than
+/// "no answer". Nothing for damage and noise, and less than it answers, so it amplifies no flood.
+pub fn refusal(security: &Security, why: Refused) -> Option<[u8; HEAD_BYTES]> {
+    let reason = match why {
+        Refused::PeerInsecure => 1,
+        Refused::PeerSecure => 2,
+        Refused::Unproven => 3,
+        Refused::Unknown => 4,
+        _ => return None,
+    };
+    Some([suite_of(security), REFUSAL, reason, 0])
+}
+
+fn suite_of(security: &Security) -> u8 {
+    match security {
+        Security::Key(_) => SECURE,
+        Security::Insecure => INSECURE,
+    }
+}
+
+/// The length of the message of a payload, if it has a place.
+fn check_room(payload: &[u8], out: &[u8]) -> Result<usize, Refused> {
+    let (bytes, room) = (payload.len() + HANDSHAKE_BYTES, out.len().min(MESSAGE_BYTES_MAX));
+    if bytes <= room { Ok(bytes) } else { Err(Refused::Room { bytes, room }) }
+}
+
+/// The message after its head, if the head is as it must be here.
+fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], Refused> {
+    let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
+    let (head, rest) = message.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
+    match *head {
+        // The target tells what it sees of us: mirrored, it is what we would see of it.
+        [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => Err(match reason {
+            1 => Refused::PeerSecure,
+            2 => Refused::PeerInsecure,
+            3 => Refused::Unproven,
+            _ => Refused::Unknown,
+        }),
+        [INSECURE | SECURE, GREETING | ANSWER, 0, 0] if rest.len() < TOKEN_BYTES + TAIL_BYTES => Err(short),
+        [INSECURE, GREETING | ANSWER, 0, 0] if suite == SECURE => Err(Refused::PeerInsecure),
+        [SECURE, GREETING | ANSWER, 0, 0] if suite == INSECURE => Err(Refused::PeerSecure),
+        [_, said @ (GREETING | ANSWER), 0, 0] if head[0] == suite && said != step => Err(Refused::OutOfTurn),
+        [_, GREETING | ANSWER, 0, 0] if head[0] == suite => Ok(rest),
+        _ => Err(Refused::Unknown),
+    }
+}
+
+fn write_noise(
+    noise: &mut HandshakeState,
+    head: [u8; HEAD_BYTES],
+    payload: &[u8],
+    out: &mut [u8],
+) -> Result<(), Refused> {
+    let (place, rest) = out.split_at_mut(HEAD_BYTES);
+    place.copy_from_slice(&head);
+    // The room was checked: what fails here is not ours to mend.
+    let bytes = noise.write_message(payload, rest).map_err(|error| match error {
+        // The peer has the key, and sent a public key that fixes the outcome.
+        snow::Error::Dh => Refused::Unproven,
+        _ => Refused::Broken,
+    })?;
+    if bytes == rest.len() { Ok(()) } else { Err(Refused::Broken) }
+}
+
+fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
+    let mut payload = vec![0; message.len()];
+    let bytes = noise.read_message(message, &mut payload).map_err(|_| Refused::Unproven)?;
+    payload.truncate(bytes);
+    Ok(payload)
+}
+
+/// The raw keys, not snow's transport: that has no associated data (our header), wants a second buffer, and
+/// counts nonces its own way.
+fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, Refused> {
+    let (to_target, to_initiator) = noise.dangerously_get_raw_split();
+    let (to_target, to_initiator) = (Zeroizing::new(to_target), Zeroizing::new(to_initiator));
+    match role {
+        Role::Initiator => Seals::new(&to_target, &to_initiator),
+        Role::Target => Seals::new(&to_initiator, &to_target),
+    }
+}
+
+fn write_clear(prologue: &[u8], head: [u8; HEAD_BYTES], token: &[u8], payload: &[u8], out: &mut [u8]) {
+    let end = out.len() - TAIL_BYTES;
+    out[..HEAD_BYTES].copy_from_slice(&head);
+    out[HEAD_BYTES..HEAD_BYTES + TOKEN_BYTES].copy_from_slice(token);
+    out[HEAD_BYTES + TOKEN_BYTES..end].copy_from_slice(payload);
+    let tail = clear_tail(prologue, &out[..end]);
+    out[end..].copy_from_slice(&tail);
+}
+
+/// Token and payload of a message whose head was checked.
+fn read_clear<'a>(prologue: &[u8], message: &'a [u8]) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), Refused> {
+    let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
+    let (covered, tail) = message.split_last_chunk::<TAIL_BYTES>().ok_or(short)?;
+    if *tail != clear_tail(prologue, covered) {
+        return Err(Refused::Damaged);
+    }
+    covered.get(HEAD_BYTES..).and_then(<[u8]>::split_first_chunk).ok_or(short)
+}
+
+/// CRC-32C of the prologue and all before the tail, and zeroes.
+fn clear_tail(prologue: &[u8], covered: &[u8]) -> [u8; TAIL_BYTES] {
+    let mut crc = Crc32c::new();
+    crc.update(prologue);
+    crc.update(covered);
+    let mut tail = [0; TAIL_BYTES];
+    tail[..4].copy_from_slice(&crc.value().to_le_bytes());
+    tail
+}
+
+#[cfg(test)]
+mod claims;

@@ -1,0 +1,50 @@
+//! How a failure crosses the wire: its kind as a number, and its text.
+//!
+//! Invariant: every kind has one number, numbers are never used again, and an unknown number is a bug of the
+//! peer and not ours.
+
+use sawmill_device::{Error, ErrorKind};
+
+use ErrorKind::*;
+const KINDS: [(u8, ErrorKind); 15] = [
+    (1, Invalid),
+    (2, ReadOnly),
+    (3, NotFound),
+    (4, Exists),
+    (5, Refused),
+    (6, Fenced),
+    (7, Unavailable),
+    (8, Denied),
+    (9, InUse),
+    (10, Full),
+    (11, Corrupt),
+    (12, Closed),
+    (13, TimedOut),
+    (14, Unreachable),
+    (15, Internal),
+];
+
+/// The number of a kind.
+pub(crate) fn status_of(kind: ErrorKind) -> u8 {
+    KINDS.iter().find(|(_, other)| *other == kind).map_or(15, |(code, _)| *code)
+}
+
+/// The error that a status and its text stand for.
+pub(crate) fn error_of(status: u8, text: &str) -> Error {
+    let kind = KINDS.iter().find(|(code, _)| *code == status).map_or(Internal, |(_, kind)| *kind);
+    Error::new(kind, format!("target: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_comes_back_as_itself() {
+        for (code, kind) in KINDS {
+            assert_eq!(status_of(kind), code);
+            assert_eq!(error_of(code, "x").kind(), kind);
+        }
+        assert_eq!(error_of(99, "x").kind(), Internal);
+    }
+}

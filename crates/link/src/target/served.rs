@@ -1,0 +1,230 @@
+//! One connection at the target: its commands are handed to the devices that it has open.
+//!
+//! Invariants: a command is for a volume that this connection opened and was not cut off from; a connection
+//! that ended hands nothing more to a device, and is done only when the device has answered everything it had
+//! of it.
+//!
+//! Not here: what a slot is in (`slots`), who is let in (`exports`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::RwLock;
+use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply, Request, Result};
+use sawmill_format::link::part::{self, Body, Command, Operation, Part};
+
+use super::exports::{Export, Exports};
+use super::slots::{Carried, Slots, Whole};
+use crate::breach::Breach;
+use crate::clock::Clock;
+use crate::connection::{Connection, Put, Role};
+use crate::path::{Piece, Pieces};
+
+/// Volumes that one connection may have open.
+const VOLUMES_MAX: usize = 200;
+
+/// The target's part in a connection.
+pub(super) struct Serving {
+    slots: Slots,
+    served: OnceLock<Weak<Served>>,
+}
+
+/// A connection at the target.
+pub(super) struct Served {
+    pub(super) connection: Connection<Serving>,
+    pub(super) local: u64,
+    pub(super) instance: [u8; 16],
+    pub(super) name: String,
+    exports: Arc<Exports>,
+    peers: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    volumes: RwLock<Vec<Option<Arc<Export>>>>,
+    clock: Arc<dyn Clock>,
+    /// Requests that a device has.
+    working: AtomicUsize,
+    ended: AtomicBool,
+    /// Threads that take packets: see [`Served::begin_batch`].
+    batches: AtomicU64,
+}
+
+/// Who is connected, for the one that accepts it.
+pub(super) struct Who {
+    pub(super) local: u64,
+    pub(super) remote: u64,
+    pub(super) instance: [u8; 16],
+    pub(super) name: String,
+    pub(super) links: usize,
+    pub(super) slots: u16,
+    pub(super) slot_bytes: u32,
+}
+
+impl Served {
+    pub(super) fn new(
+        who: Who,
+        seals: crate::session::Seals,
+        exports: Arc<Exports>,
+        peers: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let serving = Serving { slots: Slots::new(who.slots, who.slot_bytes), served: OnceLock::new() };
+        let now = clock.now_ns();
+        let connection = Connection::new(who.remote, seals, who.links, usize::from(who.slots), serving, now);
+        let served = Arc::new(Served {
+            connection,
+            local: who.local,
+            instance: who.instance,
+            name: who.name,
+            exports,
+            peers,
+            volumes: RwLock::default(),
+            clock,
+            working: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            batches: AtomicU64::new(0),
+        });
+        // Set once, here, and by nobody else.
+        let _ = served.connection.role.served.set(Arc::downgrade(&served));
+        served
+    }
+
+    /// Hands nothing more to any device. What a device has, it answers; see [`Served::is_busy`].
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.exports.forget(self.local);
+    }
+
+    /// Whether a device still has requests of it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.working.load(Ordering::SeqCst) > 0
+    }
+
+    /// A thread begins to take packets: answers that come meanwhile go when it is through, in full packets.
+    pub(super) fn begin_batch(&self) {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn end_batch(&self, now: u64) {
+        self.batches.fetch_sub(1, Ordering::SeqCst);
+        self.connection.tick(now);
+    }
+
+    /// A device answered. An ended connection says nothing more: what is not answered is asked again
+    /// elsewhere, and must not fail because a device was closed behind it.
+    pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
+        let slot = carried.slot;
+        // The slot keeps what is carried: it must not keep its own connection.
+        carried.served = None;
+        self.connection.role.slots.answered(carried, outcome);
+        self.working.fetch_sub(1, Ordering::SeqCst);
+        if self.ended.load(Ordering::SeqCst) {
+            return;
+        }
+        self.connection.ready.push(slot);
+        if self.batches.load(Ordering::SeqCst) == 0 {
+            self.connection.pump(self.clock.now_ns());
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, whole: Whole) {
+        let Whole { command, mut carried } = whole;
+        // Counted before it is asked whether the end has come: who ends it and then sees none at work is
+        // right.
+        self.working.fetch_add(1, Ordering::SeqCst);
+        carried.served = Some(Arc::clone(self));
+        if self.ended.load(Ordering::SeqCst) {
+            // No answer: its initiator asks again on another connection.
+            carried.served = None;
+            self.working.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        match command.operation {
+            Operation::Open => {
+                let outcome = self.open(&command, &mut carried);
+                self.answered(carried, outcome);
+            }
+            Operation::List => {
+                let list = self.exports.list(carried.buffer.len());
+                carried.buffer[..list.len()].copy_from_slice(&list);
+                carried.length = list.len();
+                self.answered(carried, Ok(Reply::Done));
+            }
+            Operation::Close => {
+                if let Some(volume) = self.volumes.write().get_mut(usize::from(command.volume)) {
+                    *volume = None;
+                }
+                self.answered(carried, Ok(Reply::Done));
+            }
+            _ => self.submit(&command, carried),
+        }
+    }
+
+    fn submit(self: &Arc<Self>, command: &Command, carried: Box<Carried>) {
+        let export = self.volumes.read().get(usize::from(command.volume)).cloned().flatten();
+        let Some(export) = export else {
+            let text = format!("volume {} is not open on this connection", command.volume);
+            return self.answered(carried, Err(Error::new(ErrorKind::Invalid, text)));
+        };
+        use Operation::{Discard, Write, WritePacked, WriteZeroes};
+        let changes = matches!(command.operation, Write | WritePacked | Discard | WriteZeroes);
+        if let Err(error) = export.admits(self.local, changes) {
+            return self.answered(carried, Err(error));
+        }
+        let asks = match command.operation {
+            Operation::Read => Asks::Read,
+            Operation::Write | Operation::WritePacked => Asks::Write,
+            Operation::Flush => Asks::Flush,
+            Operation::Discard => Asks::Discard,
+            Operation::WriteZeroes => Asks::WriteZeroes,
+            Operation::Prefetch => Asks::Prefetch,
+            Operation::Allocation => Asks::Allocation,
+            Operation::Open | Operation::Close | Operation::List => return,
+        };
+        let flags =
+            Flags { fua: command.flags & part::FUA != 0, no_unmap: command.flags & part::NO_UNMAP != 0 };
+        let request = Request::new(asks, command.address, command.length, flags, carried);
+        match command.operation {
+            Operation::WritePacked => export.device.submit_packed(request),
+            _ => export.device.submit(request),
+        }
+    }
+
+    /// Opens the export that the payload names; the answer lies in the buffer.
+    fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
+        let name = str::from_utf8(&carried.buffer[..carried.length]);
+        let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name is UTF-8"))?;
+        let export = self.exports.find(name)?;
+        let mut volumes = self.volumes.write();
+        if volumes.len() >= VOLUMES_MAX {
+            let text = format!("a connection has at most {VOLUMES_MAX} volumes");
+            return Err(Error::new(ErrorKind::Full, text));
+        }
+        export.claim(self.local, command.flags, |connection| (self.peers)(connection))?;
+        if self.ended.load(Ordering::SeqCst) {
+            // It ended meanwhile, perhaps before there was a claim to forget.
+            self.exports.forget(self.local);
+        }
+        let opened = export.opened(volumes.len() as u8).encode();
+        volumes.push(Some(export));
+        carried.buffer[..opened.len()].copy_from_slice(&opened);
+        carried.length = opened.len();
+        Ok(Reply::Done)
+    }
+}
+
+impl Role for Serving {
+    fn take(&self, part: &Part<'_>) -> Result<(), Breach> {
+        if let Some(whole) = self.slots.take(part)?
+            && let Some(served) = self.served.get().and_then(Weak::upgrade)
+        {
+            served.carry_out(whole);
+        }
+        Ok(())
+    }
+
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
+        self.slots.put(slot, body, pieces)
+    }
+
+    fn lost(&self, piece: &Piece) -> bool {
+        self.slots.lost(piece)
+    }
+}

@@ -1,0 +1,272 @@
+//! The target's slots: a command is gathered from its parts, carried out by the device, and answered; the
+//! answer stays until the initiator uses the slot again, which is its receipt.
+//!
+//! Invariants: a command is carried out once, however often its parts come: a part of an earlier use of the
+//! slot, or one that is here already, changes nothing; bytes are copied once, from the packet to the place
+//! that the device reads; a slot in use that is used anew is a breach. No allocation: buffer and exchange of
+//! a slot go round.
+//!
+//! Not here: which device, and who may use it (`served`).
+
+use parking_lot::{Mutex, MutexGuard};
+use sawmill_device::{Exchange, Outcome, Reply as Answer};
+use sawmill_format::link::GRAIN_BYTES;
+use sawmill_format::link::part::{
+    Body, Command, Data, Operation, Part, Reply, TEXT_BYTES_MAX, data_at, reply_at,
+};
+use sawmill_format::link::{control, part};
+
+use super::served::Served;
+use crate::breach::Breach;
+use crate::connection::Put;
+use crate::grains::{Grains, grains_of};
+use crate::path::{Piece, PieceKind, Pieces};
+use crate::status::status_of;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nothing of this use has come.
+    Idle,
+    /// Parts come.
+    Gathering,
+    /// The device has it.
+    Working,
+    /// The answer goes.
+    Answered,
+}
+
+struct Slot {
+    sequence: u64,
+    phase: Phase,
+    command: Option<Command>,
+    come: Grains,
+    /// Here unless the device has it.
+    carried: Option<Box<Carried>>,
+    head: bool,
+    to_send: Grains,
+    status: u8,
+    answer_bytes: u32,
+}
+
+/// A slot's buffer, and the exchange of the request that uses it.
+pub(super) struct Carried {
+    pub(super) slot: u16,
+    pub(super) buffer: Box<[u8]>,
+    /// Bytes of the request's payload or answer.
+    pub(super) length: usize,
+    pub(super) served: Option<Arc<Served>>,
+}
+
+/// The slots of a connection.
+pub(super) struct Slots {
+    slots: Box<[Mutex<Slot>]>,
+    slot_bytes: u32,
+}
+
+/// A command that is whole.
+pub(super) struct Whole {
+    pub(super) command: Command,
+    pub(super) carried: Box<Carried>,
+}
+
+impl Slots {
+    pub(super) fn new(count: u16, slot_bytes: u32) -> Self {
+        let slot = |slot| {
+            let buffer = vec![0; slot_bytes as usize].into();
+            Mutex::new(Slot {
+                sequence: 0,
+                phase: Phase::Idle,
+                command: None,
+                come: Grains::new(slot_bytes as usize),
+                carried: Some(Box::new(Carried { slot, buffer, length: 0, served: None })),
+                head: false,
+                to_send: Grains::new(slot_bytes as usize),
+                status: 0,
+                answer_bytes: 0,
+            })
+        };
+        Slots { slots: (0..count).map(slot).collect(), slot_bytes }
+    }
+
+    /// Takes a part; a command that it makes whole comes out.
+    pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<Whole>, Breach> {
+        match part {
+            Part::Command(command, inline) => self.command(command, inline),
+            Part::Data(data) => self.data(data),
+            _ => Err(Breach("an initiator sends no replies")),
+        }
+    }
+
+    /// The slot, ready for parts of use `sequence`; none: they are late, or here already.
+    fn gathering(&self, index: u16, sequence: u64) -> Result<Option<MutexGuard<'_, Slot>>, Breach> {
+        let slot = self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that there is not"))?;
+        let mut slot = slot.lock();
+        if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering) {
+            return Ok(None);
+        }
+        if sequence > slot.sequence {
+            if !matches!(slot.phase, Phase::Idle | Phase::Answered) {
+                return Err(Breach("a slot is used again before it was answered"));
+            }
+            (slot.sequence, slot.phase, slot.command, slot.head) = (sequence, Phase::Gathering, None, false);
+            slot.come.clear();
+            slot.to_send.clear();
+        }
+        Ok(Some(slot))
+    }
+
+    fn command(&self, command: &Command, inline: &[u8]) -> Result<Option<Whole>, Breach> {
+        let fits = command.length <= self.slot_bytes.into()
+            || !(command.operation.sends_payload() || command.operation == Operation::Read);
+        if !fits {
+            return Err(Breach("a command is longer than a slot"));
+        }
+        let Some(mut slot) = self.gathering(command.slot, command.sequence)? else { return Ok(None) };
+        if slot.command.is_none() {
+            slot.command = Some(*command);
+        }
+        slot.place(0, inline);
+        slot.whole()
+    }
+
+    fn data(&self, data: &Data<'_>) -> Result<Option<Whole>, Breach> {
+        if part::check_piece(data.offset.into(), data.bytes.len(), self.slot_bytes.into()).is_err()
+            && data.offset as usize + data.bytes.len() > self.slot_bytes as usize
+        {
+            return Err(Breach("bytes outside the slot"));
+        }
+        let Some(mut slot) = self.gathering(data.slot, data.sequence)? else { return Ok(None) };
+        slot.place(data.offset, data.bytes);
+        slot.whole()
+    }
+
+    /// The device is through with a slot: its answer is ready to go.
+    pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
+        let index = usize::from(carried.slot);
+        let mut slot = self.slots[index].lock();
+        let reads = slot.command.is_some_and(|command| {
+            matches!(command.operation, Operation::Read | Operation::Open | Operation::List)
+        });
+        let (status, bytes) = match outcome {
+            Ok(Answer::Allocation(runs)) => {
+                let runs = runs.iter().map(|run| (run.length, run.data));
+                (0, control::put_runs(&mut carried.buffer, runs))
+            }
+            Ok(Answer::Done) => (0, if reads { carried.length } else { 0 }),
+            Err(error) => {
+                let text = error.to_string();
+                let mut end = text.len().min(TEXT_BYTES_MAX).min(carried.buffer.len());
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                carried.buffer[..end].copy_from_slice(&text.as_bytes()[..end]);
+                (status_of(error.kind()), end)
+            }
+        };
+        slot.carried = Some(carried);
+        (slot.phase, slot.head, slot.status, slot.answer_bytes) =
+            (Phase::Answered, true, status, bytes as u32);
+        slot.to_send.insert(0, grains_of(bytes));
+    }
+
+    /// Puts a slot's answer into a packet.
+    pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
+        let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
+        let slot = &mut *slot.lock();
+        if slot.phase != Phase::Answered {
+            return Put::All;
+        }
+        let Some(carried) = &slot.carried else { return Put::All };
+        let (sequence, total) = (slot.sequence, slot.answer_bytes as usize);
+        while !pieces.is_full() {
+            if slot.head {
+                let inline = body.payload_room(reply_at::SIZE, total);
+                if slot.status != 0 && inline < total {
+                    return Put::More;
+                }
+                let reply = Reply { slot: index, sequence, status: slot.status, length: slot.answer_bytes };
+                if !body.reply(&reply, inline, |into| into.copy_from_slice(&carried.buffer[..inline])) {
+                    return Put::More;
+                }
+                slot.head = false;
+                slot.to_send.remove(0, grains_of(inline));
+                let bytes = inline as u32;
+                pieces.push(Piece { kind: PieceKind::Head, slot: index, sequence, offset: 0, bytes });
+            } else if let Some((first, end)) = slot.to_send.first_run() {
+                let offset = first as usize * GRAIN_BYTES;
+                let want = (end as usize * GRAIN_BYTES).min(total) - offset;
+                let bytes = body.payload_room(data_at::SIZE, want);
+                let from = &carried.buffer[offset..offset + bytes];
+                let at = offset as u32;
+                if bytes == 0 || !body.data((index, sequence), at, bytes, |into| into.copy_from_slice(from)) {
+                    return Put::More;
+                }
+                slot.to_send.remove(first, first + grains_of(bytes));
+                let bytes = bytes as u32;
+                pieces.push(Piece { kind: PieceKind::Body, slot: index, sequence, offset: at, bytes });
+            } else {
+                return Put::All;
+            }
+        }
+        if slot.head || slot.to_send.count() > 0 { Put::More } else { Put::All }
+    }
+
+    /// A piece of an answer was lost. True: it must go again.
+    pub(super) fn lost(&self, piece: &Piece) -> bool {
+        let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
+        let mut slot = slot.lock();
+        if slot.phase != Phase::Answered || slot.sequence != piece.sequence {
+            return false;
+        }
+        slot.head |= piece.kind == PieceKind::Head;
+        let first = piece.offset / GRAIN_BYTES as u32;
+        slot.to_send.insert(first, first + grains_of(piece.bytes as usize));
+        true
+    }
+}
+
+impl Slot {
+    fn place(&mut self, offset: u32, bytes: &[u8]) {
+        let Some(carried) = &mut self.carried else { return };
+        let start = offset as usize;
+        carried.buffer[start..start + bytes.len()].copy_from_slice(bytes);
+        let first = offset / GRAIN_BYTES as u32;
+        self.come.insert(first, first + grains_of(bytes.len()));
+    }
+
+    /// The command, once all of it is here.
+    fn whole(&mut self) -> Result<Option<Whole>, Breach> {
+        let Some(command) = self.command else { return Ok(None) };
+        let payload = if command.operation.sends_payload() { command.length as usize } else { 0 };
+        let needs = grains_of(payload);
+        if self.come.end() > needs {
+            return Err(Breach("more bytes came than the command has"));
+        }
+        if self.come.count() < needs {
+            return Ok(None);
+        }
+        let Some(mut carried) = self.carried.take() else { return Ok(None) };
+        self.phase = Phase::Working;
+        let moves = command.operation.sends_payload() || command.operation == Operation::Read;
+        carried.length = if moves { command.length as usize } else { 0 };
+        Ok(Some(Whole { command, carried }))
+    }
+}
+
+impl Exchange for Carried {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.buffer[start..start + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.length]
+    }
+
+    fn complete(mut self: Box<Self>, outcome: Outcome) {
+        if let Some(served) = self.served.take() {
+            served.answered(self, outcome);
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Who receives: a thread for each link of an initiator, for each carrier and each stream of a target.
+//!
+//! A thread takes what has come as one batch, lets what that led to go in full packets, and looks at the
+//! timers. A carrier that fails is opened again, with growing pauses, for as long as its initiator lives.
+//!
+//! Invariants: threads end when their owner is dropped, and are waited for; a thread never sleeps longer than
+//! a second, and not longer than a few milliseconds while something is under way.
+//!
+//! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::carrier::{Carrier, LinkAddress, Listening, Peer, Waker, listen, reach};
+use crate::clock::{Clock, MS, SECOND, SteadyClock};
+use crate::initiator::Initiator;
+use crate::target::Target;
+
+/// The longest wait while something is under way, and at all.
+const LIVELY_WAIT_NS: u64 = 5 * MS;
+const WAIT_NS_MAX: u64 = SECOND;
+/// How long a stream may take to be connected, and the pauses between attempts to open a carrier.
+const REACH_MAX: Duration = Duration::from_secs(3);
+const REOPEN_FIRST: Duration = Duration::from_millis(100);
+const REOPEN_MAX: Duration = Duration::from_secs(2);
+/// Connections that one batch may touch.
+const TOUCHED_MAX: usize = 64;
+
+/// Says when to stop, and to whom.
+#[derive(Default)]
+struct Stop {
+    stopped: AtomicBool,
+    wakers: Mutex<Vec<Weak<Waker>>>,
+    pause: Mutex<()>,
+    resume: Condvar,
+}
+
+impl Stop {
+    fn is_set(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    fn listen(&self, waker: &Arc<Waker>) {
+        let mut wakers = self.wakers.lock();
+        wakers.retain(|waker| waker.strong_count() > 0);
+        wakers.push(Arc::downgrade(waker));
+    }
+
+    fn set(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wakers.lock().iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
+        let _pause = self.pause.lock();
+        self.resume.notify_all();
+    }
+
+    /// Waits, unless it is time to stop.
+    fn pause(&self, most: Duration) {
+        let mut pause = self.pause.lock();
+        if !self.is_set() {
+            self.resume.wait_for(&mut pause, most);
+        }
+    }
+}
+
+/// Threads, and their end.
+struct Threads {
+    stop: Arc<Stop>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn spawn(&mut self, name: String, run: impl FnOnce(Arc<Stop>) + Send + 'static) -> io::Result<()> {
+        let stop = Arc::clone(&self.stop);
+        self.threads.push(thread::Builder::new().name(name).spawn(move || run(stop))?);
+        Ok(())
+    }
+
+    /// Stops them and waits for them.
+    fn end(&mut self) {
+        self.stop.set();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("link: a receiving thread died");
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The threads of an initiator: dropped, they end, and its device answers nothing more.
+pub struct Attached {
+    initiator: Arc<Initiator>,
+    _threads: Threads,
+}
+
+impl Attached {
+    /// Lets `initiator` have these links, in this order.
+    pub fn new(initiator: Arc<Initiator>, addresses: &[LinkAddress]) -> io::Result<Self> {
+        let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
+        for (index, address) in addresses.iter().enumerate() {
+            let (initiator, address) = (Arc::clone(&initiator), address.clone());
+            threads.spawn(format!("link-{index}"), move |stop| {
+                keep_link(&initiator, index, &address, &stop);
+            })?;
+        }
+        Ok(Attached { initiator, _threads: threads })
+    }
+
+    /// The initiator.
+    #[must_use]
+    pub fn initiator(&self) -> &Arc<Initiator> {
+        &self.initiator
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.initiator.close();
+    }
+}
+
+/// How long a thread may wait: until `deadline_ns`, and not long while something is under way.
+fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
+    let most = if lively { LIVELY_WAIT_NS } else { WAIT_NS_MAX };
+    Duration::from_nanos(deadline_ns.saturating_sub(SteadyClock.now_ns()).min(most))
+}
+
+/// Opens link `index`'s carrier, again and again, and receives.
+fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, stop: &Stop) {
+    let mut pause = REOPEN_FIRST;
+    let mut told = String::new();
+    while !stop.is_set() {
+        let error = match reach(address, REACH_MAX) {
+            Ok((carrier, peer)) => {
+                if !told.is_empty() {
+                    tracing::info!("link {index} ({address}): it is there again");
+                    told.clear();
+                }
+                pause = REOPEN_FIRST;
+                receive_for_initiator(initiator, index, carrier, peer, stop)
+            }
+            Err(error) => error,
+        };
+        initiator.lose_way(index);
+        if stop.is_set() {
+            return;
+        }
+        if told != error.to_string() {
+            told = error.to_string();
+            tracing::warn!("link {index} ({address}): {told}");
+        }
+        stop.pause(pause);
+        pause = (pause * 2).min(REOPEN_MAX);
+        initiator.tick();
+    }
+}
+
+fn receive_for_initiator(
+    initiator: &Arc<Initiator>,
+    index: usize,
+    mut carrier: Carrier,
+    peer: Peer,
+    stop: &Stop,
+) -> io::Error {
+    let waker = carrier.receiver.waker();
+    stop.listen(&waker);
+    initiator.add_waker(index, Arc::clone(&waker));
+    initiator.add_way(index, Arc::clone(&carrier.sender), peer, Some(waker));
+    while !stop.is_set() {
+        let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
+        let mut began = false;
+        let woken = carrier.receiver.receive(Some(wait), initiator.is_blocked(index), &mut |peer, packet| {
+            if !std::mem::replace(&mut began, true) {
+                initiator.begin_batch();
+            }
+            initiator.receive(peer, packet);
+        });
+        match began {
+            true => initiator.end_batch(),
+            false => initiator.tick(),
+        }
+        if let Err(error) = woken {
+            return error;
+        }
+    }
+    io::Error::other("it was told to stop")
+}
+
+/// The threads of a target: dropped, they end, and so do its connections.
+pub struct Listener {
+    target: Arc<Target>,
+    threads: Threads,
+    /// The streams that were accepted have threads of their own.
+    streams: Arc<Mutex<Vec<Threads>>>,
+    addresses: Vec<String>,
+}
+
+impl Listener {
+    /// Lets `target` be reached at these addresses, each with so many receiving threads.
+    pub fn new(target: Arc<Target>, addresses: &[LinkAddress], receivers: usize) -> io::Result<Self> {
+        let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
+        let streams: Arc<Mutex<Vec<Threads>>> = Arc::default();
+        let mut shown = Vec::new();
+        for address in addresses {
+            match listen(address, receivers)? {
+                Listening::Packets(carriers) => {
+                    shown.push(address.to_string());
+                    for carrier in carriers {
+                        let (target, address) = (Arc::clone(&target), address.clone());
+                        threads.spawn(format!("link-{address}"), move |stop| {
+                            keep_listening(&target, carrier, &address, receivers, &stop);
+                        })?;
+                    }
+                }
+                Listening::Streams(listener) => {
+                    let local = listener.local()?;
+                    shown.push(format!("tcp:{local}"));
+                    let (target, streams) = (Arc::clone(&target), Arc::clone(&streams));
+                    let waker = listener.waker();
+                    threads.stop.listen(&waker);
+                    threads.spawn(format!("link-{address}"), move |stop| {
+                        let _waker = waker;
+                        accept(&target, &listener, &streams, &stop);
+                    })?;
+                }
+            }
+        }
+        Ok(Listener { target, threads, streams, addresses: shown })
+    }
+
+    /// Where it can be reached.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The target.
+    #[must_use]
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.target.close();
+        self.threads.end();
+        self.streams.lock().clear();
+        // Whoever came back before the threads had ended: behind a target that is gone devices may be closed.
+        self.target.close();
+    }
+}
+
+/// A stream by which no connection had a packet for so long is closed: strangers must not use them up.
+const STRANGER_NS: u64 = 30 * SECOND;
+/// Streams that may be there at a time, over all connections.
+const STREAMS_MAX: usize = 256;
+
+fn accept(
+    target: &Arc<Target>,
+    listener: &crate::carrier::Listener,
+    streams: &Mutex<Vec<Threads>>,
+    stop: &Stop,
+) {
+    while !stop.is_set() {
+        let accepted = listener.accept(Some(Duration::from_nanos(WAIT_NS_MAX)));
+        let mut streams = streams.lock();
+        streams.retain(|stream| stream.threads.iter().any(|thread| !thread.is_finished()));
+        match accepted {
+            Ok(Some((sender, receiver, from))) if streams.len() < STREAMS_MAX => {
+                let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
+                let target = Arc::clone(target);
+                let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
+                let spawned = threads.spawn(format!("link-{from}"), move |stop| {
+                    let error = receive_for_target(&target, carrier, &stop, Some(STRANGER_NS));
+                    tracing::debug!("link: stream from {from}: {error}");
+                });
+                match spawned {
+                    Ok(()) => streams.push(threads),
+                    Err(error) => tracing::error!("link: no thread for a stream from {from}: {error}"),
+                }
+            }
+            Ok(Some((_, _, from))) => tracing::warn!("link: {STREAMS_MAX} streams; none for {from}"),
+            Ok(None) => {}
+            Err(error) => {
+                drop(streams);
+                tracing::warn!("link: accept: {error}");
+                stop.pause(REOPEN_FIRST);
+            }
+        }
+    }
+}
+
+/// Receives, and opens the carrier again when it fails: an interface that was down comes back.
+fn keep_listening(
+    target: &Arc<Target>,
+    carrier: Carrier,
+    address: &LinkAddress,
+    receivers: usize,
+    stop: &Stop,
+) {
+    let (mut carrier, mut pause) = (Some(carrier), REOPEN_FIRST);
+    while !stop.is_set() {
+        let error = match carrier.take() {
+            Some(carrier) => {
+                pause = REOPEN_FIRST;
+                receive_for_target(target, carrier, stop, None)
+            }
+            None => match listen(address, receivers) {
+                Ok(Listening::Packets(carriers)) => {
+                    carrier = carriers.into_iter().next();
+                    continue;
+                }
+                Ok(Listening::Streams(_)) => return,
+                Err(error) => error,
+            },
+        };
+        if stop.is_set() {
+            return;
+        }
+        tracing::warn!("link {address}: {error}; it is opened again");
+        stop.pause(pause);
+        pause = (pause * 2).min(REOPEN_MAX);
+    }
+}
+
+/// Receives until the carrier fails or it is time to stop; at most for `stranger_ns` from whom no connection
+/// has anything.
+fn receive_for_target(
+    target: &Arc<Target>,
+    mut carrier: Carrier,
+    stop: &Stop,
+    stranger_ns: Option<u64>,
+) -> io::Error {
+    let began_ns = SteadyClock.now_ns();
+    let waker = carrier.receiver.waker();
+    stop.listen(&waker);
+    let sender = Arc::clone(&carrier.sender);
+    let mut touched: Vec<u64> = Vec::with_capacity(TOUCHED_MAX);
+    let (mut lively_until_ns, mut next_tick_ns) = (0, 0);
+    while !stop.is_set() {
+        let now = SteadyClock.now_ns();
+        let wait = wait_of(target.deadline_ns(), now < lively_until_ns);
+        let blocked = target.is_blocked(&sender);
+        let woken = carrier.receiver.receive(Some(wait), blocked, &mut |peer, packet| {
+            if let Some(connection) = Target::connection_of(packet)
+                && !touched.contains(&connection)
+                && touched.len() < TOUCHED_MAX
+                && target.begin_batch(connection)
+            {
+                touched.push(connection);
+            }
+            target.receive((&sender, Some(&waker)), peer, packet);
+        });
+        let now = SteadyClock.now_ns();
+        if touched.is_empty() && lively_until_ns == 0 && stranger_ns.is_some_and(|most| now - began_ns > most)
+        {
+            return io::Error::other("nothing of a connection came by it");
+        }
+        if !touched.is_empty() {
+            lively_until_ns = now + SECOND;
+            touched.drain(..).for_each(|connection| target.end_batch(connection));
+        }
+        // However busy one connection is, the timers of the others go on.
+        if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_ns {
+            next_tick_ns = now + LIVELY_WAIT_NS;
+            target.tick();
+        }
+        if let Err(error) = woken {
+            return error;
+        }
+    }
+    io::Error::other("it was told to stop")
+}

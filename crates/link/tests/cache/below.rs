@@ -1,0 +1,292 @@
+//! The device below the cache in tests: memory that notes what it is asked, and answers at once, when it is
+//! told to, or late and in any order on threads of its own, with failures by chance.
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+};
+use sawmill_link::{PackedDevice, Unpack};
+
+/// What the device was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) operation: Operation,
+    pub(crate) packed: bool,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) fua: bool,
+}
+
+/// A request and whether it is packed.
+pub(crate) type Waiting = (bool, Request);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Now,
+    Hold,
+    Late,
+}
+
+struct Inside {
+    memory: Unpack<Arc<MemoryDevice>>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Of a thousand requests that are not flushes, this many fail; half of these are carried out first.
+    failures: AtomicU32,
+}
+
+struct Queue {
+    mode: Mode,
+    waiting: Vec<Waiting>,
+    seen: Vec<Seen>,
+    ended: bool,
+    random: u64,
+}
+
+/// See the head of this file.
+pub(crate) struct Below {
+    inside: Arc<Inside>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Below {
+    pub(crate) fn new(size_bytes: u64, mode: Mode) -> Arc<Below> {
+        Below::over(MemoryDevice::new(size_bytes), mode, 1)
+    }
+
+    pub(crate) fn over(memory: MemoryDevice, mode: Mode, seed: u64) -> Arc<Below> {
+        let queue = Queue { mode, waiting: Vec::new(), seen: Vec::new(), ended: false, random: seed };
+        let inside = Arc::new(Inside {
+            memory: Unpack::new(Arc::new(memory)),
+            queue: Mutex::new(queue),
+            changed: Condvar::new(),
+            failures: AtomicU32::new(0),
+        });
+        let count = if mode == Mode::Late { 2 } else { 0 };
+        let thread = |_| {
+            let inside = inside.clone();
+            thread::spawn(move || inside.answer_late())
+        };
+        let threads = (0..count).map(thread).collect();
+        Arc::new(Below { inside, threads })
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryDevice {
+        self.inside.memory.inner()
+    }
+
+    pub(crate) fn fail_per_mille(&self, failures: u32) {
+        self.inside.failures.store(failures, SeqCst);
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.inside.queue.lock().unwrap().mode = mode;
+    }
+
+    /// What it was asked since the last time it was asked this.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.inside.queue.lock().unwrap().seen)
+    }
+
+    /// What it was asked of one kind.
+    pub(crate) fn count(&self, operation: Operation) -> usize {
+        let queue = self.inside.queue.lock().unwrap();
+        queue.seen.iter().filter(|seen| seen.operation == operation).count()
+    }
+
+    pub(crate) fn take_held(&self) -> Vec<Waiting> {
+        std::mem::take(&mut self.inside.queue.lock().unwrap().waiting)
+    }
+
+    pub(crate) fn carry_out(&self, (packed, request): Waiting) {
+        self.inside.carry_out(packed, request);
+    }
+
+    /// Carries out what waits, oldest first, and what comes of it, until nothing waits.
+    pub(crate) fn release(&self) -> usize {
+        let mut count = 0;
+        loop {
+            let held = self.take_held();
+            if held.is_empty() {
+                return count;
+            }
+            count += held.len();
+            held.into_iter().for_each(|waiting| self.carry_out(waiting));
+        }
+    }
+
+    fn take(&self, packed: bool, request: Request) {
+        let (operation, address, length) = (request.operation, request.address, request.length);
+        let seen = Seen { operation, packed, address, length, fua: request.flags.fua };
+        let mut queue = self.inside.queue.lock().unwrap();
+        queue.seen.push(seen);
+        if queue.mode != Mode::Now {
+            queue.waiting.push((packed, request));
+            return self.inside.changed.notify_one();
+        }
+        if queue.seen.len() > 1 << 16 {
+            queue.seen.clear();
+        }
+        drop(queue);
+        self.inside.by_chance(packed, request);
+    }
+}
+
+pub(crate) fn failed() -> Error {
+    Error::new(ErrorKind::Unavailable, "a failure by chance")
+}
+
+impl Queue {
+    fn below(&mut self, limit: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33) as usize % limit
+    }
+}
+
+impl Inside {
+    fn carry_out(&self, packed: bool, request: Request) {
+        if packed { self.memory.submit_packed(request) } else { self.memory.submit(request) }
+    }
+
+    fn by_chance(&self, packed: bool, request: Request) {
+        let failures = self.failures.load(SeqCst) as usize;
+        let dice = if failures > 0 { self.queue.lock().unwrap().below(1000) } else { 1000 };
+        if dice >= failures {
+            return self.carry_out(packed, request);
+        }
+        if dice % 2 == 0 {
+            return request.fail(failed());
+        }
+        self.carry_out(packed, request.wrap(|inner| Box::new(Failing(inner))));
+    }
+
+    /// Always the request that chance picks of those that are there.
+    fn answer_late(&self) {
+        loop {
+            let mut queue = self.queue.lock().unwrap();
+            while queue.waiting.is_empty() && !queue.ended {
+                queue = self.changed.wait(queue).unwrap();
+            }
+            if queue.waiting.is_empty() {
+                return;
+            }
+            let count = queue.waiting.len();
+            let chosen = queue.below(count);
+            let (packed, request) = queue.waiting.swap_remove(chosen);
+            let pause = queue.below(4);
+            queue.seen.clear();
+            drop(queue);
+            (0..pause).for_each(|_| thread::yield_now());
+            self.by_chance(packed, request);
+        }
+    }
+}
+
+/// Carried out, and failed all the same.
+struct Failing(Box<dyn Exchange>);
+
+impl Exchange for Failing {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.0.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.0.buffer()
+    }
+
+    fn complete(self: Box<Self>, _: Outcome) {
+        self.0.complete(Err(failed()));
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        self.inside.queue.lock().unwrap().ended = true;
+        self.inside.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // The last to let go may be one of these threads itself.
+            if thread.thread().id() != thread::current().id() {
+                thread.join().unwrap();
+            }
+        }
+    }
+}
+
+impl BlockDevice for Below {
+    fn geometry(&self) -> &Geometry {
+        self.inside.memory.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        self.take(false, request);
+    }
+}
+
+impl PackedDevice for Below {
+    fn packed_bytes_max(&self) -> u32 {
+        64 << 10
+    }
+
+    fn packed_span_bytes_max(&self) -> u32 {
+        1 << 20
+    }
+
+    fn submit_packed(&self, request: Request) {
+        self.take(true, request);
+    }
+}
+
+/// A request that was submitted, and its outcome when it is there.
+pub(crate) struct Pending(Receiver<(Outcome, Vec<u8>)>);
+
+struct Told {
+    bytes: Vec<u8>,
+    tell: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
+}
+
+impl Exchange for Told {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[offset as usize..offset as usize + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let _ = self.tell.send((outcome, self.bytes));
+    }
+}
+
+impl Pending {
+    /// The outcome if it is there, and the bytes.
+    pub(crate) fn now(&self) -> Option<Result<Vec<u8>, ErrorKind>> {
+        let (outcome, bytes) = self.0.try_recv().ok()?;
+        Some(outcome.map(|_| bytes).map_err(|error| error.kind()))
+    }
+}
+
+pub(crate) const FUA: Flags = Flags { fua: true, no_unmap: false };
+
+/// Submits and does not wait.
+pub(crate) fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: &[u8]) -> Pending {
+    submit_with(device, operation, Flags::default(), address, bytes.len() as u64, bytes)
+}
+
+pub(crate) fn submit_with(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    flags: Flags,
+    address: u64,
+    length: u64,
+    bytes: &[u8],
+) -> Pending {
+    let (tell, hear) = channel();
+    let exchange = Box::new(Told { bytes: bytes.to_vec(), tell });
+    device.submit(Request::new(operation, address, length, flags, exchange));
+    Pending(hear)
+}

@@ -1,0 +1,278 @@
+//! What BASS promises, one claim a test: no fetch before a write, few bytes on the wire, fetches of holes
+//! only; and that the newer bytes win below, and that memory is bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use sawmill_device::{BlockDeviceExt, MemoryDevice, Operation};
+use sawmill_link::Unpack;
+use sawmill_link::cache::{Cache, Options};
+
+use crate::below::{Below, FUA, Mode, submit, submit_with};
+
+const SIZE_BYTES: u64 = 16 << 20;
+const PAGE: u64 = 4096;
+
+fn cache_with(mode: Mode, options: Options) -> (Arc<Below>, Cache<Arc<Below>>) {
+    let below = Below::new(SIZE_BYTES, mode);
+    below.memory().write_at(0, &vec![0xEE; SIZE_BYTES as usize]).unwrap();
+    (below.clone(), Cache::new(below, &options).unwrap())
+}
+
+fn cache() -> (Arc<Below>, Cache<Arc<Below>>) {
+    cache_with(Mode::Now, Options::default())
+}
+
+fn is(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}
+
+#[test]
+fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
+    let (below, cache) = cache_with(Mode::Hold, Options::default());
+    for page in 0..1000 {
+        cache.write_at(page * PAGE + 100, &[1; 700]).unwrap();
+    }
+    assert_eq!(below.seen(), []);
+    assert_eq!(is(&cache.stats().partial_writes), 1000);
+    assert_eq!(cache.read_at(5 * PAGE + 150, 600).unwrap(), [1; 600], "and is read from the page");
+    assert_eq!(below.seen(), []);
+}
+
+#[test]
+fn a_flush_sends_little_more_than_the_bytes_that_were_written() {
+    for length in [1, 100, 512, 1024, 2048] {
+        let (below, cache) = cache();
+        for page in 0..256 {
+            cache.write_at(page * PAGE + 700, &vec![7; length]).unwrap();
+        }
+        cache.flush().unwrap();
+        let (sent, written) = (is(&cache.stats().bytes_sent), 256 * length as u64);
+        assert!(sent <= written + 256 * 8 + 64 * is(&cache.stats().packed_sent), "{length}: {sent} bytes");
+        assert_eq!(is(&cache.stats().bytes_saved), 256 * PAGE - sent);
+        assert_eq!(below.count(Operation::Read), 0);
+        let requests = (sent / (60 << 10) + 1).max(256 * PAGE / (1 << 20)) as usize;
+        assert!(below.count(Operation::Write) <= requests + 1, "pages share requests (BASS 3.2)");
+        let mut page = vec![0xEE; PAGE as usize];
+        page[700..700 + length].fill(7);
+        assert_eq!(below.memory().read_at(255 * PAGE, PAGE as usize).unwrap(), page);
+    }
+}
+
+#[test]
+fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
+    let (below, cache) = cache();
+    cache.write_at(64 * PAGE, &[1; 16 * PAGE as usize]).unwrap();
+    cache.flush().unwrap();
+    let writes: Vec<_> = below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    assert_eq!(writes.len(), 1);
+    assert_eq!((writes[0].packed, writes[0].address, writes[0].length), (false, 64 * PAGE, 16 * PAGE));
+
+    cache.write_at(200 * PAGE + 10, &[2; 10]).unwrap();
+    cache.write_at(201 * PAGE, &[3; PAGE as usize]).unwrap();
+    cache.write_at(203 * PAGE + 5, &[4; 5]).unwrap();
+    cache.write_at(210 * PAGE, &[5; 8 * PAGE as usize]).unwrap();
+    cache.flush().unwrap();
+    let writes: Vec<_> = below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    let kinds: Vec<_> = writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
+    let mixture = 16 + 3 * 8 + 10 + PAGE + 5;
+    assert_eq!(kinds, [(true, 200 * PAGE + 10, mixture), (false, 210 * PAGE, 8 * PAGE)]);
+    assert_eq!((is(&cache.stats().packed_sent), is(&cache.stats().plain_sent)), (1, 2));
+    assert_eq!(is(&cache.stats().whole_pages_sent), 16 + 1 + 8);
+}
+
+#[test]
+fn a_known_page_whose_packed_form_would_be_longer_goes_whole() {
+    let scatter = |cache: &Cache<Arc<Below>>| {
+        (0..2048).for_each(|pair| cache.write_at(pair * 2, b"!").unwrap());
+        cache.write_at(4095, b"!").unwrap();
+        cache.flush().unwrap();
+        is(&cache.stats().bytes_sent)
+    };
+    let (below, known) = cache();
+    known.read_at(0, PAGE as usize).unwrap();
+    assert_eq!(scatter(&known), PAGE);
+    assert_eq!((is(&known.stats().plain_sent), is(&known.stats().whole_pages_sent)), (1, 1));
+    assert_eq!(below.memory().read_at(0, 4).unwrap(), b"!\xEE!\xEE");
+
+    let (below, unknown) = cache();
+    assert_eq!(scatter(&unknown), 16 + 2048 * 8 + 2049, "what is not known cannot be sent");
+    assert_eq!(below.memory().read_at(0, 4).unwrap(), b"!\xEE!\xEE");
+    assert_eq!(below.count(Operation::Read), 0);
+}
+
+#[test]
+fn a_read_after_a_partial_write_fetches_only_sub_blocks_with_holes() {
+    let (below, cache) = cache_with(Mode::Now, Options::default());
+    cache.write_at(1000, &[1; 2072]).unwrap();
+    assert_eq!(below.count(Operation::Read), 0);
+    let mut page = vec![0xEE; PAGE as usize];
+    page[1000..3072].fill(1);
+    assert_eq!(cache.read_at(0, PAGE as usize).unwrap(), page);
+    let reads: Vec<_> = below.seen().iter().map(|seen| (seen.address, seen.length)).collect();
+    // Bytes 1000 to 3072 cover the sub-blocks from 1024 to 3072.
+    assert_eq!(reads, [(0, 1024), (3072, 1024)]);
+    assert_eq!((is(&cache.stats().hole_fetches), is(&cache.stats().fetched_bytes)), (1, 2048));
+    assert_eq!(cache.read_at(1, 4000).unwrap(), page[1..4001], "now it is known");
+    assert_eq!(below.seen(), []);
+    cache.flush().unwrap();
+    assert_eq!(is(&cache.stats().bytes_sent), 2072, "what was fetched is not dirty");
+}
+
+#[test]
+fn the_worst_case_moves_less_than_read_modify_write() {
+    let (_, cache) = cache();
+    for page in 0..100 {
+        cache.write_at(page * PAGE, &[1; 2048]).unwrap();
+        cache.read_at(page * PAGE, PAGE as usize).unwrap();
+    }
+    cache.flush().unwrap();
+    let moved = is(&cache.stats().fetched_bytes) + is(&cache.stats().bytes_sent);
+    let read_modify_write = 100 * 2 * PAGE;
+    assert!(moved < read_modify_write * 52 / 100, "{moved} bytes");
+}
+
+#[test]
+fn reads_of_one_page_share_a_fetch_and_a_write_meanwhile_is_kept() {
+    let (below, cache) = cache_with(Mode::Hold, Options::default());
+    let first = submit(&cache, Operation::Read, 0, &[0; 4096]);
+    let second = submit(&cache, Operation::Read, 100, &[0; 1000]);
+    assert_eq!(below.count(Operation::Read), 1);
+    let covered = submit(&cache, Operation::Write, 300, &[1; 50]);
+    assert!(covered.now().unwrap().is_ok(), "a write does not wait for a fetch");
+    let own = submit(&cache, Operation::Read, 310, &[0; 30]);
+    assert_eq!(own.now().unwrap().unwrap(), [1; 30], "nor does a read of what was written");
+    below.release();
+    let mut page = vec![0xEE; 4096];
+    page[300..350].fill(1);
+    assert_eq!(first.now().unwrap().unwrap(), page);
+    assert_eq!(second.now().unwrap().unwrap(), page[100..1100]);
+}
+
+#[test]
+fn a_page_on_its_way_may_be_written_again_and_the_newer_bytes_come_last() {
+    let (below, cache) = cache_with(Mode::Hold, Options::default());
+    cache.write_at(0, b"old and old").unwrap();
+    let flush = submit(&cache, Operation::Flush, 0, b"");
+    let first = below.take_held();
+    assert_eq!(first.len(), 1);
+    cache.write_at(0, b"new").unwrap();
+    let second_flush = submit(&cache, Operation::Flush, 0, b"");
+    assert!(below.take_held().is_empty(), "no second write-back of a page while one is under way");
+    first.into_iter().for_each(|waiting| below.carry_out(waiting));
+    assert_eq!(below.memory().read_at(0, 11).unwrap(), b"old and old");
+    below.release();
+    assert!(flush.now().unwrap().is_ok() && second_flush.now().unwrap().is_ok());
+    assert_eq!(below.memory().read_at(0, 11).unwrap(), b"new and old");
+}
+
+#[test]
+fn a_flush_waits_for_what_was_written_before_it_and_not_for_more() {
+    let (below, cache) = cache_with(Mode::Hold, Options::default());
+    cache.write_at(0, b"covered").unwrap();
+    let flush = submit(&cache, Operation::Flush, 0, b"");
+    cache.write_at(100 * PAGE, b"after it").unwrap();
+    assert_eq!(flush.now(), None);
+    let asked: Vec<_> = below.seen().iter().map(|seen| (seen.operation, seen.address)).collect();
+    assert_eq!(asked, [(Operation::Write, 0)]);
+    let held = below.take_held();
+    held.into_iter().for_each(|waiting| below.carry_out(waiting));
+    let asked: Vec<_> = below.seen().iter().map(|seen| seen.operation).collect();
+    assert_eq!((asked, flush.now()), (vec![Operation::Flush], None), "then the device below flushes");
+    below.release();
+    assert!(flush.now().unwrap().is_ok());
+    assert_eq!(below.memory().read_at(100 * PAGE, 1).unwrap(), [0xEE]);
+}
+
+#[test]
+fn a_write_with_fua_goes_through_with_fua() {
+    let (below, cache) = cache_with(Mode::Hold, Options::default());
+    cache.write_at(0, b"plain").unwrap();
+    let fua = submit_with(&cache, Operation::Write, FUA, 2, 3, b"fua");
+    assert_eq!(fua.now(), None);
+    let seen = below.seen();
+    assert_eq!(seen.len(), 1);
+    assert!(seen[0].fua && seen[0].address == 0 && seen[0].length == 5);
+    below.release();
+    assert!(fua.now().unwrap().is_ok());
+    assert_eq!(below.memory().read_at(0, 5).unwrap(), b"plfua");
+    assert_eq!(below.seen(), [], "no flush besides");
+}
+
+#[test]
+fn time_flushes_what_nobody_flushes() {
+    let (below, cache) = cache_with(Mode::Now, Options { flush_interval_s: 5, ..Options::default() });
+    let start = Instant::now();
+    cache.tick(start);
+    cache.write_at(0, b"x").unwrap();
+    cache.tick(start + Duration::from_secs(4));
+    assert_eq!(below.seen(), []);
+    cache.tick(start + Duration::from_secs(5));
+    assert_eq!(below.seen().len(), 1);
+    cache.tick(start + Duration::from_secs(60));
+    assert_eq!(below.seen(), [], "it is clean");
+    assert_eq!(is(&cache.stats().dirty_bytes), 0);
+}
+
+#[test]
+fn at_the_bound_of_dirty_bytes_writers_wait_and_memory_is_bounded() {
+    let options = Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 64 << 10, ..Options::default() };
+    let (below, cache) = cache_with(Mode::Hold, options);
+    let writes: Vec<_> =
+        (0..100).map(|page| submit(&cache, Operation::Write, page * PAGE, &[1; 4096])).collect();
+    let answered = writes.iter().filter_map(|write| write.now()).count();
+    assert_eq!(answered, 16, "as many as fit");
+    assert_eq!(is(&cache.stats().writes_held), 84);
+    assert!(is(&cache.stats().dirty_bytes) <= 64 << 10);
+    below.release();
+    assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 84, "the others");
+    assert!(is(&cache.stats().pages_peak) <= 256);
+}
+
+#[test]
+fn single_dirty_bytes_cannot_fill_the_memory_either() {
+    let options = Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 1 << 20, ..Options::default() };
+    let (below, cache) = cache_with(Mode::Hold, options);
+    let writes: Vec<_> = (0..400).map(|page| submit(&cache, Operation::Write, page * PAGE, b"x")).collect();
+    assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 224, "7 of 8 pages");
+    below.release();
+    assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 176);
+    below.set(Mode::Now);
+    for page in 0..2000 {
+        cache.read_at(page * PAGE, 4096).unwrap();
+    }
+    cache.flush().unwrap();
+    assert!(is(&cache.stats().pages_peak) <= 256, "{}", is(&cache.stats().pages_peak));
+    assert!(is(&cache.stats().evictions) >= 1700);
+    for page in 0..400 {
+        assert_eq!(below.memory().read_at(page * PAGE, 2).unwrap(), b"x\xEE");
+    }
+}
+
+#[test]
+fn reads_under_way_are_all_that_may_exceed_the_memory_and_only_until_they_end() {
+    let options = Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
+    let (below, cache) = cache_with(Mode::Hold, options);
+    let reads: Vec<_> =
+        (0..50).map(|page| submit(&cache, Operation::Read, page * PAGE, &[0; 4096])).collect();
+    assert_eq!(is(&cache.stats().pages), 50);
+    below.release();
+    assert!(reads.iter().all(|read| read.now().unwrap().is_ok()));
+    assert_eq!(is(&cache.stats().pages), 16);
+}
+
+#[test]
+fn no_packed_write_has_more_entries_than_one_may_have() {
+    let below = Unpack::new(MemoryDevice::new(SIZE_BYTES));
+    let cache = Cache::new(below, &Options::default()).unwrap();
+    for page in 0..40 {
+        for pair in 0..2048 {
+            cache.write_at(page * PAGE + pair * 2, b"!").unwrap();
+        }
+    }
+    cache.flush().unwrap();
+    assert_eq!(is(&cache.stats().packed_sent), 2, "40 pages have 81920 entries");
+    let wanted = b"!\0".repeat(40 * 2048);
+    assert!(cache.inner().read_at(0, wanted.len()).unwrap() == wanted);
+}

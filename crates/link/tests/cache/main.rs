@@ -1,0 +1,16 @@
+//! The byte-granular cache as its users and the device below see it.
+
+#[cfg(test)]
+mod below;
+#[cfg(test)]
+mod claims;
+#[cfg(test)]
+mod conformance;
+#[cfg(test)]
+mod failures;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod policies;
+#[cfg(test)]
+mod unpack;

@@ -1,0 +1,194 @@
+//! Raw Ethernet.
+
+use rustix::io::Errno;
+use sawmill_link::carrier::{
+    BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, Peer, Receiver, Sender, open_ethernet,
+};
+use sawmill_sys::net::FrameSocket;
+
+use crate::cable::{Cable, End};
+use crate::packets::{
+    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full, wait_for_room,
+};
+
+fn open(cable: &Cable, end: End) -> (EthernetSender, EthernetReceiver) {
+    cable.at(end, || open_ethernet("cable").expect("Ethernet"))
+}
+
+fn errno(error: &std::io::Error) -> Option<Errno> {
+    Errno::from_io_error(error)
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_over_every_mtu() {
+    for mtu_bytes in [1500, 9000, 16110] {
+        let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
+        let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+        let to = there.own();
+        assert_eq!((sender.packet_bytes_max(&to), sender.interface().mtu_bytes), (mtu_bytes, mtu_bytes));
+        all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
+    }
+    let Some(cable) = Cable::of_mtu(65535) else { return };
+    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    assert_eq!(sender.send(&there.own(), &batch_of(0, &[65535, 24, 65535]), 0).expect("sent"), 3);
+    expect_in_order(&mut receiver, 0, 3);
+}
+
+#[test]
+fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
+    for (to, number) in [(stranger, 1), (BROADCAST, 2), (there.own(), 3)] {
+        assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
+    }
+    let mut from = Vec::new();
+    while from.len() < 2 {
+        let came = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
+        assert!(receiver.receive(Some(PATIENCE), false, came).expect("lives").packets > 0);
+    }
+    assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
+    let answer = there.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
+    assert_eq!(answer, 1);
+    // The first that comes is the answer: no frame of its own came before.
+    expect_in_order(&mut own, 4, 1);
+}
+
+#[test]
+fn the_padding_of_tiny_frames_is_cut_and_lengths_that_cannot_be_are_counted() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (there, mut receiver) = open(&cable, End::B);
+    let (raw, _ring) = cable.at(End::A, || FrameSocket::open("cable", ETHERTYPE, 1, 1 << 16).expect("raw"));
+    let mut header = [0; 14];
+    let Peer::Ethernet(to) = there.own() else { panic!("Ethernet") };
+    header[..6].copy_from_slice(&to);
+    header[6..12].copy_from_slice(&raw.interface().mac);
+    header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    // What a card sends at least: 60 bytes with the header.
+    let mut padded = packet(7, 24);
+    padded.resize(46, 0xEE);
+    let mut too_long = packet(0, 46);
+    too_long[4] = 47;
+    let frames = [&[0; 46][..], &[0xFF; 46], &[1, 2, 3], &too_long, &padded];
+    assert_eq!(raw.send(&header, frames.into_iter()).expect("sent"), frames.len());
+    assert_eq!(expect_in_order(&mut receiver, 7, 1).malformed, 4);
+}
+
+#[test]
+fn an_interface_taken_down_is_an_error_and_one_put_up_opens_again() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (sender, mut own) = open(&cable, End::A);
+    let batch = batch_of(0, &[100, 100]);
+    cable.link(End::A, &["down"]);
+    let error = own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("down");
+    assert_eq!(errno(&error), Some(Errno::NETDOWN));
+    let error = sender.send(&BROADCAST, &batch, 0).expect_err("down");
+    assert_eq!(errno(&error), Some(Errno::NETDOWN));
+    let error = cable.at(End::A, || open_ethernet("cable").err().expect("still down"));
+    assert_eq!(errno(&error), Some(Errno::NETDOWN));
+    cable.link(End::A, &["up"]);
+    let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
+}
+
+#[test]
+fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (sender, mut own) = open(&cable, End::A);
+    cable.link(End::A, &["name", "renamed"]);
+    assert_eq!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).expect("its name does not matter"), 1);
+    let open_error = |name| cable.at(End::A, || open_ethernet(name).err().expect("refused"));
+    assert_eq!(errno(&open_error("cable")), Some(Errno::NODEV));
+    assert_eq!(errno(&open_error("lo")), Some(Errno::INVAL));
+    // An end that goes takes the other along.
+    drop(cable);
+    while own.receive(Some(PATIENCE), false, &mut |_, _| ()).is_ok() {}
+    assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
+}
+
+#[test]
+fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
+    assert_eq!(sender.send(&there.own(), &batch, 0).expect("what fits goes"), 2);
+    expect_in_order(&mut receiver, 0, 2);
+    let error = sender.send(&there.own(), &batch, 2).expect_err("too long");
+    assert_eq!(errno(&error), Some(Errno::MSGSIZE));
+    assert_eq!(sender.send(&there.own(), &batch, 3).expect("the next fits"), 1);
+    expect_in_order(&mut receiver, 3, 1);
+    let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_waker_ends_a_wait_and_a_loaded_receiver_hears_it_too() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let waker = receiver.waker();
+    std::thread::scope(|scope| {
+        scope.spawn(|| waker.wake());
+        assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
+    });
+    assert_eq!(sender.send(&there.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    waker.wake();
+    let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
+    assert!(woken.waker && woken.packets == 1, "{woken:?}");
+}
+
+#[test]
+fn a_full_socket_or_queue_takes_none_and_later_has_room() {
+    // The queue holds all that the socket may have under way; then hardly anything, and refuses.
+    for limit_bytes in [100_000_000, 100_000] {
+        let Some(cable) = Cable::of_mtu(9000) else { return };
+        if !cable.slow_down(End::A, "80mbit", limit_bytes) {
+            return;
+        }
+        let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+        let batch = batch_of(0, &[9000]);
+        let taken = send_until_full(&sender, &there.own(), &batch);
+        assert!(taken > 3, "{taken} with {limit_bytes}");
+        let more = loop {
+            wait_for_room(&mut own);
+            match sender.send(&there.own(), &batch, 0).expect("lives") {
+                0 => (),
+                more => break more,
+            }
+        };
+        assert_eq!(more, 1);
+        let mut came = 0;
+        while came < taken + more {
+            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+                assert_eq!(bytes, batch.packet(0));
+            });
+            let packets = woken.expect("lives").packets;
+            assert!(packets > 0, "{came} of {} came with {limit_bytes}", taken + more);
+            came += packets;
+            if came > 5 && limit_bytes > 1_000_000 {
+                // Seen enough; the rest takes the slow link a while.
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+    let batch = batch_of(0, &[9000; 100]);
+    for _ in 0..20 {
+        assert_eq!(sender.send(&there.own(), &batch, 0).expect("sent"), 100);
+    }
+    let mut came = 0;
+    loop {
+        let woken = receiver.receive(Some(std::time::Duration::ZERO), false, &mut |_, _| ()).expect("lives");
+        if woken.packets == 0 {
+            break;
+        }
+        came += woken.packets;
+    }
+    assert!((500..2000).contains(&came), "the ring holds about 900, {came} came");
+    assert_eq!(sender.send(&there.own(), &batch, 0).expect("sent"), 100);
+    expect_in_order(&mut receiver, 0, 100);
+}

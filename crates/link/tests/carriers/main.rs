@@ -1,0 +1,11 @@
+//! The carriers, black box: over the loopback, and over cables between namespaces where they can be made.
+
+mod cable;
+mod ethernet;
+mod packets;
+mod quiet;
+mod tcp;
+mod udp;
+
+#[global_allocator]
+static ALLOCATOR: sawmill_sys::CountingAllocator = sawmill_sys::CountingAllocator;

@@ -1,0 +1,149 @@
+//! Packets that can be told apart and checked, and their way through a carrier.
+
+use std::time::Duration;
+
+use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, Woken};
+
+/// So long a test waits for what must come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// So much is under way at once, at most.
+const ROW_BYTES_MAX: usize = 132_000;
+
+/// Writes packet `number` over all of `bytes`.
+pub(crate) fn fill(number: u32, bytes: &mut [u8]) {
+    let length = u32::try_from(bytes.len()).expect("a packet's length");
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i as u32 ^ number.wrapping_mul(0x9E37)) as u8;
+    }
+    bytes[..4].copy_from_slice(&number.to_le_bytes());
+    bytes[4..8].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Packet `number`, so long.
+pub(crate) fn packet(number: u32, packet_bytes: usize) -> Vec<u8> {
+    let mut bytes = vec![0; packet_bytes];
+    fill(number, &mut bytes);
+    bytes
+}
+
+/// The number of a packet that is intact.
+pub(crate) fn number_of(bytes: &[u8]) -> u32 {
+    let number = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
+    assert_eq!(bytes, packet(number, bytes.len()), "packet {number} arrived changed");
+    number
+}
+
+/// A batch of these sizes, numbered from `first`.
+pub(crate) fn batch_of(first: u32, sizes: &[usize]) -> Batch {
+    let mut batch = Batch::new(sizes.len(), sizes.iter().sum());
+    for (number, &size) in (first..).zip(sizes) {
+        fill(number, &mut batch.space()[..size]);
+        batch.commit(size);
+    }
+    batch
+}
+
+/// Receives once; what came is numbered from `first` on, in order. Something comes.
+fn expect_some(receiver: &mut dyn Receiver, first: u32) -> Woken {
+    let mut next = first;
+    let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+        assert_eq!(number_of(bytes), next);
+        next += 1;
+    });
+    let woken = woken.expect("the carrier lives");
+    assert_ne!(woken, Woken::default(), "packet {next} did not come");
+    woken
+}
+
+/// Receives until `count` packets came, which are numbered from `first` on, in order.
+pub(crate) fn expect_in_order(receiver: &mut dyn Receiver, first: u32, count: usize) -> Woken {
+    let mut sum = Woken::default();
+    while sum.packets < count {
+        let woken = expect_some(receiver, first + sum.packets as u32);
+        sum.packets += woken.packets;
+        sum.malformed += woken.malformed;
+    }
+    assert_eq!(sum.packets, count);
+    sum
+}
+
+/// Sizes from the shortest to the longest: alone, in equal rows, mixed.
+fn sizes_up_to(packet_bytes_max: usize) -> Vec<Vec<usize>> {
+    let min = PACKET_BYTES_MIN;
+    let mut rows = vec![
+        vec![min],
+        vec![packet_bytes_max],
+        vec![min; 200],
+        vec![packet_bytes_max; 70],
+        vec![packet_bytes_max, packet_bytes_max, min, min, min + 1, packet_bytes_max / 2, packet_bytes_max],
+    ];
+    let small = (min..min + 100).collect::<Vec<_>>();
+    let all = (min..=packet_bytes_max).step_by(97).collect::<Vec<_>>();
+    let near_max = (packet_bytes_max - 40..=packet_bytes_max).rev().collect::<Vec<_>>();
+    rows.push(small);
+    rows.push(near_max);
+    rows.extend(all.chunks(40).map(<[usize]>::to_vec));
+    rows
+}
+
+/// These rows, cut to what the receiving socket of one who is not root holds.
+fn cut(rows: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
+    let mut cut: Vec<Vec<usize>> = Vec::new();
+    for row in rows {
+        let mut room = 0;
+        for size in row {
+            if room < size {
+                cut.push(Vec::new());
+                room = ROW_BYTES_MAX;
+            }
+            room -= size;
+            cut.last_mut().expect("pushed").push(size);
+        }
+    }
+    cut
+}
+
+/// Packets of all sizes that the carrier takes arrive, intact and in order, while nothing else is under way.
+pub(crate) fn all_sizes_arrive(
+    sender: &dyn Sender,
+    to: &Peer,
+    receiver: &mut dyn Receiver,
+    sender_too: &mut dyn Receiver,
+) {
+    let mut first = 0;
+    for sizes in cut(sizes_up_to(sender.packet_bytes_max(to))) {
+        let batch = batch_of(first, &sizes);
+        let mut sent = 0;
+        while sent < batch.len() {
+            let taken = sender.send(to, &batch, sent).expect("sent");
+            let mut came = 0;
+            while came < taken {
+                // The last may have been taken in part: the sender's side sees to the rest.
+                sender_too.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
+                came += expect_some(receiver, first + (sent + came) as u32).packets;
+            }
+            assert_eq!(came, taken);
+            sent += taken;
+        }
+        first += batch.len() as u32;
+    }
+    assert!(first > 400, "only {first} packets");
+}
+
+/// Sends this batch again and again until the carrier takes no more; answers how many packets it took.
+pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> usize {
+    let mut taken = 0;
+    for _ in 0..100_000 {
+        match sender.send(to, batch, 0).expect("full is no error") {
+            0 => return taken,
+            some => taken += some,
+        }
+    }
+    panic!("{taken} packets and still not full");
+}
+
+/// Waits for room to send.
+pub(crate) fn wait_for_room(receiver: &mut dyn Receiver) {
+    while !receiver.receive(Some(PATIENCE), true, &mut |_, _| ()).expect("lives").writable {}
+}

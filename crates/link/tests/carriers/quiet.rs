@@ -1,0 +1,57 @@
+//! Nothing is allocated while packets travel (WZBLK §2.2.7).
+
+use sawmill_link::carrier::{Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp};
+use sawmill_sys::CountingAllocator;
+
+use crate::cable::{Cable, End};
+use crate::packets::{PATIENCE, batch_of};
+
+fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
+    let batch = batch_of(0, &[1000, 1000, 1000, 24, 500]);
+    let round = |receiver: &mut dyn Receiver| {
+        let (mut sent, mut came) = (0, 0);
+        while sent < batch.len() {
+            sent += sender.send(to, &batch, sent).expect("sent");
+        }
+        while came < sent {
+            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| bytes[0] = 1);
+            let packets = woken.expect("lives").packets;
+            assert!(packets > 0, "a packet did not come");
+            came += packets;
+        }
+    };
+    // The thread's own first times are none of the carrier's.
+    round(receiver);
+    let before = CountingAllocator::allocations_of_this_thread();
+    assert!(before > 0, "the counter counts");
+    for _ in 0..100 {
+        round(receiver);
+    }
+    assert_eq!(CountingAllocator::allocations_of_this_thread(), before);
+}
+
+#[test]
+fn nothing_is_allocated_while_packets_travel_over_udp() {
+    for segmentation in [true, false] {
+        let options = UdpOptions { segmentation, ..UdpOptions::on("127.0.0.1:0".parse().expect("one")) };
+        let (sender, _own) = open_udp(&options).expect("UDP");
+        let (there, mut receiver) = open_udp(&options).expect("UDP");
+        travel(&sender, &Peer::Udp(there.local().expect("bound")), &mut receiver);
+    }
+}
+
+#[test]
+fn nothing_is_allocated_while_packets_travel_over_tcp() {
+    let listener = Listener::open("127.0.0.1:0".parse().expect("one"), None).expect("a listener");
+    let (sender, _own) = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+    let (_there, mut receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+    travel(&sender, &Peer::Stream, &mut receiver);
+}
+
+#[test]
+fn nothing_is_allocated_while_packets_travel_over_ethernet() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (sender, _own) = cable.at(End::A, || open_ethernet("cable").expect("Ethernet"));
+    let (there, mut receiver) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
+    travel(&sender, &there.own(), &mut receiver);
+}

@@ -1,0 +1,168 @@
+//! TCP.
+
+use std::io::{ErrorKind, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use sawmill_link::carrier::{
+    Listener, PACKET_BYTES_MAX, Peer, Receiver, Sender, StreamReceiver, StreamSender, connect,
+};
+
+use crate::packets::{
+    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full, wait_for_room,
+};
+
+type Half = (StreamSender, StreamReceiver);
+
+fn listener() -> Listener {
+    Listener::open("127.0.0.1:0".parse().expect("an address"), None).expect("a listener")
+}
+
+fn accepted(listener: &Listener) -> Half {
+    let (sender, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+    (sender, receiver)
+}
+
+fn pair() -> (Half, Half) {
+    let listener = listener();
+    let here = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+    (here, accepted(&listener))
+}
+
+/// A stream of which the test writes every byte.
+fn raw() -> (TcpStream, Half) {
+    let listener = listener();
+    let raw = TcpStream::connect(listener.local().expect("bound")).expect("connected");
+    raw.set_nodelay(true).expect("set");
+    (raw, accepted(&listener))
+}
+
+#[test]
+fn packets_of_all_sizes_arrive() {
+    let ((sender, mut own), (_there, mut receiver)) = pair();
+    assert_eq!(sender.packet_bytes_max(&Peer::Stream), PACKET_BYTES_MAX);
+    all_sizes_arrive(&sender, &Peer::Stream, &mut receiver, &mut own);
+}
+
+#[test]
+fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_said() {
+    let (mut raw, (_sender, mut receiver)) = raw();
+    let mut bytes = packet(0, 24);
+    bytes.extend(packet(1, 5000));
+    bytes.extend(packet(2, PACKET_BYTES_MAX));
+    bytes.extend(packet(3, 24));
+    let mut came = 0;
+    // Cut in the header, the length, the body; read after each piece.
+    for piece in [0..3, 3..7, 7..24, 24..30, 30..4000, 4000..40_000, 40_000..bytes.len()].map(|r| &bytes[r]) {
+        raw.write_all(piece).expect("written");
+        let mut next = came;
+        let wait = if came == 0 { Duration::ZERO } else { Duration::from_millis(1) };
+        receiver
+            .receive(Some(wait), false, &mut |_, bytes| {
+                assert_eq!(bytes, packet(next, bytes.len()));
+                next += 1;
+            })
+            .expect("lives");
+        came = next;
+    }
+    expect_in_order(&mut receiver, came, 4 - came as usize);
+    raw.write_all(&packet(4, 100)[..50]).expect("written");
+    drop(raw);
+    let error = loop {
+        match receiver.receive(Some(PATIENCE), false, &mut |_, _| panic!("half a packet")) {
+            Ok(_) => (),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    assert!(error.to_string().contains("middle"), "{error}");
+}
+
+#[test]
+fn a_full_stream_takes_none_and_what_was_taken_arrives_even_if_nobody_sends_again() {
+    let ((sender, mut own), (_there, mut receiver)) = pair();
+    // No multiple of a page: the kernel takes the last one in part.
+    let batch = batch_of(0, &[PACKET_BYTES_MAX - 321]);
+    let taken = send_until_full(&sender, &Peer::Stream, &batch);
+    assert!(taken > 1, "{taken}");
+    let mut came = 0;
+    std::thread::scope(|scope| {
+        // The sender's side only waits for packets: none come, but the rest leaves.
+        let waker = own.waker();
+        let waiting = scope.spawn(move || {
+            while !own.receive(None, false, &mut |_, _| panic!("no packet")).expect("lives").waker {}
+            own
+        });
+        while came < taken {
+            let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+                assert_eq!(bytes, batch.packet(0));
+            });
+            let packets = woken.expect("lives").packets;
+            came += packets;
+        }
+        waker.wake();
+        wait_for_room(&mut waiting.join().expect("it waits"));
+    });
+    assert_eq!(came, taken);
+    assert_eq!(sender.send(&Peer::Stream, &batch, 0).expect("room"), 1);
+    expect_in_order(&mut receiver, 0, 1);
+}
+
+#[test]
+fn a_length_that_cannot_be_is_counted_and_ends_the_stream() {
+    for length in [0, 23, PACKET_BYTES_MAX as u32 + 1, u32::MAX] {
+        let (mut raw, (sender, mut receiver)) = raw();
+        let mut bytes = packet(0, 24);
+        bytes.extend([0; 4]);
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(packet(1, 24));
+        raw.write_all(&bytes).expect("written");
+        let (mut packets, mut malformed) = (0, 0);
+        let error = loop {
+            match receiver.receive(Some(PATIENCE), false, &mut |_, bytes| assert_eq!(bytes.len(), 24)) {
+                Ok(woken) => (packets, malformed) = (packets + woken.packets, malformed + woken.malformed),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((packets, malformed, error.kind()), (1, 1, ErrorKind::InvalidData), "{length}");
+        assert!(sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err(), "the stream is at its end");
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_between_packets_closed_the_stream() {
+    let ((sender, own), (there, mut receiver)) = pair();
+    assert_eq!(sender.send(&Peer::Stream, &batch_of(3, &[24]), 0).expect("sent"), 1);
+    drop((sender, own));
+    expect_in_order(&mut receiver, 3, 1);
+    let error = receiver.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("closed");
+    assert!(error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"), "{error}");
+    assert!(there.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err());
+}
+
+#[test]
+fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
+    let listener = listener();
+    let local = listener.local().expect("bound");
+    assert!(listener.accept(Some(Duration::ZERO)).expect("lives").is_none());
+    listener.waker().wake();
+    assert!(listener.accept(None).expect("lives").is_none());
+    let clients: Vec<_> = (0..3).map(|_| connect(local, None, PATIENCE).expect("connected")).collect();
+    for (number, (sender, _)) in (0..).zip(&clients) {
+        assert_eq!(sender.send(&Peer::Stream, &batch_of(number, &[24]), 0).expect("sent"), 1);
+        let (_, mut receiver) = accepted(&listener);
+        expect_in_order(&mut receiver, number, 1);
+    }
+}
+
+#[test]
+fn nobody_there_and_no_such_interface_are_errors() {
+    let free = listener().local().expect("bound");
+    let error = connect(free, None, PATIENCE).err().expect("nobody listens");
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    assert!(connect(free, Some("nosuch0"), PATIENCE).is_err());
+    let ((sender, _own), _there) = pair();
+    assert!(sender.send(&Peer::Ethernet([1; 6]), &batch_of(0, &[24]), 0).is_err());
+    let too_long = batch_of(0, &[PACKET_BYTES_MAX + 1]);
+    assert!(sender.send(&Peer::Stream, &too_long, 0).is_err());
+}

@@ -1,0 +1,191 @@
+//! UDP.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use sawmill_link::carrier::{Batch, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp};
+
+use crate::cable::{Cable, End};
+use crate::packets::{
+    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, number_of, packet, send_until_full, wait_for_room,
+};
+
+fn open(local: &str, segmentation: bool) -> (UdpSender, UdpReceiver) {
+    let local: SocketAddr = local.parse().expect("an address");
+    open_udp(&UdpOptions { segmentation, ..UdpOptions::on(local) }).expect("UDP")
+}
+
+fn place(sender: &UdpSender) -> Peer {
+    Peer::Udp(sender.local().expect("bound"))
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation() {
+    for (local, segmentation) in [("127.0.0.1:0", true), ("127.0.0.1:0", false), ("[::1]:0", true)] {
+        let (sender, mut own) = open(local, segmentation);
+        let (there, mut receiver) = open(local, segmentation);
+        all_sizes_arrive(&sender, &place(&there), &mut receiver, &mut own);
+        assert_eq!(sender.has_segmentation(), segmentation);
+    }
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_over_a_cable_that_cuts_in_software_too() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let to = place(&there);
+    for software in [false, true] {
+        if software {
+            cable.link(End::A, &["gso_max_segs", "1"]);
+        }
+        cable.at(End::A, || {
+            let (sender, mut own) = open("10.97.0.1:0", true);
+            assert_eq!(sender.packet_bytes_max(&to), 9000 - 28);
+            all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
+            assert!(sender.has_segmentation());
+        });
+    }
+}
+
+#[test]
+fn the_peer_that_a_packet_comes_from_is_where_an_answer_goes_even_over_both_families() {
+    let (target, mut at_target) = open("[::]:0", true);
+    let Peer::Udp(bound) = place(&target) else { panic!("UDP") };
+    let to = Peer::Udp(SocketAddr::from(([127, 0, 0, 1], bound.port())));
+    let (initiator, mut at_initiator) = open("127.0.0.1:0", true);
+    assert_eq!(initiator.send(&to, &batch_of(1, &[24]), 0).expect("sent"), 1);
+    let mut from = None;
+    at_target.receive(Some(PATIENCE), false, &mut |peer, _| from = Some(*peer)).expect("lives");
+    assert_eq!(from, Some(place(&initiator)));
+    assert_eq!(target.send(&from.expect("it came"), &batch_of(2, &[1000]), 0).expect("sent"), 1);
+    expect_in_order(&mut at_initiator, 2, 1);
+}
+
+#[test]
+fn lengths_that_cannot_be_are_counted_and_what_follows_a_packet_is_cut() {
+    let (there, mut receiver) = open("127.0.0.1:0", true);
+    let Peer::Udp(to) = place(&there) else { panic!("UDP") };
+    let raw = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let mut too_long = packet(0, 100);
+    too_long[4] = 101;
+    let mut too_short = packet(0, 100);
+    too_short[4] = 23;
+    for bad in [&[][..], &[1, 2, 3], &packet(0, 24)[..23], &too_long, &too_short, &[0xFF; 40]] {
+        raw.send_to(bad, to).expect("sent");
+    }
+    let mut padded = packet(7, 30);
+    padded.extend([0; 16]);
+    raw.send_to(&padded, to).expect("sent");
+    let sum = expect_in_order(&mut receiver, 7, 1);
+    assert_eq!(sum.malformed, 6);
+}
+
+#[test]
+fn receivers_that_share_a_port_have_their_peers_dealt_out() {
+    let shared = |local| {
+        open_udp(&UdpOptions { shared_port: true, ..UdpOptions::on(local) }).expect("UDP on a shared port")
+    };
+    let (first, mut receiver) = shared("127.0.0.1:0".parse().expect("an address"));
+    let Peer::Udp(local) = place(&first) else { panic!("UDP") };
+    let (_second, mut other) = shared(local);
+    let senders: Vec<_> = (0..64).map(|_| open("127.0.0.1:0", true)).collect();
+    for (number, (sender, _)) in (0..).zip(&senders) {
+        assert_eq!(sender.send(&Peer::Udp(local), &batch_of(number, &[24, 24]), 0).expect("sent"), 2);
+    }
+    let mut seen = HashMap::new();
+    let mut counts = [0; 2];
+    while counts[0] + counts[1] < 128 {
+        for (index, receiver) in [&mut receiver, &mut other].into_iter().enumerate() {
+            let woken = receiver.receive(Some(Duration::ZERO), false, &mut |peer, _| {
+                assert_eq!(*seen.entry(*peer).or_insert(index), index, "a peer stays with one receiver");
+            });
+            counts[index] += woken.expect("lives").packets;
+        }
+    }
+    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    assert_eq!(seen.len(), 64);
+}
+
+#[test]
+fn a_full_socket_takes_none_and_later_has_room() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    if !cable.slow_down(End::A, "80mbit", 100_000_000) {
+        return;
+    }
+    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (sender, mut own) = cable.at(End::A, || open("10.97.0.1:0", true));
+    let taken = send_until_full(&sender, &place(&there), &batch_of(0, &[8972; 7]));
+    assert!(taken > 50, "the kernel's buffer is larger than {taken} packets");
+    wait_for_room(&mut own);
+    cable.hurry(End::A);
+    let mut came = 0;
+    let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
+        number_of(bytes);
+        came += 1;
+    });
+    assert!(woken.expect("lives").packets == came && came > 0);
+    assert!(sender.send(&place(&there), &batch_of(0, &[8972; 7]), 0).expect("sent") > 0);
+}
+
+#[test]
+fn a_packet_that_does_not_fit_is_an_error_and_never_fragmented() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
+    let to = place(&there);
+    let fits = cable.at(End::A, || sender.packet_bytes_max(&to));
+    assert_eq!(fits, 1472);
+    for sizes in [&[fits + 1][..], &[fits + 1; 3]] {
+        let error = sender.send(&to, &batch_of(0, sizes), 0).expect_err("too long");
+        assert_eq!(rustix::io::Errno::from_io_error(&error), Some(rustix::io::Errno::MSGSIZE));
+    }
+    assert!(sender.has_segmentation(), "it was the packet, not the segmentation");
+    let mixed = batch_of(0, &[fits, fits, fits + 1, fits]);
+    assert_eq!(sender.send(&to, &mixed, 0).expect("what fits goes"), 2);
+    expect_in_order(&mut receiver, 0, 2);
+}
+
+#[test]
+fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let (sender, _own) = cable.at(End::A, || open("10.97.0.1:0", true));
+    cable.link(End::A, &["down"]);
+    assert!(sender.send(&place(&there), &batch_of(0, &[24]), 0).is_err());
+    cable.link(End::A, &["up"]);
+    assert_eq!(sender.send(&place(&there), &batch_of(5, &[24]), 0).expect("sent"), 1);
+    expect_in_order(&mut receiver, 5, 1);
+}
+
+#[test]
+fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_said() {
+    let options = UdpOptions::on("0.0.0.0:0".parse().expect("an address"));
+    let error = open_udp(&UdpOptions { interface: Some("nosuch0".into()), ..options.clone() }).err();
+    assert!(error.is_some(), "there is no such interface");
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));
+    let tied = |name: &str| {
+        let options = UdpOptions { interface: Some(name.into()), ..options.clone() };
+        cable.at(End::A, || open_udp(&options).expect("UDP"))
+    };
+    let (over_lo, _own) = tied("lo");
+    let not_there = batch_of(0, &[24]);
+    let _ = over_lo.send(&place(&there), &not_there, 0);
+    let (over_cable, _own) = tied("cable");
+    assert_eq!(over_cable.send(&place(&there), &batch_of(9, &[24]), 0).expect("sent"), 1);
+    expect_in_order(&mut receiver, 9, 1);
+}
+
+#[test]
+fn a_waker_ends_a_wait_and_a_peer_of_another_carrier_is_refused() {
+    let (sender, mut receiver) = open("127.0.0.1:0", true);
+    let waker = receiver.waker();
+    std::thread::scope(|scope| {
+        scope.spawn(|| waker.wake());
+        let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
+        assert!(woken.waker && woken.packets == 0);
+    });
+    let error = sender.send(&Peer::Stream, &Batch::new(1, 24), 0).expect_err("no stream");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}

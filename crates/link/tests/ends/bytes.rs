@@ -1,0 +1,65 @@
+//! Byte-granular writes across the link (BASS): what the cache packs arrives as what was written.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sawmill_device::{BlockDevice, BlockDeviceExt, MemoryDevice, conformance};
+use sawmill_link::PackedDevice;
+use sawmill_link::cache::{Cache, Options, Policy};
+
+use crate::pair::{Pair, key};
+
+const SIZE_BYTES: u64 = 64 << 20;
+
+#[test]
+fn a_cache_over_the_link_keeps_the_contract() {
+    for policy in [Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround] {
+        conformance::all(&|| {
+            let pair = Pair::new(Arc::new(MemoryDevice::new(SIZE_BYTES)), &["udp", "udp"], &key);
+            let options = Options {
+                policy,
+                cache_bytes_max: 1 << 20,
+                dirty_bytes_max: 256 << 10,
+                ..Options::default()
+            };
+            Arc::new(Cache::new(pair, &options).expect("options that fit"))
+        });
+    }
+}
+
+#[test]
+fn small_writes_cross_the_link_packed_and_none_is_read_before() {
+    let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+    let below: Arc<dyn BlockDevice> = Arc::<MemoryDevice>::clone(&memory);
+    let pair = Pair::new(below, &["udp"], &key);
+    let cache = Cache::new(pair, &Options::default()).expect("options that fit");
+    let at = |index: u64| index * 4096 + index % 7 * 100;
+    for index in 0..1000 {
+        cache.write_at(at(index), &[index as u8; 10]).expect("taken");
+    }
+    cache.flush().expect("flushed");
+    let stats = cache.stats();
+    assert_eq!(stats.hole_fetches.load(Ordering::Relaxed), 0, "a write was read before");
+    assert!(stats.packed_sent.load(Ordering::Relaxed) < 100, "{stats:?}");
+    let sent = stats.bytes_sent.load(Ordering::Relaxed);
+    let packed = stats.packed_sent.load(Ordering::Relaxed);
+    assert!(sent <= 1000 * (10 + 8) + 16 * packed, "{sent} bytes went down for 10,000");
+    for index in 0..1000 {
+        assert_eq!(memory.read_at(at(index), 10).expect("there"), [index as u8; 10]);
+    }
+}
+
+#[test]
+fn a_packed_write_as_long_as_a_slot_goes_and_a_longer_one_is_refused() {
+    let pair = Pair::new(Arc::new(MemoryDevice::new(SIZE_BYTES)), &["udp"], &key);
+    let most = pair.packed_bytes_max() as usize;
+    for (bytes, good) in [(most, true), (most + 1, false)] {
+        let data = vec![5u8; bytes - 24];
+        let mut payload = vec![0; bytes];
+        let range = [(0u32, &data[..])];
+        let used = sawmill_format::packed_write::encode(range, &mut payload).expect("room");
+        assert_eq!(used, bytes);
+        assert_eq!(pair.write_packed(0, payload).is_ok(), good, "{bytes} bytes");
+    }
+    assert_eq!(pair.read_at(0, 3).expect("read"), [5; 3]);
+}

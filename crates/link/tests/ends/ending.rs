@@ -1,0 +1,115 @@
+//! What a target says once it has ended a connection: nothing, whatever becomes of its devices.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+};
+use sawmill_link::Unpack;
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::SteadyClock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
+use sawmill_link::session::unguessable;
+use sawmill_link::target::{Target, TargetOptions};
+
+use crate::pair::key;
+
+/// One direction of a cable.
+#[derive(Default)]
+struct Cable(Mutex<VecDeque<Vec<u8>>>);
+
+impl Sender for Cable {
+    fn packet_bytes_max(&self, _to: &Peer) -> usize {
+        1400
+    }
+
+    fn send(&self, _to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let mut packets = self.0.lock().expect("nobody panics with it");
+        packets.extend((from..batch.len()).map(|index| batch.packet(index).to_vec()));
+        Ok(batch.len() - from)
+    }
+}
+
+impl Cable {
+    fn next(&self) -> Option<Vec<u8>> {
+        self.0.lock().expect("nobody panics with it").pop_front()
+    }
+}
+
+/// A device that answers nothing by itself.
+struct Holding(Geometry, Mutex<Vec<Request>>);
+
+impl BlockDevice for Holding {
+    fn geometry(&self) -> &Geometry {
+        &self.0
+    }
+
+    fn submit(&self, request: Request) {
+        self.1.lock().expect("nobody panics with it").push(request);
+    }
+}
+
+struct Told(Arc<Mutex<Option<Outcome>>>);
+
+impl Exchange for Told {
+    fn fill(&mut self, _offset: u64, into: &mut [u8]) {
+        into.fill(1);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        *self.0.lock().expect("nobody panics with it") = Some(outcome);
+    }
+}
+
+#[test]
+fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_request() {
+    let (there, back) = (Arc::<Cable>::default(), Arc::<Cable>::default());
+    let clock = Arc::new(SteadyClock);
+    let device = Arc::new(Holding(*MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let target = Target::new(TargetOptions::default(), key(), clock.clone(), unguessable());
+    target.add("disk", Arc::new(Unpack::new(device.clone())), None).expect("the first export");
+    let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, clock, unguessable());
+    let answers: Arc<dyn Sender> = back.clone();
+    let carry = || {
+        initiator.tick();
+        while let Some(mut packet) = there.next() {
+            target.receive((&answers, None), &Peer::Stream, &mut packet);
+        }
+        target.tick();
+        while let Some(mut packet) = back.next() {
+            initiator.receive(&Peer::Stream, &mut packet);
+        }
+    };
+    initiator.add_way(0, there.clone(), Peer::Stream, None);
+    let answer = initiator.ask_open("disk", OpenMode::default());
+    let opened = loop {
+        carry();
+        if let Some(opened) = answer.poll() {
+            break opened.expect("it is there");
+        }
+    };
+    let remote = initiator.opened("disk", OpenMode::default(), &opened).expect("a device");
+    let told = Arc::default();
+    let exchange = Box::new(Told(Arc::clone(&told)));
+    remote.submit(Request::new(Operation::Write, 0, 512, Flags::default(), exchange));
+    let held = loop {
+        carry();
+        if let Some(held) = device.1.lock().expect("nobody panics with it").pop() {
+            break held;
+        }
+    };
+    target.close();
+    // The word of the end is lost on its way; then the device behind it is closed.
+    while back.next().is_some() {}
+    held.fail(Error::new(ErrorKind::Closed, "the volume was closed"));
+    while let Some(mut packet) = back.next() {
+        initiator.receive(&Peer::Stream, &mut packet);
+    }
+    assert!(told.lock().expect("nobody panics with it").is_none(), "the next target is to be asked");
+}

@@ -1,0 +1,174 @@
+//! Nothing is allocated while requests go through both ends (WZBLK §2.2.7).
+//!
+//! The allocator counts for each thread, so the threads of the link are asked while they are in this file:
+//! the initiator's when a request completes, the target's when the device is handed one.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+use sawmill_device::{BlockDevice, Exchange, Flags, Geometry, NullDevice, Operation, Outcome, Request};
+use sawmill_sys::CountingAllocator;
+
+use crate::pair::{PATIENCE, Pair, key};
+
+const WARM: u64 = 2_000;
+const ALL: u64 = 20_000;
+const DEPTH: usize = 16;
+/// Of one packet, and of several.
+const LENGTHS: [u64; 3] = [512, 4 << 10, 64 << 10];
+
+/// What the threads of the link have allocated since it was warm.
+#[derive(Default)]
+struct Watch {
+    warm: AtomicBool,
+    looks: AtomicU64,
+    allocated: AtomicU64,
+}
+
+thread_local! {
+    static SEEN: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+impl Watch {
+    /// Called by a thread of the link.
+    fn look(&self) {
+        let now = CountingAllocator::allocations_of_this_thread();
+        let before = SEEN.replace(Some(now));
+        if let Some(before) = before.filter(|_| self.warm.load(SeqCst)) {
+            self.looks.fetch_add(1, SeqCst);
+            self.allocated.fetch_add(now - before, SeqCst);
+        }
+    }
+}
+
+struct Watched {
+    inner: NullDevice,
+    watch: Arc<Watch>,
+}
+
+impl BlockDevice for Watched {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        self.watch.look();
+        self.inner.submit(request);
+    }
+}
+
+struct Load {
+    pair: Arc<Pair>,
+    watch: Arc<Watch>,
+    done: AtomicU64,
+    under_way: AtomicUsize,
+}
+
+impl Load {
+    fn submit(&self, number: u64, exchange: Box<Again>) {
+        let length = LENGTHS[number as usize % LENGTHS.len()];
+        let (operation, length) = match number / LENGTHS.len() as u64 % 3 {
+            0 => (Operation::Read, length),
+            1 => (Operation::Write, length),
+            _ => (Operation::Flush, 0),
+        };
+        self.pair.submit(Request::new(operation, 0, length, Flags::default(), exchange));
+    }
+}
+
+/// A request that is made anew, as another, when it is through.
+struct Again {
+    load: Arc<Load>,
+    buffer: Vec<u8>,
+    number: u64,
+    ended: Sender<Outcome>,
+}
+
+impl Exchange for Again {
+    fn fill(&mut self, _: u64, into: &mut [u8]) {
+        into.fill(0x5A);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer[..LENGTHS[self.number as usize % LENGTHS.len()] as usize]
+    }
+
+    fn complete(mut self: Box<Self>, outcome: Outcome) {
+        let load = Arc::clone(&self.load);
+        load.watch.look();
+        let done = load.done.fetch_add(1, SeqCst) + 1;
+        if done == WARM {
+            load.watch.warm.store(true, SeqCst);
+        }
+        if outcome.is_ok() && done < ALL {
+            self.number = done;
+            return load.submit(done, self);
+        }
+        // What follows is not the link's doing.
+        load.watch.warm.store(false, SeqCst);
+        if outcome.is_err() || load.under_way.fetch_sub(1, SeqCst) == 1 {
+            self.ended.send(outcome).expect("somebody waits");
+        }
+    }
+}
+
+/// Locks make room for the threads that ever wait for one at a time, once; here it is made before.
+fn let_many_threads_wait_for_a_lock() {
+    const MANY: usize = 64;
+    let (waiting, all, go) = (Mutex::new(0), Condvar::new(), Condvar::new());
+    thread::scope(|scope| {
+        for _ in 0..MANY {
+            scope.spawn(|| {
+                let mut waiting = waiting.lock();
+                *waiting += 1;
+                all.notify_one();
+                go.wait_while(&mut waiting, |waiting| *waiting <= MANY);
+            });
+        }
+        let mut waiting = waiting.lock();
+        all.wait_while(&mut waiting, |waiting| *waiting < MANY);
+        *waiting += 1;
+        go.notify_all();
+    });
+}
+
+fn allocates_nothing(kinds: &[&str]) {
+    let_many_threads_wait_for_a_lock();
+    let watch = Arc::new(Watch::default());
+    let device = Watched { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
+    let pair = Arc::new(Pair::new(Arc::new(device), kinds, &key));
+    let (ended, end) = channel();
+    let load = Arc::new(Load { pair, watch: Arc::clone(&watch), done: 0.into(), under_way: DEPTH.into() });
+    for number in 0..DEPTH as u64 {
+        let (load, ended) = (Arc::clone(&load), ended.clone());
+        let buffer = vec![0; LENGTHS[2] as usize];
+        let again = Box::new(Again { load: Arc::clone(&load), buffer, number, ended });
+        load.submit(number, again);
+    }
+    end.recv_timeout(PATIENCE).expect("all end").expect("all are done");
+    // The pair's threads must not be those that drop it.
+    while Arc::strong_count(&load) > 1 {
+        thread::yield_now();
+    }
+    assert!(watch.looks.load(SeqCst) > ALL, "threads of both ends were asked");
+    assert_eq!(watch.allocated.load(SeqCst), 0, "allocations while requests went");
+}
+
+#[test]
+fn nothing_is_allocated_by_either_end_over_udp() {
+    allocates_nothing(&["udp"]);
+}
+
+#[test]
+fn nothing_is_allocated_by_either_end_over_tcp() {
+    allocates_nothing(&["tcp"]);
+}
+
+#[test]
+fn nothing_is_allocated_by_either_end_over_several_links() {
+    allocates_nothing(&["udp", "tcp", "udp"]);
+}

@@ -1,0 +1,163 @@
+//! What goes wrong, and does not matter.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice};
+use sawmill_format::link::greeting::Hello;
+use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::SteadyClock;
+use sawmill_link::initiator::{InitiatorOptions, OpenMode};
+use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
+use sawmill_link::target::{Target, TargetOptions};
+
+use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
+
+#[test]
+fn a_target_is_attached_again_and_again() {
+    let addresses = free_addresses(&["udp", "udp", "tcp"]);
+    let memory = Arc::new(MemoryDevice::new(1 << 20));
+    let listener = listen(memory, &addresses, key());
+    for round in 0..100u8 {
+        let attached = attach(&addresses, key(), InitiatorOptions::default());
+        let answer = attached.initiator().ask_open("disk", OpenMode::default());
+        let answer = answer.wait(PATIENCE / 10);
+        let ends = (attached.initiator().status(), listener.target().status().len());
+        assert!(answer.is_ok(), "round {round}: {answer:?} {ends:#?}");
+        let device = attached.initiator().opened("disk", OpenMode::default(), &answer.expect("an answer"));
+        let device = device.expect("a device");
+        device.write_at(u64::from(round), &[round]).expect("written");
+        assert_eq!(device.read_at(u64::from(round), 1).expect("read"), [round]);
+    }
+}
+
+#[test]
+fn somebody_else_s_export_is_refused_shared_by_agreement_or_taken_over_for_good() {
+    let addresses = free_addresses(&["udp"]);
+    let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
+    let (first, second) = (
+        attach(&addresses, key(), InitiatorOptions::default()),
+        attach(&addresses, key(), InitiatorOptions::default()),
+    );
+    let ask = |attached: &sawmill_link::threads::Attached, mode: OpenMode| {
+        let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE)?;
+        attached.initiator().opened("disk", mode, &answer)
+    };
+    let alone = OpenMode::default();
+    let device = ask(&first, alone).expect("nobody has it");
+    device.write_at(0, b"first").expect("written");
+    let refused = ask(&second, alone).err().expect("somebody has it");
+    assert_eq!(refused.kind(), ErrorKind::InUse, "{refused}");
+    let taken = ask(&second, OpenMode { take_over: true, ..alone }).expect("taken over");
+    assert_eq!(taken.read_at(0, 5).expect("read"), b"first");
+    taken.write_at(0, b"other").expect("written");
+    let fenced = device.write_at(0, b"first").expect_err("it was taken over");
+    assert_eq!(fenced.kind(), ErrorKind::Fenced, "{fenced}");
+    assert_eq!(taken.read_at(0, 5).expect("read"), b"other");
+    let readers = OpenMode { read_only: true, shared: true, take_over: false };
+    assert!(ask(&first, readers).is_err(), "a writer that is alone shares with nobody");
+}
+
+#[test]
+fn an_export_that_is_not_there_and_another_key_are_said() {
+    let addresses = free_addresses(&["udp"]);
+    let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
+    let attached = attach(&addresses, key(), InitiatorOptions::default());
+    let answer = attached.initiator().ask_open("disc", OpenMode::default()).wait(PATIENCE);
+    let error = answer.expect_err("no such export");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("there are: disk"), "{error}");
+    let other = Security::Key(PreSharedKey::from_bytes([1; 32]));
+    let options = InitiatorOptions { timeout_s: 1, ..InitiatorOptions::default() };
+    let stranger = attach(&addresses, other, options);
+    let error = stranger.initiator().ask_open("disk", OpenMode::default()).wait(PATIENCE);
+    let error = error.expect_err("another key");
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(error.to_string().contains("compare the key files"), "{error}");
+}
+
+/// Takes packets and loses them.
+struct Nowhere;
+
+impl Sender for Nowhere {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        1472
+    }
+
+    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> std::io::Result<usize> {
+        Ok(batch.len() - from)
+    }
+}
+
+#[test]
+fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
+    let options = TargetOptions::default();
+    let target = Target::new(options, Security::Insecure, Arc::new(SteadyClock), unguessable());
+    let sender: Arc<dyn Sender> = Arc::new(Nowhere);
+    for number in 1..5000u64 {
+        let hello = Hello {
+            versions: (1, 1),
+            slots: 256,
+            slot_bytes: 256 << 10,
+            connection: number,
+            instance: [3; 16],
+            links: 1,
+            name: "flood".into(),
+        };
+        let payload = hello.encode().expect("a hello");
+        let mut packet = vec![0; 1472];
+        let room = &mut packet[HEADER_BYTES..];
+        let (_, bytes) = Greeting::new(&Security::Insecure, b"sawmill link 1", &payload, room).expect("made");
+        packet.truncate(HEADER_BYTES + bytes);
+        let length = packet.len() as u32;
+        let header = Packet { kind: PacketKind::Hello, length, connection: 0, link: 0, number: 0 };
+        header.encode(&mut packet);
+        let peer = Peer::Ethernet([2, 0, 0, 0, 0, 9]);
+        target.receive((&sender, None), &peer, &mut packet);
+    }
+    assert_eq!(target.unfinished(), 16);
+    assert!(target.status().is_empty());
+}
+
+#[test]
+fn threads_write_and_read_while_the_target_is_started_anew_again_and_again() {
+    let addresses = free_addresses(&["udp", "tcp", "udp"]);
+    let memory = Arc::new(MemoryDevice::new(1 << 20));
+    let mut listener = Some(listen(Arc::clone(&memory) as Arc<dyn BlockDevice>, &addresses, key()));
+    let attached = attach(&addresses, key(), InitiatorOptions::default());
+    let device = open(&attached);
+    let stop = AtomicBool::new(false);
+    let write = |thread: u64| {
+        let mut round = 0u64;
+        let mut length = 1;
+        while !stop.load(Ordering::SeqCst) || round < 10 {
+            round += 1;
+            length = (length * 7 + 13) % 60_000 + 1;
+            let bytes = vec![(round % 251) as u8; length];
+            device.write_at(thread << 17, &bytes).expect("written");
+            let read = device.read_at(thread << 17, length).expect("read");
+            assert!(read == bytes, "thread {thread}, round {round}: it reads something else");
+        }
+        round
+    };
+    let write = &write;
+    let rounds = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || write(thread))).collect();
+        for _ in 0..12 {
+            let written = memory.read_at(0, 1).expect("memory reads")[0];
+            let began = std::time::Instant::now();
+            // Let something happen, whatever it is, before the next end.
+            while memory.read_at(0, 1).expect("memory reads")[0] == written && began.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+            drop(listener.take());
+            listener = Some(listen(Arc::clone(&memory) as Arc<dyn BlockDevice>, &addresses, key()));
+        }
+        stop.store(true, Ordering::SeqCst);
+        threads.into_iter().map(|thread| thread.join().expect("no thread fails")).sum::<u64>()
+    });
+    let status = attached.initiator().status();
+    assert!(rounds >= 40);
+    assert_eq!((status.pending, status.slots_free), (0, status.slots), "credits leaked");
+}

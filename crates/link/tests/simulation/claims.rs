@@ -1,0 +1,431 @@
+//! Stories of one plot each: several initiators and volumes, targets that come back as others, packets from
+//! long ago.
+//!
+//! Invariant: one thread and one clock. Not here: faults by the hundred (`story`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome,
+    Request, Result,
+};
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use sawmill_link::session::{PreSharedKey, Security};
+use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::{PackedDevice, Unpack};
+
+use crate::network::{Dice, WorldClock};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+const TARGET: u8 = 0;
+
+type Wire = Arc<Mutex<VecDeque<(u8, u8, Vec<u8>)>>>;
+
+/// Puts packets on the wire, with who sent them.
+struct WireSender(Wire, u8);
+
+impl Sender for WireSender {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        1472
+    }
+
+    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let Peer::Ethernet([to, ..]) = to else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let mut wire = self.0.lock().expect("one thread");
+        wire.extend((from..batch.len()).map(|packet| (self.1, *to, batch.packet(packet).to_vec())));
+        Ok(batch.len() - from)
+    }
+}
+
+struct World {
+    clock: Arc<WorldClock>,
+    wire: Wire,
+    dice: Dice,
+    lose_permille: u64,
+    /// Who is cut off.
+    cut: Vec<u8>,
+    /// All that came to the target.
+    recorded: Vec<(u8, Vec<u8>)>,
+    target: Arc<Target>,
+    initiators: BTreeMap<u8, Arc<Initiator>>,
+}
+
+fn key() -> Security {
+    Security::Key(PreSharedKey::from_bytes([5; 32]))
+}
+
+fn ids(dice: &mut Dice) -> Box<dyn FnMut() -> u64 + Send> {
+    let mut dice = Dice::new(dice.next());
+    Box::new(move || dice.next())
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let (clock, mut dice) = (Arc::new(WorldClock::default()), Dice::new(seed));
+        clock.set(SECOND);
+        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
+        let target = Target::new(TargetOptions::default(), key(), world, ids(&mut dice));
+        World {
+            clock,
+            wire: Arc::default(),
+            dice,
+            lose_permille: 0,
+            cut: Vec::new(),
+            recorded: Vec::new(),
+            target,
+            initiators: BTreeMap::new(),
+        }
+    }
+
+    /// The target's process is another one from now on.
+    fn restart(&mut self, options: TargetOptions) {
+        let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
+        self.target = Target::new(options, key(), clock, ids(&mut self.dice));
+        self.wire.lock().expect("one thread").retain(|(from, ..)| *from != TARGET);
+    }
+
+    fn show(&self, name: &str, device: impl BlockDevice + 'static, keeper: u8) {
+        self.target.add(name, Arc::new(Unpack::new(device)), Some([keeper; 16])).expect("shown once");
+    }
+
+    fn initiator(&mut self, me: u8, options: InitiatorOptions) -> Arc<Initiator> {
+        let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
+        let initiator = Initiator::new(options, key(), 1, clock, ids(&mut self.dice));
+        let sender = Arc::new(WireSender(Arc::clone(&self.wire), me));
+        initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);
+        self.initiators.insert(me, Arc::clone(&initiator));
+        initiator
+    }
+
+    fn step(&mut self) {
+        let now = self.clock.now_ns();
+        let due =
+            self.initiators.values().map(|each| each.deadline_ns()).chain([self.target.deadline_ns()]).min();
+        let waits = self.wire.lock().expect("one thread").is_empty();
+        self.clock.set(if waits { due.unwrap_or(now).max(now + 10_000) } else { now + 10_000 });
+        let come: Vec<_> = self.wire.lock().expect("one thread").drain(..).collect();
+        let mut come: Vec<_> = come.into_iter().map(|packet| (self.dice.next(), packet)).collect();
+        if self.lose_permille > 0 {
+            come.sort();
+        }
+        for (_, (from, to, mut bytes)) in come {
+            if self.cut.contains(&from) || self.cut.contains(&to) || self.dice.permille(self.lose_permille) {
+                continue;
+            }
+            if to == TARGET {
+                self.recorded.push((from, bytes.clone()));
+                self.to_target(from, &mut bytes);
+            } else if let Some(initiator) = self.initiators.get(&to) {
+                initiator.receive(&Peer::Ethernet([from; 6]), &mut bytes);
+            }
+        }
+        self.initiators.values().for_each(|each| each.tick());
+        self.target.tick();
+    }
+
+    fn to_target(&self, from: u8, bytes: &mut [u8]) {
+        let sender: Arc<dyn Sender> = Arc::new(WireSender(Arc::clone(&self.wire), TARGET));
+        self.target.receive((&sender, None), &Peer::Ethernet([from; 6]), bytes);
+    }
+
+    fn run(&mut self, most_ns: u64) {
+        let until = self.clock.now_ns() + most_ns;
+        while self.clock.now_ns() < until {
+            self.step();
+        }
+    }
+
+    fn open(&mut self, initiator: &Arc<Initiator>, name: &str, mode: OpenMode) -> Result<RemoteDevice> {
+        let answer = initiator.ask_open(name, mode);
+        for _ in 0..100_000 {
+            if let Some(answer) = answer.poll() {
+                return initiator.opened(name, mode, &answer?);
+            }
+            self.step();
+        }
+        panic!("{name} is not opened");
+    }
+
+    /// Waits for an answer.
+    fn answer(&mut self, told: &Told) -> Outcome {
+        for _ in 0..100_000 {
+            if let Some(outcome) = told.lock().expect("one thread").take() {
+                return outcome;
+            }
+            self.step();
+        }
+        panic!("no answer");
+    }
+
+    fn write(&mut self, device: &RemoteDevice, address: u64, bytes: Vec<u8>) -> Outcome {
+        let told = ask(device, Operation::Write, address, bytes);
+        self.answer(&told)
+    }
+}
+
+type Told = Arc<Mutex<Option<Outcome>>>;
+
+struct Asked(Vec<u8>, Told);
+
+impl Exchange for Asked {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset as usize..offset as usize + into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let before = self.1.lock().expect("one thread").replace(outcome);
+        assert!(before.is_none(), "it was answered twice");
+    }
+}
+
+fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Request, Told) {
+    let (told, length) = (Told::default(), bytes.len() as u64);
+    let asked = Box::new(Asked(bytes, Arc::clone(&told)));
+    (Request::new(operation, address, length, Flags::default(), asked), told)
+}
+
+fn ask(device: &RemoteDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Told {
+    let (request, told) = request(operation, address, bytes);
+    device.submit(request);
+    told
+}
+
+fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8> {
+    memory.read_at(address, length).expect("memory reads")
+}
+
+/// Memory that answers nothing from an address on, and forgets what it was asked for.
+struct Stuck(MemoryDevice, u64, Mutex<Vec<Request>>);
+
+impl BlockDevice for Stuck {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        if request.operation == Operation::Write && request.address >= self.1 {
+            return self.2.lock().expect("one thread").push(request);
+        }
+        self.0.submit(request);
+    }
+}
+
+fn small_slots() -> InitiatorOptions {
+    InitiatorOptions { slot_bytes: 4096, slots: 8, ..InitiatorOptions::default() }
+}
+
+#[test]
+fn volumes_keep_their_devices_in_whatever_order_they_are_opened_again() {
+    for seed in 1..40 {
+        let mut world = World::new(seed);
+        let memories: Vec<_> = (0..6).map(|_| Arc::new(MemoryDevice::new(1 << 20))).collect();
+        let show = |world: &World| {
+            for (index, memory) in memories.iter().enumerate() {
+                world.show(&format!("disk{index}-{}", "x".repeat(900)), Arc::clone(memory), 1);
+            }
+        };
+        show(&world);
+        let initiator = world.initiator(1, small_slots());
+        let names: Vec<_> = (0..6).map(|index| format!("disk{index}-{}", "x".repeat(900))).collect();
+        let devices: Vec<_> = names
+            .iter()
+            .map(|name| world.open(&initiator, name, OpenMode::default()).expect("opened"))
+            .collect();
+        for round in 1..4u8 {
+            world.lose_permille = 300;
+            world.restart(TargetOptions::default());
+            show(&world);
+            for (index, device) in devices.iter().enumerate() {
+                world.write(device, 0, vec![round * 16 + index as u8; 5000]).expect("written");
+            }
+            world.lose_permille = 0;
+            for (index, memory) in memories.iter().enumerate() {
+                assert_eq!(held(memory, 4999, 2), [round * 16 + index as u8, 0], "seed {seed}, disk {index}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_volume_opened_on_an_earlier_connection_is_opened_again() {
+    let mut world = World::new(3);
+    let memories = [(); 2].map(|()| Arc::new(MemoryDevice::new(1 << 20)));
+    let show = |world: &World| {
+        world.show("a", Arc::clone(&memories[0]), 1);
+        world.show("b", Arc::clone(&memories[1]), 1);
+    };
+    show(&world);
+    let initiator = world.initiator(1, small_slots());
+    let a = world.open(&initiator, "a", OpenMode::default()).expect("opened");
+    let answer = initiator.ask_open("b", OpenMode::default());
+    let bytes = loop {
+        match answer.poll() {
+            Some(bytes) => break bytes.expect("opened"),
+            None => world.step(),
+        }
+    };
+    world.restart(TargetOptions::default());
+    show(&world);
+    world.write(&a, 0, vec![1; 10]).expect("written on another connection");
+    let b = initiator.opened("b", OpenMode::default(), &bytes).expect("a device");
+    world.write(&b, 0, vec![2; 10]).expect("written");
+    assert_eq!((held(&memories[0], 0, 1), held(&memories[1], 0, 1)), (vec![1], vec![2]));
+}
+
+#[test]
+fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
+    let mut world = World::new(1);
+    world.show("disk", Stuck(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
+    let initiator = world.initiator(1, small_slots());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    let told = ask(&device, Operation::Write, 0, vec![9; 8192]);
+    world.run(SECOND);
+    assert!(told.lock().expect("one thread").is_none(), "its second half is at the device");
+    world.restart(TargetOptions::default());
+    let after = Arc::new(MemoryDevice::new(1 << 20));
+    world.show("disk", Arc::clone(&after), 2);
+    world.answer(&told).expect("written in the end");
+    assert_eq!(held(&after, 0, 1), [0], "its first half is gone");
+    let flushes = [(); 2].map(|()| ask(&device, Operation::Flush, 0, Vec::new()));
+    for flush in &flushes {
+        let error = world.answer(flush).expect_err("asked before anybody knew");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    }
+    world.run(MS);
+    let flush = ask(&device, Operation::Flush, 0, Vec::new());
+    world.answer(&flush).expect("it has been said");
+}
+
+#[test]
+fn who_was_taken_over_does_not_take_it_back_by_a_new_connection() {
+    for silent_s in [1, 300] {
+        let mut world = World::new(2);
+        let memory = Arc::new(MemoryDevice::new(1 << 20));
+        world.show("disk", Arc::clone(&memory), 1);
+        let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+        let old = world.open(&first, "disk", OpenMode::default()).expect("free");
+        assert!(world.open(&second, "disk", OpenMode::default()).is_err(), "it is in use");
+        world.cut.push(1);
+        let late = ask(&old, Operation::Write, 0, vec![1; 5000]);
+        world.run(silent_s * SECOND);
+        let mode = OpenMode { take_over: true, ..OpenMode::default() };
+        let new = world.open(&second, "disk", mode).expect("taken over");
+        world.write(&new, 0, vec![2; 5000]).expect("written");
+        world.cut.clear();
+        let error = world.answer(&late).expect_err("somebody else has it");
+        assert!(matches!(error.kind(), ErrorKind::Fenced | ErrorKind::InUse), "{error}");
+        assert_eq!(held(&memory, 0, 5000), vec![2; 5000]);
+        world.write(&new, 0, vec![3; 5000]).expect("it is still the second one's");
+    }
+}
+
+#[test]
+fn a_packed_write_longer_than_the_slots_granted_fails_and_the_link_goes_on() {
+    let mut world = World::new(4);
+    world.restart(TargetOptions { slot_bytes_max: 4096, ..TargetOptions::default() });
+    let memory = Arc::new(MemoryDevice::new(1 << 20));
+    world.show("disk", Arc::clone(&memory), 1);
+    let initiator = world.initiator(1, InitiatorOptions::default());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    let (packed, told) = request(Operation::Write, 0, vec![0; 8192]);
+    device.submit_packed(packed);
+    assert_eq!(world.answer(&told).expect_err("too long").kind(), ErrorKind::Invalid);
+    world.write(&device, 0, vec![7; 10_000]).expect("cut into pieces");
+    assert_eq!(held(&memory, 9999, 2), [7, 0]);
+    let status = initiator.status();
+    assert_eq!((status.pending, status.slots_free), (0, status.slots));
+}
+
+/// Memory that takes short requests only.
+struct Short(MemoryDevice, Geometry);
+
+impl BlockDevice for Short {
+    fn geometry(&self) -> &Geometry {
+        &self.1
+    }
+
+    fn submit(&self, request: Request) {
+        match request.check(&self.1) {
+            Ok(()) => self.0.submit(request),
+            Err(error) => request.fail(error),
+        }
+    }
+}
+
+#[test]
+fn a_device_that_takes_short_requests_gets_short_requests() {
+    let mut world = World::new(5);
+    let memory = MemoryDevice::new(1 << 20);
+    let geometry = Geometry { request_bytes_max: 1536, ..*memory.geometry() };
+    world.show("disk", Short(memory, geometry), 1);
+    let initiator = world.initiator(1, InitiatorOptions::default());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    world.write(&device, 77, vec![7; 100_000]).expect("written");
+    let read = ask(&device, Operation::Read, 77, vec![0; 100_000]);
+    world.answer(&read).expect("read");
+}
+
+#[test]
+fn patience_begins_when_somebody_was_last_heard() {
+    let mut world = World::new(6);
+    world.show("disk", MemoryDevice::new(1 << 20), 1);
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    world.run(1000 * SECOND);
+    world.target.close();
+    world.step();
+    assert!(!initiator.status().connected, "the target ended in order");
+    world.cut.push(1);
+    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
+    world.run(10 * SECOND);
+    assert!(told.lock().expect("one thread").is_none(), "30 s are not over");
+    world.run(30 * SECOND);
+    assert_eq!(world.answer(&told).expect_err("30 s are over").kind(), ErrorKind::Unreachable);
+    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
+    assert!(world.answer(&told).is_err(), "and so does everything later");
+}
+
+#[test]
+fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
+    let mut world = World::new(7);
+    let memory = Arc::new(MemoryDevice::new(1 << 20));
+    world.show("disk", Arc::clone(&memory), 1);
+    let initiator = world.initiator(1, small_slots());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    for round in 1..6u8 {
+        world.write(&device, 0, vec![round; 20_000]).expect("written");
+        let old = std::mem::take(&mut world.recorded);
+        for (from, bytes) in old.iter().chain(old.iter().rev()) {
+            world.to_target(*from, &mut bytes.clone());
+        }
+        world.run(SECOND);
+        if round % 2 == 0 {
+            world.restart(TargetOptions::default());
+            world.show("disk", Arc::clone(&memory), 1);
+        }
+        world.recorded.extend(old);
+        assert_eq!(held(&memory, 0, 20_000), vec![round; 20_000]);
+        assert!(world.target.status().len() <= 1, "one connection, whatever is said again");
+    }
+}
+
+#[test]
+fn a_target_that_ends_lets_nobody_in() {
+    let mut world = World::new(8);
+    world.show("disk", MemoryDevice::new(1 << 20), 1);
+    let initiator = world.initiator(1, small_slots());
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    world.write(&device, 0, vec![1; 10]).expect("written");
+    world.target.close();
+    world.run(5 * SECOND);
+    assert!(world.target.status().is_empty() && !initiator.status().connected);
+}

@@ -1,0 +1,30 @@
+//! Many stories, by seed: what must hold in each, and that enough went wrong in all of them together.
+
+use std::fmt::Write;
+
+use crate::story::{Outcome, Story};
+
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match number("SAWMILL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..number("SAWMILL_SEEDS").unwrap_or(default) + 1,
+    }
+}
+
+#[test]
+fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() {
+    let mut sum = Outcome::default();
+    for seed in seeds(60) {
+        sum.add(&Story::new(seed).tell());
+    }
+    let mut shown = String::new();
+    write!(shown, "{sum:?}").expect("a text takes everything");
+    println!("{shown}");
+    if std::env::var_os("SAWMILL_SEED").is_none() {
+        assert!(sum.lost > 0 && sum.doubled > 0 && sum.damaged > 0, "the network was good: {shown}");
+        assert!(sum.restarts > 0 && sum.power_cuts > 0 && sum.losses_told > 0, "no target died: {shown}");
+        assert!(sum.reconnections > 0, "nobody connected anew: {shown}");
+        assert!(sum.link_deaths > 0 && sum.partitions > 0, "no link died: {shown}");
+    }
+}
