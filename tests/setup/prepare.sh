@@ -35,7 +35,7 @@ vm) packages=("${vm_packages[@]}") ;;
 test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs
     mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils
-    qemu-storage-daemon:qemu-system-common gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
+    qemu-storage-daemon:qemu-system-common ip:iproute2 gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
 *)
     echo "usage: $0 demo|test|vm|stores|external|bench|fuzz" >&2
     exit 2
@@ -44,7 +44,7 @@ esac
 if [[ $mode == test ]]; then
     packages+=("${vm_packages[@]}")
 elif [[ $mode == bench ]]; then
-    packages+=(s3backer:s3backer tcmu-runner:tcmu-runner dbus-daemon:dbus)
+    packages+=(s3backer:s3backer tcmu-runner:tcmu-runner dbus-daemon:dbus tgtd:tgt)
 elif [[ $mode == external ]]; then
     packages+=(dpkg-source:dpkg-dev qemu-system-x86_64:qemu-system-x86)
 fi

@@ -75,7 +75,9 @@ impl Driven {
         let stdout = child.stdout.take().expect("a pipe was asked for");
         let (tell, events) = channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            // What a driver prints itself lands here too: events are objects.
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            for line in lines.filter(|line| line.starts_with('{')) {
                 // Whoever listens may be gone; the pipe is still to be drained.
                 let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
             }

@@ -7,8 +7,8 @@
 //! running `sawmill serve`), `successor` (programs that take its place, or pretend to), `bad_disk` (a
 //! journal disk that fails), `load` (a stamped load that can be cut
 //! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
-//! copier that follows), `driven` (a device whose driver is another program), `examples` (the drivers that
-//! every language has), `compiled` (programs in C), `torture` (kills, faults and
+//! copier that follows), `linked` (both ends of a link), `driven` (a device whose driver is another program),
+//! `examples` (the drivers that every language has), `compiled` (programs in C), `torture` (kills, faults and
 //! journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines),
 //! `stamp` (blocks that say who wrote them, and the judge of crash images), `dice` (seeded chance).
 //!
@@ -24,6 +24,7 @@ pub mod driven;
 pub mod examples;
 pub mod follower;
 pub mod golang;
+pub mod linked;
 pub mod load;
 pub mod machine;
 pub mod place;

@@ -28,7 +28,7 @@ const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
 
 /// Which of our crates each of them may name. Nothing points to the binary or to the tests.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("sawmill-device", &[]),
     ("sawmill-format", &[]),
     ("sawmill-store", &[]),
@@ -43,12 +43,20 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ),
     ("sawmill-nbd-client", &[]),
     ("sawmill-driver", &["sawmill-device", "sawmill-sys"]),
+    ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver", "sawmill-sys"]),
     // For tests: nobody may name it.
     ("sawmill-sim", &["sawmill-device", "sawmill-store", "sawmill-volume-small"]),
     (
         "sawmill-fuzz",
-        &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-store", "sawmill-volume"],
+        &[
+            "sawmill-device",
+            "sawmill-format",
+            "sawmill-frontend",
+            "sawmill-link",
+            "sawmill-store",
+            "sawmill-volume",
+        ],
     ),
     (
         "sawmill",
@@ -57,6 +65,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "sawmill-driver",
             "sawmill-format",
             "sawmill-frontend",
+            "sawmill-link",
             "sawmill-nbd-client",
             "sawmill-store",
             "sawmill-sys",

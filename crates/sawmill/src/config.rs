@@ -24,6 +24,9 @@ pub(crate) const UBLK_FOLDER: &str = "ublk";
 /// The folder in a user's state folder with a folder for each device that has a driver.
 pub(crate) const DRIVERS_FOLDER: &str = "drivers";
 
+/// The folder in a user's state folder with a socket for each end of a link that runs.
+const LINKS_FOLDER: &str = "links";
+
 /// What the process environment says about places.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
@@ -123,6 +126,11 @@ impl Places {
         Ok(self.state_folder()?.join(DRIVERS_FOLDER).join(name))
     }
 
+    /// The folder of the ends of links.
+    pub(crate) fn links_folder(&self) -> Result<PathBuf> {
+        Ok(self.state_folder()?.join(LINKS_FOLDER))
+    }
+
     /// The socket of the NBD door when none is named.
     pub(crate) fn nbd_socket(&self) -> Result<PathBuf> {
         match &self.runtime {
@@ -172,7 +180,7 @@ impl Places {
 const NAME_BYTES_MAX: usize = 128;
 
 /// Refuses names that no volume can have, before any store is asked.
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let well_formed = name.chars().all(allowed) && !name.starts_with('.');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !well_formed {

@@ -56,7 +56,8 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
         Exit::Negative,
         "the answer is no",
         "`check` found damage, `verify-crash` a state that must not be, `wait` ran out of time, a check of \
-         `doctor` failed, `serve` was stopped before everything was stored; the output says which",
+         `doctor` failed, `serve`, `target` or `attach` was stopped before everything was stored; the output \
+         says which",
     ),
     (Exit::Usage, "the command line, or a value in it, is wrong", "mend it; the text names the option"),
     (
@@ -76,17 +77,17 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
         "read the text; it names the option that goes on regardless, where there is one",
     ),
     (Exit::Fenced, "another writer has taken the volume over", "find out who; serve it from one place only"),
-    (Exit::Unavailable, "the store or a disk cannot be asked at present", "try again later"),
+    (Exit::Unavailable, "the store, a disk or a target cannot be asked at present", "try again later"),
     (
         Exit::Denied,
-        "the store or the system refuses access, or the bucket is not there",
-        "check credentials, permissions, and the bucket's name",
+        "the store, the system or the other end of a link refuses access, or the bucket is not there",
+        "check credentials, permissions, the bucket's name, and the key files of both ends",
     ),
     (Exit::Corrupt, "bytes failed their checksum or identity", "run `sawmill check`; keep everything"),
     (Exit::Full, "no space is left", "free some, or choose another place"),
     (
         Exit::InUse,
-        "held by another process: journal, cache, socket, or the volume is served",
+        "held by another process: journal, cache, socket; or the volume is served, or attached elsewhere",
         "stop that process, or choose another path",
     ),
     (Exit::Internal, "a bug in Sawmill", "report it, with the log"),

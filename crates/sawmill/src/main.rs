@@ -19,10 +19,12 @@ mod control;
 mod doors;
 mod driving;
 mod exit;
+mod file_device;
 #[cfg(test)]
 mod guide;
 mod handoff;
 mod layers;
+mod link;
 mod machine;
 mod moment;
 mod output;

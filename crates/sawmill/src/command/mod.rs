@@ -3,6 +3,7 @@
 //! Invariants: every way out goes through [`crate::exit::TABLE`]; an error is one line on stderr that begins
 //! with `sawmill: error:`, also when clap found it.
 
+mod attach;
 mod bench;
 mod check;
 mod clone;
@@ -21,8 +22,10 @@ mod handoff;
 mod import;
 mod info;
 mod inspect;
+mod link;
 mod list;
 mod log;
+mod opening;
 mod promote;
 mod rename;
 mod replicate;
@@ -33,6 +36,7 @@ mod serve;
 mod set;
 mod simulate;
 mod snapshot;
+mod target;
 mod verify_crash;
 mod wait;
 
@@ -83,6 +87,9 @@ enum Command {
     Create(create::Arguments),
     Serve(serve::Arguments),
     Run(run::Arguments),
+    Target(target::Arguments),
+    Attach(attach::Arguments),
+    Link(link::Arguments),
     Driver(driver::Arguments),
     Door(door::Arguments),
     Device(device::Arguments),
@@ -136,12 +143,18 @@ pub(crate) fn run() -> ExitCode {
 
 fn carry_out(cli: Cli) -> Result<Exit> {
     // What serves tells its story on stderr; the other commands speak up only when something is wrong.
-    let usual = if matches!(cli.command, Command::Serve(_) | Command::Run(_)) { "info" } else { "warn" };
+    let usual = match cli.command {
+        Command::Serve(_) | Command::Run(_) | Command::Target(_) | Command::Attach(_) => "info",
+        _ => "warn",
+    };
     start_log(cli.log.as_deref().unwrap_or(usual))?;
     let context = Context { json: cli.json, places: Places::from_environment() };
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
         Command::Serve(arguments) => serve::run(&context, &arguments),
+        Command::Target(arguments) => target::run(&context, &arguments),
+        Command::Attach(arguments) => attach::run(&context, &arguments),
+        Command::Link(arguments) => link::run(&context, &arguments),
         Command::Run(arguments) => run::run(&context, &arguments),
         Command::Driver(arguments) => driver::run(&context, &arguments),
         Command::Device(arguments) => device::run(&context, &arguments),

@@ -4,7 +4,6 @@
 //! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -12,12 +11,12 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
-use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::emulate_default_handler;
 
 use super::Context;
+use super::opening::{Opening, Tuning};
 use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
@@ -28,8 +27,7 @@ use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
 use crate::output;
 use crate::serving::{Served, Serving};
-use crate::units::{parse_duration, parse_size};
-use crate::wiring::{self, CachePlan, JournalPlan, Plan};
+use crate::wiring::{self, Plan};
 
 /// How often volumes are tried that could not be opened again after a hand-off that was taken back.
 const AGAIN_EVERY: Duration = Duration::from_millis(500);
@@ -50,33 +48,8 @@ pub(super) struct Arguments {
     #[arg(value_name = "VOL", required = true)]
     volumes: Vec<String>,
 
-    /// The journal: a file (made when absent) or a block device; with several volumes a folder.
-    #[arg(long, value_name = "PATH")]
-    journal: Option<PathBuf>,
-
-    /// Size of a journal when it is made.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
-    journal_bytes: u64,
-
-    /// The read cache: a file (made when absent) or a block device.
-    #[arg(long, value_name = "PATH")]
-    cache: Option<PathBuf>,
-
-    /// Size of the read cache; 0 for none.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
-    cache_bytes: u64,
-
-    /// Serve for reading only: no journal, no new attachment, nothing is written. Fits beside a writer.
-    #[arg(long)]
-    read_only: bool,
-
-    /// Go on although the journal with the newest writes is lost; the volume becomes a cut of the past.
-    #[arg(long, conflicts_with = "read_only")]
-    accept_journal_loss: bool,
-
-    /// Go on although the store lets two writers win; you promise that there is one.
-    #[arg(long)]
-    no_fencing: bool,
+    #[command(flatten)]
+    opening: Opening,
 
     /// Also serve dashboard, metrics and status over HTTP on this loopback address, 127.0.0.1:9100 say.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
@@ -93,67 +66,7 @@ pub(super) struct Arguments {
     tuning: Tuning,
 }
 
-/// What few need to change.
-#[derive(Args)]
-#[command(next_help_heading = "Tuning")]
-struct Tuning {
-    /// Store a batch that is this old, even if small; 0: never by age.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
-    segment_age: Duration,
-
-    /// Write a checkpoint after this much log.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
-    checkpoint_bytes: u64,
-
-    /// Segments on their way to the store at once, at most 32.
-    #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT,
-          value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
-    uploads: u32,
-
-    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
-    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
-    staging: PathBuf,
-
-    /// Room in that folder for one volume.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
-    staging_bytes: u64,
-
-    /// Bytes read ahead of a sequential reader; 0: none.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
-    prefetch: u64,
-
-    /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
-    #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
-    gc_start: f64,
-
-    /// Stop collecting when at least this share is live. Without it 0.02 above --gc-start.
-    #[arg(long, value_name = "SHARE")]
-    gc_stop: Option<f64>,
-
-    /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
-    #[arg(long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy", "cost-benefit"])]
-    gc_choice: String,
-
-    /// Live data to move a second at most; 0: no limit.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
-    gc_rate: u64,
-}
-
-impl Tuning {
-    fn gc(&self) -> Result<GcPolicy> {
-        let policy = GcPolicy {
-            start: self.gc_start,
-            stop: self.gc_stop.unwrap_or(self.gc_start + 0.02),
-            choice: if self.gc_choice == "greedy" { GcChoice::Greedy } else { GcChoice::CostBenefit },
-            bytes_per_second_max: self.gc_rate,
-        };
-        policy
-            .fault()
-            .map_or(Ok(policy), |fault| Err(Failure::usage(format!("--gc-start, --gc-stop: {fault}"))))
-    }
-}
-
-fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
+pub(super) fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
     let address = resolve(text)?;
     if address.ip().is_loopback() {
         return Ok(address);
@@ -202,7 +115,7 @@ struct Step {
 }
 
 /// What the serving thread hears.
-enum Heard {
+pub(super) enum Heard {
     Signal,
     /// SIGUSR1.
     Collect,
@@ -259,74 +172,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
 fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
     let volumes =
         arguments.volumes.iter().map(|text| places.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
-    for (index, address) in volumes.iter().enumerate() {
-        if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
-            return Err(Failure::usage(format!(
-                "the volume name {} is given twice; exports need different names: serve one of them by \
-                 another process",
-                address.name
-            )));
-        }
-    }
-    if let Some(address) = volumes.iter().find(|address| address.cut.is_some() && !arguments.read_only) {
-        return Err(Failure::usage(format!(
-            "{} is a state of the past: add --read-only, or write to a clone: sawmill clone {} NEW",
-            address.shown(),
-            address.shown()
-        )));
-    }
-    if arguments.read_only && arguments.journal.is_some() {
-        return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));
-    }
-    let cache = match &arguments.cache {
-        _ if arguments.cache_bytes == 0 => CachePlan::None,
-        Some(path) => CachePlan::At(path.clone()),
-        None => CachePlan::Default(places.cache_path()?),
-    };
-    let tuning = &arguments.tuning;
-    Ok(Plan {
-        journal: plan_journal(arguments.journal.as_ref(), volumes.len())?,
-        options: OpenOptions {
-            journal_bytes: arguments.journal_bytes,
-            staging_folder: tuning.staging.clone(),
-            staging_bytes: tuning.staging_bytes,
-            read_only: arguments.read_only,
-            accept_journal_loss: arguments.accept_journal_loss,
-            no_fencing: arguments.no_fencing,
-            segment_age_max: tuning.segment_age,
-            checkpoint_bytes: tuning.checkpoint_bytes,
-            uploads_max: tuning.uploads,
-            prefetch_bytes: tuning.prefetch,
-            gc: tuning.gc()?,
-            ..OpenOptions::new(PathBuf::new())
-        },
-        doors: arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?,
-        volumes,
-        cache,
-        cache_bytes: arguments.cache_bytes,
-        admin: arguments.admin,
-    })
-}
-
-fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {
-    match given {
-        None => Ok(JournalPlan::State),
-        Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
-        Some(path) if volumes == 1 => Ok(JournalPlan::At(path.clone())),
-        Some(path) if path.exists() => Err(Failure::usage(format!(
-            "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by one",
-            path.display()
-        ))),
-        Some(path) => {
-            wiring::make_folder(path)?;
-            Ok(JournalPlan::Folder(path.clone()))
-        }
-    }
+    let doors = arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?;
+    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    Ok(Plan { doors, admin: arguments.admin, ..plan })
 }
 
 /// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts,
 /// a second signal ends the process as if nobody had listened; what was accepted survives that.
-fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
+pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1]).map_err(cannot)?;
     let forward = move || {
@@ -386,8 +239,12 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
     }
 }
 
-/// Serving goes on when nobody reads what it says.
 fn emit(event: &Event<'_>) {
+    say(event);
+}
+
+/// Serving goes on when nobody reads what it says.
+pub(super) fn say(event: &impl Serialize) {
     if let Err(failure) = output::json_event(event) {
         tracing::debug!("{failure}");
     }
@@ -399,7 +256,7 @@ fn show(text: &str) {
     }
 }
 
-fn notify(state: sd_notify::NotifyState<'_>) {
+pub(super) fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!("cannot tell the service manager: {error}");
     }
@@ -485,7 +342,12 @@ fn hand_off(
 }
 
 /// Closes the doors, then all volumes at once; a further signal cuts it short.
-fn close(json: bool, serving: &Arc<Serving>, tell: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+pub(super) fn close(
+    json: bool,
+    serving: &Arc<Serving>,
+    tell: &Sender<Heard>,
+    hear: &Receiver<Heard>,
+) -> Result<Exit> {
     serving.leave_away();
     start_closing(serving, tell)?;
     let mut open = serving.volumes.len();
@@ -558,19 +420,5 @@ mod tests {
         assert!(parse_loopback("[::1]:9100").is_ok());
         assert!(parse_loopback("0.0.0.0:9100").unwrap_err().contains("loopback"));
         assert!(parse_loopback("192.0.2.7:9100").unwrap_err().contains("loopback"));
-    }
-
-    #[test]
-    fn one_journal_file_cannot_be_shared_by_two_volumes() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("journal");
-        std::fs::write(&file, "").unwrap();
-        assert_eq!(plan_journal(Some(&file), 1).unwrap(), JournalPlan::At(file.clone()));
-        assert_eq!(plan_journal(Some(&file), 2).unwrap_err().exit(), Exit::Usage);
-        let inside = folder.path().to_path_buf();
-        assert_eq!(plan_journal(Some(&inside), 2).unwrap(), JournalPlan::Folder(inside.clone()));
-        let absent = folder.path().join("journals");
-        assert_eq!(plan_journal(Some(&absent), 2).unwrap(), JournalPlan::Folder(absent.clone()));
-        assert!(absent.is_dir());
     }
 }

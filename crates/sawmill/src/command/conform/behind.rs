@@ -1,29 +1,14 @@
-//! Devices behind doors, as their users have them: an NBD export, and a file or block device of the kernel.
+//! A device behind an NBD door, as its users have it.
 //!
-//! Invariants: what a door can be asked goes to the door, also when it is wrong (D6, D7 are the door's to
-//! answer); reads and writes of a file go around the page cache where that is possible, so that they reach
-//! the driver. Not here: what is tested.
+//! Invariant: what a door can be asked goes to the door, also when it is wrong (D6, D7 are the door's to
+//! answer). Not here: files and block devices (`file_device`), what is tested.
 
-use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::Arc;
-use std::thread::JoinHandle;
-
-use parking_lot::{Condvar, Mutex};
-use rustix::fs::OFlags;
-use sawmill_device::layer::Align;
 use sawmill_device::{
-    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply, Request,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
 };
 use sawmill_nbd_client::{Client, Command, Dialect, Failure as NbdFailure, flag};
-use sawmill_sys::AlignedBytes;
 
 use crate::exit::{Failure, Result};
-
-/// Requests of a file that are under way at a time.
-const THREADS: usize = 8;
 
 /// An export of an NBD server.
 pub(super) struct NbdDevice {
@@ -130,140 +115,4 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
         _ => {}
     }
     request.done();
-}
-
-/// A file, or a block device.
-pub(super) struct FileDevice(Align<Threads>);
-
-impl FileDevice {
-    /// `inner` is the geometry behind the door, for what the kernel does not say.
-    pub(super) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
-        let failed = |error: &std::io::Error| Failure::io(format!("cannot open {}", path.display()), error);
-        let open = |flags: OFlags| {
-            let flags = flags.bits().cast_signed();
-            OpenOptions::new().read(true).write(!inner.read_only).custom_flags(flags).open(path)
-        };
-        // A file system may have no direct I/O.
-        let file = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())).map_err(|error| failed(&error))?;
-        let unit_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
-        let geometry = Geometry {
-            request_bytes_max: 1 << 20,
-            preferred_bytes: 64 << 10,
-            operations: Operations { allocation: false, ..inner.operations },
-            ..*inner
-        };
-        Ok(FileDevice(Align::new(Threads::start(file, geometry)?, unit_bytes)?))
-    }
-}
-
-impl BlockDevice for FileDevice {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn submit(&self, request: Request) {
-        self.0.submit(request);
-    }
-}
-
-/// Threads that wait for the kernel.
-struct Threads {
-    geometry: Geometry,
-    queue: Arc<Queue>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Queue {
-    /// What is to be done, and whether more can come.
-    waiting: Mutex<(VecDeque<Request>, bool)>,
-    changed: Condvar,
-}
-
-impl Threads {
-    fn start(file: File, geometry: Geometry) -> Result<Self> {
-        let (queue, file) = (Arc::<Queue>::default(), Arc::new(file));
-        let mut all = Threads { geometry, queue, threads: Vec::new() };
-        for _ in 0..THREADS {
-            let (queue, file) = (Arc::clone(&all.queue), Arc::clone(&file));
-            let started = std::thread::Builder::new().name("file".into()).spawn(move || queue.work(&file));
-            all.threads.push(started.map_err(|error| Failure::io("cannot start a thread", &error))?);
-        }
-        Ok(all)
-    }
-}
-
-impl BlockDevice for Threads {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn submit(&self, request: Request) {
-        if let Err(error) = request.check(&self.geometry) {
-            return request.fail(error);
-        }
-        self.queue.waiting.lock().0.push_back(request);
-        self.queue.changed.notify_one();
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        self.queue.waiting.lock().1 = true;
-        self.queue.changed.notify_all();
-        let own = std::thread::current().id();
-        // An answer on one of them may be what lets go of this device.
-        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Queue {
-    fn work(&self, file: &File) {
-        loop {
-            let mut waiting = self.waiting.lock();
-            let mut request = loop {
-                match waiting.0.pop_front() {
-                    Some(request) => break request,
-                    None if waiting.1 => return,
-                    None => self.changed.wait(&mut waiting),
-                }
-            };
-            drop(waiting);
-            let outcome = carry_out(file, &mut request);
-            request.complete(outcome);
-        }
-    }
-}
-
-fn carry_out(file: &File, request: &mut Request) -> Outcome {
-    let (address, length) = (request.address, request.length);
-    let done = match request.operation {
-        Operation::Read => {
-            let mut bytes = AlignedBytes::zeroed(length as usize);
-            let read = file.read_exact_at(&mut bytes, address);
-            if read.is_ok() {
-                request.buffer().copy_from_slice(&bytes);
-            }
-            read
-        }
-        Operation::Write => {
-            let mut bytes = AlignedBytes::zeroed(length as usize);
-            request.fill(0, &mut bytes);
-            file.write_all_at(&bytes, address)
-        }
-        Operation::Flush => file.sync_data(),
-        Operation::Discard => sawmill_sys::discard(file, address, length),
-        Operation::WriteZeroes => sawmill_sys::write_zeroes(file, address, length),
-        Operation::Prefetch | Operation::Allocation => Ok(()),
-    };
-    let done = match done {
-        Ok(()) if request.flags.fua => file.sync_data(),
-        done => done,
-    };
-    done.map(|()| Reply::Done).map_err(|error| {
-        let text = format!("{:?} of {length} bytes at {address}: {error}", request.operation);
-        Error::new(ErrorKind::Unavailable, text)
-    })
 }

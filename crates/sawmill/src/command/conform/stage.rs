@@ -16,12 +16,13 @@ use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
 use sawmill_frontend::nbd::Listen;
 
-use super::behind::{FileDevice, NbdDevice};
+use super::behind::NbdDevice;
 use super::{DoorKind, Kind};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::driving::child::Drivers;
 use crate::exit::{Exit, Failure, Result};
+use crate::file_device::FileDevice;
 
 /// How long a driver may take for an order, unless the user says otherwise.
 const ANSWER_WITHIN_S: u32 = 20;

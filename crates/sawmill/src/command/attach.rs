@@ -1,0 +1,452 @@
+//! `sawmill attach`: a device of another machine, behind doors of this one.
+//!
+//! Invariants: doors open when the target has said what the device is; at the end doors close first, then
+//! what the cache holds is flushed, then the link ends. Whoever was cut off by another ends by itself. Not
+//! here: how a link works (`sawmill-link`), what is told of it (`link::told`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use parking_lot::Mutex;
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request,
+};
+use sawmill_frontend::nbd::Listen;
+use sawmill_link::cache::{Cache, Options, Policy};
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::Context;
+use super::serve::{notify, say};
+use crate::config::check_name;
+use crate::doors::plan::{DoorOptions, DoorPlan};
+use crate::doors::{Doors, Shown};
+use crate::driving::DoorOf;
+use crate::exit::{Exit, Failure, Result};
+use crate::link::KeyOptions;
+use crate::link::place::LinkPlace;
+use crate::link::remote::{Remote, own_name};
+use crate::link::told::{CacheTold, ConnectionTold, EndTold, Telling};
+use crate::units::{parse_duration, parse_size};
+use crate::wiring::make_folder;
+
+/// How often the cache is told the time, and it is looked how the link does.
+const TICK: Duration = Duration::from_secs(1);
+/// How often the target is asked whether this is still our device.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+
+/// Have a device of another machine (see `sawmill target`) behind doors of this one.
+///
+/// Prints one line per door when it is ready; without a door that is asked for it is an NBD socket. While
+/// the target is away requests wait, as long as --timeout allows. SIGTERM or SIGINT closes the doors,
+/// flushes, and ends with 0; a second signal ends at once with 1, and what a cache had not flushed is lost.
+/// When another takes the device over it ends with 6.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// Where: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT] or
+    /// eth:INTERFACE; all of them lead to one target, and are used at once.
+    #[arg(value_name = "LINK")]
+    link: String,
+
+    #[command(flatten)]
+    key: KeyOptions,
+
+    /// A name for it on this machine. Without it the export's.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// For reading only. Others may read too.
+    #[arg(long)]
+    read_only: bool,
+
+    /// Cut off whoever has it: from now on they get errors.
+    #[arg(long)]
+    take_over: bool,
+
+    /// Others may have it too, if they say so as well. Who writes what is theirs to agree on; a cache would
+    /// not see it.
+    #[arg(long, conflicts_with_all = ["take_over", "cache"])]
+    shared: bool,
+
+    /// Let requests fail when nothing was heard of the target for so long, whole seconds; 0: they wait.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    timeout: Duration,
+
+    #[command(flatten)]
+    cache: CacheOptions,
+
+    #[command(flatten)]
+    doors: DoorOptions,
+}
+
+/// The cache in the memory of this machine.
+#[derive(Args)]
+#[command(next_help_heading = "Cache")]
+struct CacheOptions {
+    /// Keep bytes in memory. write-back: writes are answered at once and reach the target later; what was not
+    /// flushed is lost with this process, as with the cache of a disk. The others lose nothing.
+    #[arg(long, value_name = "POLICY")]
+    cache: Option<PolicyName>,
+
+    /// Memory for it.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M", requires = "cache")]
+    cache_bytes: u64,
+
+    /// Bytes that may wait to be written; above it writers wait. Without it a quarter of --cache-bytes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "cache")]
+    dirty_bytes: Option<u64>,
+
+    /// How long written bytes wait at most when nobody flushes, whole seconds.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s",
+          requires = "cache")]
+    flush_interval: Duration,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PolicyName {
+    #[value(name = "write-back")]
+    Back,
+    #[value(name = "write-through")]
+    Through,
+    #[value(name = "write-around")]
+    Around,
+}
+
+impl CacheOptions {
+    fn options(&self) -> Option<Options> {
+        let policy = match self.cache? {
+            PolicyName::Back => Policy::WriteBack,
+            PolicyName::Through => Policy::WriteThrough,
+            PolicyName::Around => Policy::WriteAround,
+        };
+        Some(Options {
+            policy,
+            cache_bytes_max: self.cache_bytes,
+            dirty_bytes_max: self.dirty_bytes.unwrap_or(self.cache_bytes / 4),
+            flush_interval_s: whole_seconds(self.flush_interval),
+            ..Options::default()
+        })
+    }
+}
+
+/// Rounded up: what is asked for is not cut to nothing, which would mean something else.
+fn whole_seconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// What `--json` prints, one object per line.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready {
+        name: &'a str,
+        link: String,
+        size_bytes: u64,
+        read_only: bool,
+        /// The first of `doors`.
+        uri: String,
+        doors: Vec<DoorOf>,
+    },
+    Link {
+        connected: bool,
+        links_open: usize,
+        links: usize,
+    },
+    Stopping,
+    Stopped {
+        flushed: bool,
+    },
+}
+
+/// The device as doors see it.
+#[derive(Clone)]
+enum Front {
+    Plain(Arc<RemoteDevice>),
+    Cached(Arc<Cache<Arc<RemoteDevice>>>),
+}
+
+impl Front {
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Front::Plain(device) => Arc::clone(device) as Arc<dyn BlockDevice>,
+            Front::Cached(cache) => Arc::clone(cache) as Arc<dyn BlockDevice>,
+        }
+    }
+
+    fn cache_told(&self) -> Option<CacheTold> {
+        match self {
+            Front::Plain(_) => None,
+            Front::Cached(cache) => Some(CacheTold::new(cache.stats())),
+        }
+    }
+}
+
+/// What the main thread hears.
+enum Heard {
+    Signal,
+    /// The doors are closed and everything is flushed, or not.
+    Closed(Result<()>),
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    // Sockets are their owner's alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+    }
+    let place = LinkPlace::parse(&arguments.link)?;
+    let export = place.export()?.to_owned();
+    let name = name_of(arguments, &export)?;
+    let folder = context.places.links_folder()?.join(&name);
+    let (ring, hear) = channel();
+    let security = arguments.key.security()?;
+    let timeout_s = whole_seconds(arguments.timeout);
+    let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
+    let remote = Remote::connect(&place, security, options)?;
+    let Arguments { read_only, take_over, shared, .. } = *arguments;
+    let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
+    let front = match arguments.cache.options() {
+        Some(options) => Front::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?)),
+        None => Front::Plain(Arc::clone(&device)),
+    };
+    let doors = Arc::new(Doors::default());
+    let shown = Shown {
+        name: name.clone(),
+        description: place.to_string(),
+        device: front.device(),
+        folder: folder.clone(),
+        identity: place.to_string(),
+        // A target may forget what was not flushed while nobody is attached who would be told.
+        outlives_server: false,
+    };
+    forward_signals(ring.clone())?;
+    make_folder(&folder)?;
+    doors.open_all(&plans(&arguments.doors, &folder), &[shown])?;
+    let _telling = Telling::start(&context.places.links_folder()?, teller(&place, &remote, &front))?;
+    let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
+    attachment.announce()?;
+    notify(sd_notify::NotifyState::Ready);
+    let failure = attachment.go_on(&hear);
+    notify(sd_notify::NotifyState::Stopping);
+    attachment.end(failure, &ring, &hear)
+}
+
+fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
+    match &arguments.name {
+        Some(name) => check_name(name).map(|()| name.clone()),
+        None => {
+            let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+            let name: String = export.chars().map(plain).collect();
+            check_name(&name).map_err(|_| {
+                Failure::usage(format!("'{export}' cannot be a name here; give one: --name NAME"))
+            })?;
+            Ok(name)
+        }
+    }
+}
+
+fn plans(doors: &DoorOptions, folder: &std::path::Path) -> Vec<DoorPlan> {
+    let mut plans = doors.plans();
+    if plans.is_empty() {
+        let socket: PathBuf = folder.join("nbd.sock");
+        plans.push(DoorPlan::Nbd { listen: Listen::Unix(socket), insecure: false });
+    }
+    plans
+}
+
+fn forward_signals(ring: Sender<Heard>) -> Result<()> {
+    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
+    let forward = move || {
+        for _ in signals.forever() {
+            if ring.send(Heard::Signal).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
+}
+
+fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> impl Fn() -> EndTold + Send + 'static {
+    // Weak, so that whoever asks cannot keep the link open.
+    let initiator = Arc::downgrade(remote.initiator());
+    let (place, front) = (place.clone(), front.clone());
+    move || {
+        let connection = |initiator: Arc<Initiator>| {
+            ConnectionTold::new(place.to_string(), &initiator.status(), &place.addresses)
+        };
+        EndTold {
+            kind: "attach".into(),
+            name: place.to_string(),
+            pid: std::process::id(),
+            connections: initiator.upgrade().map(connection).into_iter().collect(),
+            cache: front.cache_told(),
+        }
+    }
+}
+
+/// A device that is attached.
+struct Attachment {
+    json: bool,
+    name: String,
+    place: LinkPlace,
+    doors: Arc<Doors>,
+    front: Front,
+    device: Arc<RemoteDevice>,
+    remote: Remote,
+}
+
+impl Attachment {
+    fn announce(&self) -> Result<()> {
+        let addresses = self.doors.addresses(&self.name);
+        if !self.json {
+            return addresses.iter().try_for_each(|(_, address)| crate::output::line(address));
+        }
+        let geometry = *self.front.device().geometry();
+        let doors: Vec<_> = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+        self.emit(&Event::Ready {
+            name: &self.name,
+            link: self.place.to_string(),
+            size_bytes: geometry.size_bytes,
+            read_only: geometry.read_only,
+            uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
+            doors,
+        });
+        Ok(())
+    }
+
+    fn emit(&self, event: &Event<'_>) {
+        if self.json {
+            say(event);
+        }
+    }
+
+    /// Serves until a signal, or until there is nothing left to serve: why.
+    fn go_on(&self, hear: &Receiver<Heard>) -> Option<Failure> {
+        let (mut known, mut probed) = (None, Instant::now());
+        let probe = Probe::default();
+        loop {
+            match hear.recv_timeout(TICK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => return None,
+            }
+            if let Front::Cached(cache) = &self.front {
+                cache.tick(Instant::now());
+            }
+            self.look(&mut known);
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                probe.ask(&self.device);
+            }
+            if let Some(error) = self.remote.initiator().failure().or_else(|| probe.fenced()) {
+                return Some(Failure::from(error).of_volume(&self.name));
+            }
+        }
+    }
+
+    fn look(&self, known: &mut Option<(bool, usize)>) {
+        let status = self.remote.initiator().status();
+        let open = status.links.iter().filter(|link| link.open && !link.silent).count();
+        let now = (status.connected && open > 0, open);
+        let links = self.place.addresses.len();
+        if known.replace(now) == Some(now) {
+            return;
+        }
+        match now {
+            (false, _) => tracing::warn!("{}: the target is away; requests wait", self.name),
+            (true, open) => tracing::info!("{}: {open} of {links} links carry requests", self.name),
+        }
+        self.emit(&Event::Link { connected: now.0, links_open: open, links });
+    }
+
+    /// Closes the doors, flushes, and ends the link; a further signal cuts it short.
+    fn end(self, failure: Option<Failure>, ring: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+        self.emit(&Event::Stopping);
+        let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
+        let close = move || {
+            doors.stop();
+            let device = front.device();
+            let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
+            let _ = ring.send(Heard::Closed(flushed.map_err(Failure::from)));
+        };
+        let started = std::thread::Builder::new().name("close".into()).spawn(close);
+        started.map_err(|error| Failure::io("cannot start the thread that closes the doors", &error))?;
+        let flushed = match hear.recv() {
+            Ok(Heard::Closed(flushed)) => flushed,
+            Ok(Heard::Signal) | Err(_) => {
+                tracing::warn!("ending at once; what was not flushed is lost");
+                self.doors.stop_now();
+                self.emit(&Event::Stopped { flushed: false });
+                return Ok(Exit::Negative);
+            }
+        };
+        self.emit(&Event::Stopped { flushed: flushed.is_ok() });
+        match (failure, flushed) {
+            (Some(failure), _) => Err(failure),
+            (None, Ok(())) => Ok(Exit::Ok),
+            (None, Err(failure)) => Err(Failure::new(
+                failure.exit(),
+                format!("{}: the last flush failed, and what it was for may be lost: {failure}", self.name),
+            )),
+        }
+    }
+}
+
+/// A question whose answer matters only when it is that somebody else has the device now.
+#[derive(Default)]
+struct Probe(Arc<Mutex<Asked>>);
+
+#[derive(Default)]
+struct Asked {
+    under_way: bool,
+    fenced: Option<Error>,
+}
+
+impl Probe {
+    fn ask(&self, device: &RemoteDevice) {
+        if std::mem::replace(&mut self.0.lock().under_way, true) {
+            return;
+        }
+        let exchange = Box::new(Ask(Arc::clone(&self.0)));
+        device.submit(Request::new(Operation::Prefetch, 0, 1, Flags::default(), exchange));
+    }
+
+    fn fenced(&self) -> Option<Error> {
+        self.0.lock().fenced.clone()
+    }
+}
+
+struct Ask(Arc<Mutex<Asked>>);
+
+impl Exchange for Ask {
+    fn fill(&mut self, _offset: u64, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let mut asked = self.0.lock();
+        asked.under_way = false;
+        asked.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_second_is_not_for_ever() {
+        let seconds = [(0, 0), (1, 1), (1000, 1), (1001, 2), (60_000, 60)];
+        for (ms, whole) in seconds {
+            assert_eq!(whole_seconds(Duration::from_millis(ms)), whole);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! How volumes are opened that a process is to show: options of `serve` and `target`.
+//!
+//! Invariant: what cannot be meant (a journal of a reader, one name twice) is refused before anything is
+//! opened.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
+
+use crate::config::{Places, VolumeAddress};
+use crate::exit::{Failure, Result};
+use crate::units::{parse_duration, parse_size};
+use crate::wiring::{self, CachePlan, JournalPlan, Plan};
+
+/// Where the local parts of volumes are, and what may be lost.
+#[derive(Args)]
+pub(super) struct Opening {
+    /// The journal: a file (made when absent) or a block device; with several volumes a folder.
+    #[arg(long, value_name = "PATH")]
+    journal: Option<PathBuf>,
+
+    /// Size of a journal when it is made.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    journal_bytes: u64,
+
+    /// The read cache: a file (made when absent) or a block device.
+    #[arg(long, value_name = "PATH")]
+    cache: Option<PathBuf>,
+
+    /// Size of the read cache; 0 for none.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
+    cache_bytes: u64,
+
+    /// Serve for reading only: no journal, no new attachment, nothing is written. Fits beside a writer.
+    #[arg(long)]
+    pub(super) read_only: bool,
+
+    /// Go on although the journal with the newest writes is lost; the volume becomes a cut of the past.
+    #[arg(long, conflicts_with = "read_only")]
+    accept_journal_loss: bool,
+
+    /// Go on although the store lets two writers win; you promise that there is one.
+    #[arg(long)]
+    no_fencing: bool,
+}
+
+/// What few need to change.
+#[derive(Args)]
+#[command(next_help_heading = "Tuning")]
+pub(super) struct Tuning {
+    /// Store a batch that is this old, even if small; 0: never by age.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    segment_age: Duration,
+
+    /// Write a checkpoint after this much log.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
+    checkpoint_bytes: u64,
+
+    /// Segments on their way to the store at once, at most 32.
+    #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT,
+          value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
+    uploads: u32,
+
+    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
+    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
+    staging: PathBuf,
+
+    /// Room in that folder for one volume.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
+    staging_bytes: u64,
+
+    /// Bytes read ahead of a sequential reader; 0: none.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
+    prefetch: u64,
+
+    /// Collect garbage when less than this share of all data is live, 0 to 0.95; 0: never.
+    #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
+    gc_start: f64,
+
+    /// Stop collecting when at least this share is live. Without it 0.02 above --gc-start.
+    #[arg(long, value_name = "SHARE")]
+    gc_stop: Option<f64>,
+
+    /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
+    #[arg(long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy", "cost-benefit"])]
+    gc_choice: String,
+
+    /// Live data to move a second at most; 0: no limit.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    gc_rate: u64,
+}
+
+impl Tuning {
+    fn gc(&self) -> Result<GcPolicy> {
+        let policy = GcPolicy {
+            start: self.gc_start,
+            stop: self.gc_stop.unwrap_or(self.gc_start + 0.02),
+            choice: if self.gc_choice == "greedy" { GcChoice::Greedy } else { GcChoice::CostBenefit },
+            bytes_per_second_max: self.gc_rate,
+        };
+        policy
+            .fault()
+            .map_or(Ok(policy), |fault| Err(Failure::usage(format!("--gc-start, --gc-stop: {fault}"))))
+    }
+}
+
+impl Opening {
+    /// What to open and how; without doors.
+    pub(super) fn plan(&self, places: &Places, tuning: &Tuning, volumes: Vec<VolumeAddress>) -> Result<Plan> {
+        for (index, address) in volumes.iter().enumerate() {
+            if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
+                return Err(Failure::usage(format!(
+                    "the volume name {} is given twice; exports need different names: serve one of them by \
+                     another process",
+                    address.name
+                )));
+            }
+        }
+        if let Some(address) = volumes.iter().find(|address| address.cut.is_some() && !self.read_only) {
+            return Err(Failure::usage(format!(
+                "{} is a state of the past: add --read-only, or write to a clone: sawmill clone {} NEW",
+                address.shown(),
+                address.shown()
+            )));
+        }
+        if self.read_only && self.journal.is_some() {
+            return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));
+        }
+        let cache = match &self.cache {
+            _ if self.cache_bytes == 0 => CachePlan::None,
+            Some(path) => CachePlan::At(path.clone()),
+            None => CachePlan::Default(places.cache_path()?),
+        };
+        Ok(Plan {
+            journal: plan_journal(self.journal.as_ref(), volumes.len())?,
+            options: OpenOptions {
+                journal_bytes: self.journal_bytes,
+                staging_folder: tuning.staging.clone(),
+                staging_bytes: tuning.staging_bytes,
+                read_only: self.read_only,
+                accept_journal_loss: self.accept_journal_loss,
+                no_fencing: self.no_fencing,
+                segment_age_max: tuning.segment_age,
+                checkpoint_bytes: tuning.checkpoint_bytes,
+                uploads_max: tuning.uploads,
+                prefetch_bytes: tuning.prefetch,
+                gc: tuning.gc()?,
+                ..OpenOptions::new(PathBuf::new())
+            },
+            doors: Vec::new(),
+            volumes,
+            cache,
+            cache_bytes: self.cache_bytes,
+            admin: None,
+        })
+    }
+}
+
+fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {
+    match given {
+        None => Ok(JournalPlan::State),
+        Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
+        Some(path) if volumes == 1 => Ok(JournalPlan::At(path.clone())),
+        Some(path) if path.exists() => Err(Failure::usage(format!(
+            "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by one",
+            path.display()
+        ))),
+        Some(path) => {
+            wiring::make_folder(path)?;
+            Ok(JournalPlan::Folder(path.clone()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Exit;
+
+    #[test]
+    fn one_journal_file_cannot_be_shared_by_two_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("journal");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(plan_journal(Some(&file), 1).unwrap(), JournalPlan::At(file.clone()));
+        assert_eq!(plan_journal(Some(&file), 2).unwrap_err().exit(), Exit::Usage);
+        let inside = folder.path().to_path_buf();
+        assert_eq!(plan_journal(Some(&inside), 2).unwrap(), JournalPlan::Folder(inside.clone()));
+        let absent = folder.path().join("journals");
+        assert_eq!(plan_journal(Some(&absent), 2).unwrap(), JournalPlan::Folder(absent.clone()));
+        assert!(absent.is_dir());
+    }
+}

@@ -1,0 +1,390 @@
+//! `sawmill target`: shows volumes, files and disks to other machines over a link.
+//!
+//! Invariants: a device is shown when all of them are open, and closed when no connection leads to it any
+//! more; what a volume accepted is safe as with `serve`. Not here: who may open what, and the packets
+//! (`sawmill-link`), opening volumes (`wiring`).
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_device::layer::ReadOnly;
+use sawmill_device::{BlockDevice, MemoryDevice, NullDevice};
+use sawmill_link::Unpack;
+use sawmill_link::clock::SteadyClock;
+use sawmill_link::session::{Security, unguessable};
+use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::threads::Listener;
+use sawmill_sys::FileLock;
+use serde::Serialize;
+
+use super::Context;
+use super::opening::{Opening, Tuning};
+use super::serve::{Heard, close, forward_signals, notify, parse_loopback, say};
+use crate::config::{Places, VolumeAddress, check_name};
+use crate::exit::{Exit, Failure, Result};
+use crate::file_device::FileDevice;
+use crate::handoff::Asked;
+use crate::link::KeyOptions;
+use crate::link::place::list_of;
+use crate::link::remote::own_name;
+use crate::link::told::{ConnectionTold, EndTold, Telling};
+use crate::serving::Serving;
+use crate::units::{human_size, parse_size, parse_size_u32};
+use crate::wiring::{self, CachePlan, Plan};
+
+/// How often it is looked for signals that were lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Show volumes, files and disks to other machines, which have them by `sawmill attach`.
+///
+/// Prints where it listens and what it shows when it is ready. SIGTERM or SIGINT ends all connections, stores
+/// everything of the volumes and ends with 0; a second signal stops at once and ends with 1. Whoever is
+/// attached waits for the next target at the same address, and goes on with it.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// What to show: a volume as for `serve`, device:PATH (a block device or a file),
+    /// memory:SIZE or null:SIZE (for tries); with EXPORT= before it under another name.
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+
+    /// Where: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE, with commas between them. udp:0.0.0.0 is
+    /// everywhere.
+    #[arg(long, value_name = "ADDRESSES")]
+    listen: String,
+
+    #[command(flatten)]
+    key: KeyOptions,
+
+    /// The name by which `sawmill link find` finds it. Without it this machine's.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Requests that one connection may have under way.
+    #[arg(long, value_name = "N", default_value_t = TargetOptions::default().slots_max,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    slots: u16,
+
+    /// Bytes of each of them: a connection takes --slots times this of memory. Whole pages, 4K to 4M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_slot, default_value = "256K")]
+    slot_bytes: u32,
+
+    /// Connections at a time.
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    connections: u32,
+
+    /// Threads that receive at each UDP address.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    receivers: u32,
+
+    #[command(flatten)]
+    opening: Opening,
+
+    /// Also serve dashboard, metrics and status of the volumes over HTTP on this loopback address.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
+
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+fn parse_slot(text: &str) -> Result<u32, String> {
+    let bytes = parse_size_u32(text)?;
+    let fits =
+        sawmill_format::link::greeting::SLOT_BYTES_RANGE.contains(&bytes) && bytes.is_multiple_of(4096);
+    fits.then_some(bytes).ok_or_else(|| format!("'{text}' is not whole pages from 4K to 4M"))
+}
+
+/// What `--json` prints, one object per line; volumes tell of their end as with `serve`.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready { name: &'a str, listen: &'a [String], sealed: bool, exports: Vec<ExportOf> },
+    Stopping,
+}
+
+/// One export.
+#[derive(Serialize)]
+struct ExportOf {
+    name: String,
+    size_bytes: u64,
+    read_only: bool,
+}
+
+/// One thing to show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Volume(VolumeAddress),
+    Device(PathBuf),
+    Memory(u64),
+    Null(u64),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    export: String,
+    what: What,
+}
+
+/// A device that is open, until the last connection has gone.
+struct Opened {
+    name: String,
+    device: Arc<dyn BlockDevice>,
+    /// Answered writes are there for the next process, as long as the machine runs.
+    outlives_process: bool,
+    _lock: Option<FileLock>,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    // Sockets, journals and caches are their owner's alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    // Before any thread is started: all of them serve disks that memory may be waiting for.
+    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+    }
+    let addresses = list_of(&arguments.listen)?;
+    let security = arguments.key.security()?;
+    let sealed = matches!(security, Security::Key(_));
+    let named = read_names(&context.places, arguments)?;
+    let plan = plan(&context.places, arguments, &named)?;
+    let (tell, hear) = channel();
+    let started = Arc::new(AtomicBool::new(false));
+    forward_signals(tell.clone(), Arc::clone(&started))?;
+    let others = open_others(&named, arguments.opening.read_only)?;
+    let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
+    let shown = all(&named, others, &serving);
+    let name = arguments.name.clone().unwrap_or_else(own_name);
+    let target = target(arguments, &name, security, &shown)?;
+    let listening = Listener::new(target, &addresses, arguments.receivers as usize);
+    let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
+    let telling = Telling::start(&context.places.links_folder()?, teller(&name, listener.target()))?;
+    started.store(true, Ordering::Release);
+    announce(context.json, &name, sealed, &listener, &shown)?;
+    notify(sd_notify::NotifyState::Ready);
+    wait(&serving, &hear);
+    notify(sd_notify::NotifyState::Stopping);
+    if context.json {
+        say(&Event::Stopping);
+    }
+    tracing::info!("stopping: ending connections and storing everything; a second signal stops at once");
+    drop(telling);
+    drop(listener);
+    let outcome = close(context.json, &serving, &tell, &hear);
+    drop(admin);
+    outcome
+}
+
+fn refuse_hand_off(asked: Asked) -> bool {
+    let text = "a target is not handed over: stop it and start another; whoever is attached waits for that";
+    // Whoever asked may be gone.
+    let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
+    true
+}
+
+fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
+    let mut all: Vec<Named> = Vec::new();
+    for text in &arguments.names {
+        let named = read_name(places, text)?;
+        if all.iter().any(|other| other.export == named.export) {
+            return Err(Failure::usage(format!(
+                "two exports would be named {}; give one of them another name: EXPORT={text}",
+                named.export
+            )));
+        }
+        all.push(named);
+    }
+    Ok(all)
+}
+
+fn read_name(places: &Places, text: &str) -> Result<Named> {
+    let (export, text) = match text.split_once('=') {
+        Some((export, rest)) if !export.contains([':', '/']) => {
+            check_name(export)?;
+            (Some(export.to_owned()), rest)
+        }
+        _ => (None, text),
+    };
+    let size = |size: &str| parse_size(size).map_err(Failure::usage);
+    let (usual, what) = match text.split_once(':') {
+        Some(("memory", bytes)) => ("memory".to_owned(), What::Memory(size(bytes)?)),
+        Some(("null", bytes)) => ("null".to_owned(), What::Null(size(bytes)?)),
+        Some(("device", path)) => {
+            let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if export.is_none() && check_name(name).is_err() {
+                return Err(Failure::usage(format!(
+                    "'{text}' does not end in what can be a name; write EXPORT={text}"
+                )));
+            }
+            (name.to_owned(), What::Device(path.into()))
+        }
+        _ => {
+            let address = places.resolve_cut(text)?;
+            (address.shown(), What::Volume(address))
+        }
+    };
+    Ok(Named { export: export.unwrap_or(usual), what })
+}
+
+fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan> {
+    let volumes: Vec<VolumeAddress> = named
+        .iter()
+        .filter_map(|named| match &named.what {
+            What::Volume(address) => Some(address.clone()),
+            _ => None,
+        })
+        .collect();
+    let without = volumes.is_empty();
+    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    let cache = if without { CachePlan::None } else { plan.cache };
+    Ok(Plan { admin: arguments.admin, cache, ..plan })
+}
+
+/// Opens what is no volume.
+fn open_others(named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
+    let mut all = Vec::new();
+    for Named { export, what } in named {
+        let (device, outlives_process, lock): (Arc<dyn BlockDevice>, bool, Option<FileLock>) = match what {
+            What::Volume(_) => continue,
+            What::Device(path) => {
+                let lock = if read_only { None } else { Some(lock(path)?) };
+                (Arc::new(FileDevice::alone(path, read_only)?), true, lock)
+            }
+            What::Memory(bytes) => (Arc::new(MemoryDevice::new(*bytes)), false, None),
+            What::Null(bytes) => (Arc::new(NullDevice::new(*bytes)), false, None),
+        };
+        let device = if read_only { Arc::new(ReadOnly::new(device)) } else { device };
+        all.push(Opened { name: export.clone(), device, outlives_process, _lock: lock });
+    }
+    Ok(all)
+}
+
+fn lock(path: &Path) -> Result<FileLock> {
+    FileLock::take(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            let text = format!("{} is in use: mounted, or another process shows it", path.display());
+            Failure::new(Exit::InUse, text)
+        }
+        _ => Failure::io(format!("cannot open {}", path.display()), &error),
+    })
+}
+
+fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Vec<Opened> {
+    for Named { export, what } in named {
+        let What::Volume(address) = what else { continue };
+        // All of the plan are open, under these names.
+        if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
+            let device = served.as_shown().device;
+            others.push(Opened { name: export.clone(), device, outlives_process: true, _lock: None });
+        }
+    }
+    others
+}
+
+fn target(arguments: &Arguments, name: &str, security: Security, shown: &[Opened]) -> Result<Arc<Target>> {
+    let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
+    if name.is_empty() || name.len() > most {
+        return Err(Failure::usage(format!("'{name}' cannot be a target's name; use 1 to {most} bytes")));
+    }
+    let options = TargetOptions {
+        name: name.to_owned(),
+        slots_max: arguments.slots,
+        slot_bytes_max: arguments.slot_bytes,
+        connections_max: arguments.connections as usize,
+        ..TargetOptions::default()
+    };
+    let boot =
+        sawmill_sys::boot_id().map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
+    let target = Target::new(options, security, Arc::new(SteadyClock), unguessable());
+    for Opened { name, device, outlives_process, .. } in shown {
+        let keeper = outlives_process.then_some(boot);
+        target.add(name, Arc::new(Unpack::new(Arc::clone(device))), keeper)?;
+    }
+    Ok(target)
+}
+
+fn teller(name: &str, target: &Arc<Target>) -> impl Fn() -> EndTold + Send + 'static {
+    let (name, target) = (name.to_owned(), Arc::downgrade(target));
+    move || {
+        let status = target.upgrade().map(|target| target.status()).unwrap_or_default();
+        let connections = status.into_iter().map(|(peer, status)| ConnectionTold::new(peer, &status, &[]));
+        EndTold {
+            kind: "target".into(),
+            name: name.clone(),
+            pid: std::process::id(),
+            connections: connections.collect(),
+            cache: None,
+        }
+    }
+}
+
+fn announce(json: bool, name: &str, sealed: bool, listener: &Listener, shown: &[Opened]) -> Result<()> {
+    let exports = shown.iter().map(|opened| {
+        let geometry = opened.device.geometry();
+        ExportOf { name: opened.name.clone(), size_bytes: geometry.size_bytes, read_only: geometry.read_only }
+    });
+    if !sealed {
+        tracing::warn!("without a key: whoever reaches the network reads and writes what is shown");
+    }
+    let listen = listener.addresses();
+    if json {
+        say(&Event::Ready { name, listen, sealed, exports: exports.collect() });
+        return Ok(());
+    }
+    for export in exports {
+        let kind = if export.read_only { ", read-only" } else { "" };
+        let size = human_size(export.size_bytes);
+        crate::output::line(&format!("link:{}/{} ({size}{kind})", listen.join(","), export.name))?;
+    }
+    Ok(())
+}
+
+/// Until the first signal.
+fn wait(serving: &Serving, hear: &Receiver<Heard>) {
+    loop {
+        match hear.recv_timeout(LOOK_EVERY) {
+            Ok(Heard::Collect) => serving.collect_all(),
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places { home: Some("/home/ada".into()), ..Places::default() }
+    }
+
+    #[test]
+    fn names_say_what_is_shown_and_under_which_name() {
+        let read = |text: &str| read_name(&places(), text).unwrap();
+        assert_eq!(read("memory:1M"), Named { export: "memory".into(), what: What::Memory(1 << 20) });
+        assert_eq!(read("x=null:1T"), Named { export: "x".into(), what: What::Null(1 << 40) });
+        let disk = What::Device("/dev/sdb".into());
+        assert_eq!(read("device:/dev/sdb"), Named { export: "sdb".into(), what: disk.clone() });
+        assert_eq!(read("db=device:/dev/sdb"), Named { export: "db".into(), what: disk });
+        let volume = read("db=s3://bucket/disks/disk1");
+        assert!(volume.export == "db" && matches!(volume.what, What::Volume(a) if a.name == "disk1"));
+        assert_eq!(read("disk1").export, "disk1");
+    }
+
+    #[test]
+    fn what_cannot_be_shown_is_refused_with_what_to_write() {
+        for (text, word) in [
+            ("memory:much", "'much'"),
+            ("a b=null:1M", "'a b'"),
+            ("device:/", "EXPORT="),
+            ("a/b", "file:///"),
+        ] {
+            let told = read_name(&places(), text).unwrap_err().to_string();
+            assert!(told.contains(word), "{text}: {told}");
+        }
+    }
+}

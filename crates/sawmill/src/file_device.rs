@@ -1,0 +1,280 @@
+//! A file or block device of the kernel as a device: threads that wait for the kernel, any bytes by
+//! read-modify-write of the edges.
+//!
+//! Invariants: reads and writes go around the page cache where that is possible; a sync that failed is never
+//! tried again, since the kernel forgets what it could not write: all later ones fail. Not here: who may have
+//! it open; what a conformance test thinks of it.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::OFlags;
+use sawmill_device::layer::Align;
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply, Request,
+};
+use sawmill_sys::AlignedBytes;
+
+use crate::exit::{Exit, Failure, Result};
+
+/// Requests of a file that are under way at a time.
+const THREADS: usize = 8;
+
+/// The longest read or write of a file that stands alone.
+const REQUEST_BYTES_MAX: u32 = 4 << 20;
+
+/// A file, or a block device.
+pub(crate) struct FileDevice(Align<Threads>);
+
+impl FileDevice {
+    /// `inner` is the geometry behind the door, for what the kernel does not say.
+    pub(crate) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
+        let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
+        let file = open(path, inner.read_only).map_err(|error| failed(&error))?;
+        let unit_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
+        let geometry = Geometry {
+            request_bytes_max: 1 << 20,
+            preferred_bytes: 64 << 10,
+            operations: Operations { allocation: false, ..inner.operations },
+            ..*inner
+        };
+        Ok(FileDevice(Align::new(Threads::start(file, geometry)?, unit_bytes)?))
+    }
+
+    /// A file or block device as it is: its size is what there is of it.
+    pub(crate) fn alone(path: &Path, read_only: bool) -> Result<Self> {
+        let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
+        let mut file = open(path, read_only).map_err(|error| failed(&error))?;
+        let is_disk = file.metadata().map_err(|error| failed(&error))?.file_type().is_block_device();
+        let size_bytes = file.seek(SeekFrom::End(0)).map_err(|error| failed(&error))?;
+        let block_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
+        if size_bytes == 0 {
+            let text = format!("{} is empty; give it a size: truncate --size 10G FILE", path.display());
+            return Err(Failure::new(Exit::Usage, text));
+        }
+        let geometry = Geometry {
+            size_bytes,
+            block_bytes,
+            preferred_bytes: 64 << 10,
+            request_bytes_max: REQUEST_BYTES_MAX,
+            read_only,
+            shared_cache: true,
+            // What a disk holds where it was told to discard is the disk's own affair; D9 is not.
+            operations: Operations { discard: !is_disk, write_zeroes: true, allocation: false },
+        };
+        Ok(FileDevice(Align::new(Threads::start(file, geometry)?, block_bytes)?))
+    }
+}
+
+/// A file system may have no direct I/O.
+fn open(path: &Path, read_only: bool) -> io::Result<File> {
+    let open = |flags: OFlags| {
+        let flags = flags.bits().cast_signed();
+        OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+    };
+    open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()))
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        self.0.submit(request);
+    }
+}
+
+/// Threads that wait for the kernel.
+struct Threads {
+    geometry: Geometry,
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// What is to be done, and whether more can come.
+    waiting: Mutex<(VecDeque<Request>, bool)>,
+    changed: Condvar,
+    sync: Syncs,
+}
+
+/// Syncs, until one fails.
+#[derive(Default)]
+struct Syncs {
+    failed: AtomicBool,
+}
+
+impl Syncs {
+    fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let lost =
+            || io::Error::other("a sync failed before: what was not durable then may be lost; open it anew");
+        if self.failed.load(Ordering::SeqCst) {
+            return Err(lost());
+        }
+        let done = sync();
+        if done.is_err() {
+            self.failed.store(true, Ordering::SeqCst);
+        }
+        // One that overlapped a failed one may have been told well of what that one lost.
+        if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(lost())) } else { done }
+    }
+}
+
+impl Threads {
+    fn start(file: File, geometry: Geometry) -> Result<Self> {
+        let (queue, file) = (Arc::<Queue>::default(), Arc::new(file));
+        let mut all = Threads { geometry, queue, threads: Vec::new() };
+        for _ in 0..THREADS {
+            let (queue, file) = (Arc::clone(&all.queue), Arc::clone(&file));
+            let started = std::thread::Builder::new().name("file".into()).spawn(move || queue.work(&file));
+            all.threads.push(started.map_err(|error| Failure::io("cannot start a thread", &error))?);
+        }
+        Ok(all)
+    }
+}
+
+impl BlockDevice for Threads {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        if let Err(error) = request.check(&self.geometry) {
+            return request.fail(error);
+        }
+        self.queue.waiting.lock().0.push_back(request);
+        self.queue.changed.notify_one();
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.queue.waiting.lock().1 = true;
+        self.queue.changed.notify_all();
+        let own = std::thread::current().id();
+        // An answer on one of them may be what lets go of this device.
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Queue {
+    fn work(&self, file: &File) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            let mut request = loop {
+                match waiting.0.pop_front() {
+                    Some(request) => break request,
+                    None if waiting.1 => return,
+                    None => self.changed.wait(&mut waiting),
+                }
+            };
+            drop(waiting);
+            let outcome = carry_out(file, &self.sync, &mut request);
+            request.complete(outcome);
+        }
+    }
+}
+
+fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
+    let (address, length) = (request.address, request.length);
+    let done = match request.operation {
+        Operation::Read => {
+            let mut bytes = AlignedBytes::zeroed(length as usize);
+            let read = file.read_exact_at(&mut bytes, address);
+            if read.is_ok() {
+                request.buffer().copy_from_slice(&bytes);
+            }
+            read
+        }
+        Operation::Write => {
+            let mut bytes = AlignedBytes::zeroed(length as usize);
+            request.fill(0, &mut bytes);
+            file.write_all_at(&bytes, address)
+        }
+        Operation::Flush => sync.run(|| file.sync_data()),
+        // D9 lets a discard do nothing.
+        Operation::Discard => or_else(sawmill_sys::discard(file, address, length), || Ok(())),
+        Operation::WriteZeroes => write_zeroes(file, address, length),
+        Operation::Prefetch | Operation::Allocation => Ok(()),
+    };
+    let done = match done {
+        Ok(()) if request.flags.fua => sync.run(|| file.sync_data()),
+        done => done,
+    };
+    done.map(|()| Reply::Done).map_err(|error| {
+        let text = format!("{:?} of {length} bytes at {address}: {error}", request.operation);
+        Error::new(ErrorKind::Unavailable, text)
+    })
+}
+
+/// Where it is not supported, something else.
+fn or_else(done: io::Result<()>, otherwise: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => otherwise(),
+        done => done,
+    }
+}
+
+fn write_zeroes(file: &File, address: u64, length: u64) -> io::Result<()> {
+    or_else(sawmill_sys::write_zeroes(file, address, length), || {
+        let zeroes = AlignedBytes::zeroed(length.min(REQUEST_BYTES_MAX.into()) as usize);
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(zeroes.len() as u64);
+            file.write_all_at(&zeroes[..part as usize], address + done)?;
+            done += part;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_device::conformance;
+
+    use super::*;
+
+    #[test]
+    fn a_file_keeps_the_contract() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        conformance::all(&|| {
+            // Of zeroes, each time.
+            File::create(&path).unwrap().set_len(64 << 20).unwrap();
+            Arc::new(FileDevice::alone(&path, false).unwrap())
+        });
+        conformance::read_only(&|| Arc::new(FileDevice::alone(&path, true).unwrap()));
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let told = |path: &Path| FileDevice::alone(path, false).err().unwrap();
+        assert_eq!(told(&path).exit(), Exit::NotFound);
+        File::create(&path).unwrap();
+        assert!(told(&path).to_string().contains("truncate"));
+        File::create(&path).unwrap().set_len(1000).unwrap();
+        assert!(told(&path).to_string().contains("whole blocks"));
+    }
+
+    #[test]
+    fn a_sync_that_failed_is_never_tried_again() {
+        let sync = Syncs::default();
+        assert!(sync.run(|| Ok(())).is_ok());
+        assert!(sync.run(|| Err(io::Error::other("the disk"))).is_err());
+        let later = sync.run(|| panic!("it was tried again"));
+        assert!(later.expect_err("what was lost stays lost").to_string().contains("failed before"));
+    }
+}

@@ -1,0 +1,54 @@
+//! Both ends of a link as commands see them: keys, places, a connection that was made, what is told of one.
+//!
+//! Rooms: [`place`] (what people write), [`remote`] (an initiator that is connected), [`told`] (what a
+//! running end says of itself). Not here: packets and threads (`sawmill-link`), doors, volumes.
+
+pub(crate) mod place;
+pub(crate) mod remote;
+pub(crate) mod told;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use sawmill_link::session::{KeyError, PreSharedKey, Security};
+
+use crate::exit::{Exit, Failure, Result};
+
+/// How both ends trust each other.
+#[derive(Args)]
+pub(crate) struct KeyOptions {
+    /// The file with the key that both ends have; `sawmill link key FILE` makes one.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Without a key: whoever reaches the network reads and writes. The other end must say the same.
+    #[arg(long, conflicts_with = "key_file")]
+    insecure: bool,
+}
+
+impl KeyOptions {
+    /// What was asked for; there is no default.
+    pub(crate) fn security(&self) -> Result<Security> {
+        match &self.key_file {
+            Some(path) => Ok(Security::Key(PreSharedKey::read(path)?)),
+            None if self.insecure => Ok(Security::Insecure),
+            None => Err(Failure::usage(
+                "a link needs a key that both ends have: make one with `sawmill link key FILE`, copy FILE to \
+                 the other machine, and give --key-file FILE at both ends; --insecure does without",
+            )),
+        }
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        let exit = match &error {
+            KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),
+            KeyError::Open { .. } => Exit::Refused,
+            KeyError::Malformed { .. } => Exit::Usage,
+            KeyError::Exists { .. } => Exit::Exists,
+            KeyError::Random => Exit::Unavailable,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}

@@ -1,0 +1,99 @@
+//! Where a remote device is, as people write it: `link:udp:10.0.0.1,tcp:10.0.1.1:9800/disk1`.
+//!
+//! Invariant: what is shown reads back as the same. Not here: who is there.
+
+use std::fmt;
+
+use sawmill_link::carrier::LinkAddress;
+
+use crate::exit::{Failure, Result};
+
+/// Links to a target, and perhaps one of its exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LinkPlace {
+    pub(crate) addresses: Vec<LinkAddress>,
+    pub(crate) export: Option<String>,
+}
+
+impl LinkPlace {
+    /// Reads `link:ADDRESS[,ADDRESS...][/EXPORT]`.
+    pub(crate) fn parse(text: &str) -> Result<LinkPlace> {
+        let Some(place) = text.strip_prefix("link:") else {
+            return Err(Failure::usage(format!(
+                "'{text}' is no link; write link:ADDRESS[,ADDRESS...]/EXPORT, as in \
+                 link:udp:10.0.0.1,udp:10.0.1.1/disk1"
+            )));
+        };
+        let (list, export) = match place.split_once('/') {
+            Some((list, export)) if !export.is_empty() => (list, Some(export.to_owned())),
+            Some((list, _)) => (list, None),
+            None => (place, None),
+        };
+        Ok(LinkPlace { addresses: list_of(list)?, export })
+    }
+
+    /// The export, which there must be.
+    pub(crate) fn export(&self) -> Result<&str> {
+        self.export.as_deref().ok_or_else(|| {
+            Failure::usage(format!(
+                "'{self}' names no export; write {self}/EXPORT; `sawmill link list {self}` shows those there \
+                 are"
+            ))
+        })
+    }
+}
+
+impl fmt::Display for LinkPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if index == 0 { "link:" } else { "," })?;
+        }
+        self.export.as_ref().map_or(Ok(()), |export| write!(f, "/{export}"))
+    }
+}
+
+/// Addresses with commas between them; a link has at most eight.
+pub(crate) fn list_of(text: &str) -> Result<Vec<LinkAddress>> {
+    const LINKS_MAX: usize = sawmill_format::link::LINKS_MAX;
+    let addresses = LinkAddress::list(text).map_err(|error| Failure::usage(error.to_string()))?;
+    match addresses.len() {
+        0..=LINKS_MAX => Ok(addresses),
+        count => Err(Failure::usage(format!("{count} links are too many; there are at most {LINKS_MAX}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_reads_what_it_shows() {
+        for text in [
+            "link:udp:10.0.0.1:9700/disk1",
+            "link:udp:[fe80::2%eth1]:9700,tcp:store.lan:9800,eth:eth1/disk1@position:5",
+            "link:eth:eth0",
+        ] {
+            assert_eq!(LinkPlace::parse(text).unwrap().to_string(), text);
+        }
+        let short = LinkPlace::parse("link:udp:10.0.0.1/disk1").unwrap();
+        assert_eq!(short.to_string(), "link:udp:10.0.0.1:9700/disk1");
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused_with_what_to_write() {
+        let table = [
+            ("udp:10.0.0.1/disk1", "link:ADDRESS"),
+            ("link:", "empty"),
+            ("link:10.0.0.1/disk1", "udp:, tcp: or eth:"),
+            ("link:udp:10.0.0.1:0/disk1", "port"),
+            ("link:eth:eth0,eth:eth0/disk1", "twice"),
+            ("link:eth:a,eth:b,eth:c,eth:d,eth:e,eth:f,eth:g,eth:h,eth:i/disk1", "at most 8"),
+        ];
+        for (text, word) in table {
+            let told = LinkPlace::parse(text).unwrap_err().to_string();
+            assert!(told.contains(word), "{text}: {told}");
+        }
+        let whole = LinkPlace::parse("link:eth:eth0/").unwrap();
+        assert!(whole.export().unwrap_err().to_string().contains("sawmill link list link:eth:eth0"));
+    }
+}

@@ -1,0 +1,176 @@
+//! The ends of a link, `sawmill target` and `sawmill attach`, as running processes with their events.
+//!
+//! Readiness is an end's own event; nothing here guesses by time. An end that is dropped is killed.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::machine::PATIENCE;
+use crate::nbd::{Client, Dialect};
+use crate::place::{Finished, Place};
+
+/// A running end.
+pub struct End {
+    line: String,
+    child: Child,
+    events: Receiver<Value>,
+    said: Option<JoinHandle<String>>,
+    /// What it said when it was ready.
+    pub ready: Value,
+}
+
+impl End {
+    /// Starts an end and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it ends before.
+    #[must_use]
+    pub fn start(place: &Place, words: &[&str]) -> Self {
+        Self::launch(&mut place.command(&[words, &["--json"]].concat()))
+    }
+
+    /// The same by a whole command, which prints events.
+    ///
+    /// # Panics
+    /// When it ends before it is ready.
+    #[must_use]
+    pub fn launch(command: &mut Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary under test starts");
+        let (tell, events) = channel();
+        let stdout = child.stdout.take().expect("a pipe was asked for");
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // Whoever listens may be gone; the pipe is still to be drained.
+                let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
+            }
+        });
+        let mut stderr = child.stderr.take().expect("a pipe was asked for");
+        let said = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            text
+        });
+        let line = format!("{command:?}");
+        let mut end = End { line, child, events, said: Some(said), ready: Value::Null };
+        while end.ready.is_null() {
+            match end.next_event() {
+                Some(event) if event["event"] == "ready" => end.ready = event,
+                Some(_) => {}
+                None => panic!("it did not get ready: {:?}", end.finished()),
+            }
+        }
+        end
+    }
+
+    /// The next event, or none when it has ended.
+    ///
+    /// # Panics
+    /// When it is silent for too long.
+    pub fn next_event(&mut self) -> Option<Value> {
+        match self.events.recv_timeout(PATIENCE) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("`{}` was silent", self.line),
+        }
+    }
+
+    /// The URI of its first door.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        self.ready["uri"].as_str().expect("an attachment has a door").to_owned()
+    }
+
+    /// A client of its NBD door.
+    ///
+    /// # Panics
+    /// When it cannot connect.
+    #[must_use]
+    pub fn connect(&self) -> Client {
+        Client::connect(&self.uri(), Dialect::Structured).expect("the door is open")
+    }
+
+    /// Kills it.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn kill(mut self) {
+        self.child.kill().expect("a process of ours");
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and waits for what it leaves.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn stop(self) -> Finished {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("a process of ours");
+        self.finished()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it cannot be waited for.
+    #[must_use]
+    pub fn finished(mut self) -> Finished {
+        let status = self.child.wait().expect("a process of ours");
+        let said = self.said.take().expect("joined once").join().expect("it only reads");
+        Finished { line: self.line.clone(), code: status.code(), stdout: String::new(), stderr: said }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Addresses of loopback, of these kinds, at ports that were free a moment ago, with commas between them.
+///
+/// # Panics
+/// When there are none.
+#[must_use]
+pub fn addresses(kinds: &[&str]) -> String {
+    // Held until all are known, so that all differ.
+    let free: Vec<(UdpSocket, std::net::TcpListener)> = kinds
+        .iter()
+        .map(|_| {
+            loop {
+                let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+                if let Ok(udp) = UdpSocket::bind(tcp.local_addr().expect("bound")) {
+                    return (udp, tcp);
+                }
+            }
+        })
+        .collect();
+    let address =
+        |(kind, (udp, _)): (&&str, &(UdpSocket, _))| format!("{kind}:{}", udp.local_addr().expect("bound"));
+    kinds.iter().zip(&free).map(address).collect::<Vec<_>>().join(",")
+}
+
+/// A key in the place, and its path.
+///
+/// # Panics
+/// When it cannot be made.
+#[must_use]
+pub fn key(place: &Place, name: &str) -> String {
+    let path = place.path(name).display().to_string();
+    let _ = place.sawmill(&["link", "key", &path]).ok();
+    path
+}

@@ -1,0 +1,306 @@
+//! `sawmill target`, `sawmill attach` and `sawmill link`: devices of another machine, one writer at a time.
+
+use sawmill_tests::linked::{End, addresses, key};
+use sawmill_tests::machine::{can_mount, command, run, skip};
+use sawmill_tests::place::Place;
+use sawmill_tests::{requires, store};
+
+/// A target of these names, with its key, and where it is.
+struct Shown {
+    place: Place,
+    listen: String,
+    key: String,
+    target: End,
+}
+
+/// What keeps a target of volumes small.
+const SMALL: [&str; 4] = ["--journal-bytes", "64M", "--cache-bytes", "64M"];
+
+impl Shown {
+    fn start(place: Place, names: &[&str], kinds: &[&str]) -> Self {
+        let (listen, key) = (addresses(kinds), key(&place, "key"));
+        let target = Self::target(&place, names, &listen, &key);
+        Shown { place, listen, key, target }
+    }
+
+    fn target(place: &Place, names: &[&str], listen: &str, key: &str) -> End {
+        let staging = place.memory().display().to_string();
+        let words = ["--listen", listen, "--key-file", key, "--name", "store", "--staging", &staging];
+        End::start(place, &[&["target"], names, &SMALL, &words].concat())
+    }
+
+    fn link(&self, export: &str) -> String {
+        format!("link:{}/{export}", self.listen)
+    }
+
+    fn attach(&self, name: &str, export: &str, more: &[&str]) -> End {
+        let door = format!("unix:{}", self.place.path(&format!("{name}.sock")).display());
+        let link = self.link(export);
+        let words = ["attach", &link, "--key-file", &self.key, "--name", name, "--nbd", &door];
+        End::start(&self.place, &[&words, more].concat())
+    }
+
+    /// An attach that is to be refused.
+    fn refused(&self, words: &[&str], code: i32, told: &[&str]) {
+        let door = format!("unix:{}", self.place.path("refused.sock").display());
+        self.place
+            .sawmill(&[&["attach"], words, &["--nbd", &door, "--log", "error"]].concat())
+            .refused(code, told);
+    }
+}
+
+fn memory(kinds: &[&str]) -> Shown {
+    Shown::start(Place::new(&store::folder()), &["memory:16M"], kinds)
+}
+
+#[test]
+fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_links() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &[]);
+    let file = place.path("file");
+    std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
+    let device = format!("raw=device:{}", file.display());
+    let shown = Shown::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
+    assert_eq!(shown.target.ready["exports"].as_array().map(Vec::len), Some(3));
+    for (export, size) in [("disk", 16 << 20), ("raw", 4 << 20)] {
+        let attached = shown.attach(export, export, &[]);
+        assert_eq!(attached.ready["size_bytes"].as_u64(), Some(size));
+        let client = attached.connect();
+        client.write(4096, &[7; 70_000]).expect("accepted");
+        client.write(size - 512, &[8; 512]).expect("the last bytes");
+        client.flush().expect("flushed");
+        assert_eq!(client.read(4096, 70_000).expect("read"), [7; 70_000]);
+        assert_eq!(client.read(0, 4096).expect("read"), [0; 4096]);
+        drop(client);
+        let _ = attached.stop().ok();
+    }
+    let Shown { place, target, .. } = shown;
+    let _ = target.stop().ok();
+    let bytes = std::fs::read(&file).expect("the target's file");
+    assert!(bytes[4096..74_096].iter().all(|byte| *byte == 7) && bytes[(4 << 20) - 1] == 8);
+    let server = place.serve("disk").start();
+    assert_eq!(server.connect().read(4096, 70_000).expect("stored"), [7; 70_000]);
+}
+
+#[test]
+fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
+    let shown = Shown::start(Place::new(&store::folder()), &["a=memory:1M", "b=null:1G"], &["udp", "tcp"]);
+    let ask = |words: &[&str]| shown.place.sawmill(&[&["--json", "link"], words].concat()).json();
+    let link = format!("link:{}", shown.listen);
+    let listed = ask(&["list", &link, "--key-file", &shown.key]);
+    let row = |n: usize| (listed[n]["name"].as_str(), listed[n]["size_bytes"].as_u64());
+    assert_eq!((row(0), row(1)), ((Some("a"), Some(1 << 20)), (Some("b"), Some(1 << 30))));
+    let udp = shown.listen.split(',').next().expect("one").trim_start_matches("udp:");
+    let found = ask(&["find", "--udp", udp, "--wait", "300ms"]);
+    assert_eq!((found[0]["name"].as_str(), found[0]["sealed"].as_bool()), (Some("store"), Some(true)));
+    assert_eq!(found[0]["address"].as_str(), Some(&*format!("udp:{udp}")));
+    assert_eq!(ask(&["find", "--udp", udp, "--name", "other", "--wait", "300ms"]), serde_json::json!([]));
+    let attached = shown.attach("a", "a", &["--cache", "write-back"]);
+    attached.connect().write(100, &[1; 10]).expect("accepted");
+    let status = ask(&["status", "--over", "0"]);
+    let ends = status.as_array().expect("ends");
+    let end = |kind: &str| ends.iter().find(|end| end["kind"] == kind).expect("it runs");
+    assert_eq!(end("target")["connections"].as_array().map(Vec::len), Some(1), "{status}");
+    let connection = &end("attach")["connections"][0];
+    assert!(connection["connected"] == true && connection["slots"].as_u64() > Some(0), "{status}");
+    assert_eq!(connection["links"].as_array().map(Vec::len), Some(2), "{status}");
+    assert_eq!(end("attach")["cache"]["partial_writes"].as_u64(), Some(1), "{status}");
+    let table = shown.place.sawmill(&["link", "status", "--over", "50ms"]).ok();
+    assert!(table.contains("credits") && table.contains("saved by 1 partial writes"), "{table}");
+}
+
+#[test]
+fn whoever_has_no_key_or_another_is_told_so() {
+    let shown = memory(&["udp"]);
+    let link = shown.link("memory");
+    let wrong = key(&shown.place, "wrong");
+    shown.refused(&[&link, "--key-file", &wrong], 8, &["same key"]);
+    shown.refused(&[&link, "--insecure"], 8, &["wants a key"]);
+    shown.refused(&[&link], 2, &["sawmill link key", "--insecure"]);
+    shown
+        .place
+        .sawmill(&["target", "memory:1M", "--listen", "udp:127.0.0.1"])
+        .refused(2, &["sawmill link key"]);
+    shown.place.sawmill(&["link", "key", &wrong]).refused(4, &["never overwritten"]);
+    let insecure = addresses(&["udp"]);
+    let open = End::start(&shown.place, &["target", "memory:1M", "--listen", &insecure, "--insecure"]);
+    shown.refused(&[&format!("link:{insecure}/memory"), "--key-file", &shown.key], 8, &["insecure"]);
+    let _ = open.stop().ok();
+}
+
+#[test]
+fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
+    let shown = memory(&["udp"]);
+    let first = shown.attach("first", "memory", &[]);
+    first.connect().write(0, &[1; 4096]).expect("accepted");
+    let link = shown.link("memory");
+    shown.refused(&[&link, "--key-file", &shown.key], 11, &["--take-over", "--shared"]);
+    let second = shown.attach("second", "memory", &["--take-over"]);
+    let client = second.connect();
+    assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
+    assert!(first.connect().write(0, &[9; 4096]).is_err(), "the first one is cut off");
+    first.finished().refused_as_fenced();
+    assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
+    drop(client);
+    // Also one that nobody uses hears of it.
+    let third = shown.attach("third", "memory", &["--take-over"]);
+    second.finished().refused_as_fenced();
+    let _ = third.stop().ok();
+    let one = shown.attach("one", "memory", &["--shared"]);
+    let other = shown.attach("other", "memory", &["--shared"]);
+    one.connect().write(0, &[3; 512]).expect("accepted");
+    assert_eq!(other.connect().read(0, 512).expect("read"), [3; 512]);
+}
+
+trait Fenced {
+    fn refused_as_fenced(&self);
+}
+
+impl Fenced for sawmill_tests::place::Finished {
+    /// An attachment logs more than its last line.
+    fn refused_as_fenced(&self) {
+        let last = self.stderr.lines().last().unwrap_or_default();
+        let told = last.starts_with("sawmill: error: ") && last.contains("taken it over");
+        assert!(self.code == Some(6) && told, "{self:?}");
+    }
+}
+
+#[test]
+fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
+    requires!(can_mount());
+    let shown = memory(&["udp", "tcp"]);
+    let folder = shown.place.path("mount").display().to_string();
+    let attached = shown.attach("disk", "memory", &["--fuse", &folder, "--loop", "--cache", "write-through"]);
+    let doors = attached.ready["doors"].as_array().expect("doors");
+    let device =
+        doors.iter().find_map(|door| door["address"].as_str().filter(|path| path.starts_with("/dev/")));
+    attached.connect().write(8192, &[6; 4096]).expect("accepted");
+    let bytes = run(command("dd")
+        .args(["bs=4096", "skip=2", "count=1", "status=none", "iflag=direct"])
+        .arg(format!("if={}", device.expect("a loop device"))));
+    assert_eq!(bytes.as_bytes(), [6; 4096]);
+    let _ = attached.stop().ok();
+}
+
+#[test]
+fn who_reads_only_changes_nothing() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "1M", &[]);
+    let shown = Shown::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
+    let attached = shown.attach("reader", "disk", &[]);
+    assert_eq!(attached.ready["read_only"], true);
+    assert!(attached.connect().write(0, &[1; 512]).is_err());
+    let beside = shown.attach("beside", "memory", &["--read-only"]);
+    assert_eq!(beside.connect().read(0, 512).expect("read"), [0; 512]);
+}
+
+#[test]
+fn what_cannot_be_a_link_is_refused_with_what_to_write() {
+    let shown = memory(&["udp"]);
+    let key = ["--key-file", &*shown.key];
+    let with_key = |link: &str, more: &[&str], code: i32, told: &[&str]| {
+        shown.refused(&[&[link], more, &key].concat(), code, told);
+    };
+    with_key("udp:127.0.0.1/memory", &[], 2, &["link:ADDRESS"]);
+    with_key("link:127.0.0.1/memory", &[], 2, &["udp:, tcp: or eth:"]);
+    with_key("link:udp:127.0.0.1", &[], 2, &["names no export", "sawmill link list"]);
+    with_key("link:eth:nosuch0/memory", &[], if is_root() { 3 } else { 8 }, &["eth:nosuch0"]);
+    with_key(&shown.link("nothing"), &[], 3, &["nothing", "memory"]);
+    with_key(&shown.link("memory"), &["--cache-bytes", "1M"], 2, &["--cache"]);
+    with_key(
+        &shown.link("memory"),
+        &["--cache", "write-back", "--cache-bytes", "1K"],
+        2,
+        &["cache_bytes_max"],
+    );
+    with_key(&shown.link("memory"), &["--shared", "--take-over"], 2, &["--take-over"]);
+    with_key(&shown.link("memory"), &["--shared", "--cache", "write-through"], 2, &["--cache"]);
+    let target = |words: &[&str], code: i32, told: &[&str]| {
+        shown.place.sawmill(&[&["target", "--log", "error"], words, &key].concat()).refused(code, told);
+    };
+    let free = addresses(&["udp"]);
+    target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp: or eth:"]);
+    target(&["memory:1M", "--listen", &shown.listen], 11, &["another port"]);
+    target(&["memory:1M", "memory:2M", "--listen", &free], 2, &["EXPORT="]);
+    target(&["memory:1M", "--listen", &free, "--slot-bytes", "5000"], 2, &["whole pages"]);
+    target(&["device:/no/such/disk", "--listen", &free], 3, &["/no/such/disk"]);
+    target(&["absent", "--listen", &free], 3, &["absent"]);
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Two network namespaces with a cable between them, removed in the end.
+struct Cable([String; 2]);
+
+impl Cable {
+    fn new() -> Result<Self, String> {
+        let names = [0, 1].map(|end| format!("smcli{}-{end}", std::process::id()));
+        let ip =
+            |words: &[&str]| command("ip").args(words).output().is_ok_and(|output| output.status.success());
+        if !is_root() || !names.iter().all(|name| ip(&["netns", "add", name])) {
+            return Err("network namespaces need root".to_owned());
+        }
+        let cable = Cable(names);
+        let [a, b] = [0, 1].map(|end| cable.0[end].as_str());
+        let laid = ip(&["-n", a, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", b])
+            && ip(&["-n", a, "link", "set", "near", "up"])
+            && ip(&["-n", b, "link", "set", "far", "up"]);
+        if laid { Ok(cable) } else { Err("this kernel has no veth interfaces".to_owned()) }
+    }
+
+    /// The interface of one end goes down, and up again.
+    fn pull(&self) {
+        for way in ["down", "up"] {
+            run(command("ip").args(["-n", &self.0[0], "link", "set", "near", way]));
+        }
+    }
+
+    /// A `sawmill` command line at one of its ends.
+    fn command(&self, end: usize, place: &Place, words: &[&str]) -> std::process::Command {
+        let inside = place.command(words);
+        let mut command = command("ip");
+        command.args(["netns", "exec", &self.0[end]]).arg(inside.get_program()).args(inside.get_args());
+        command.envs(inside.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            let _ = command("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
+#[test]
+fn a_device_comes_by_raw_ethernet_with_no_addresses_at_all() {
+    let cable = match Cable::new() {
+        Ok(cable) => cable,
+        Err(why) => return skip(&why),
+    };
+    let place = Place::new(&store::folder());
+    let key = key(&place, "key");
+    let words =
+        ["target", "memory:4M", "--listen", "eth:near", "--key-file", &key, "--name", "near", "--json"];
+    let target = End::launch(&mut cable.command(0, &place, &words));
+    let find = ["--json", "link", "find", "--interface", "far", "--wait", "500ms"];
+    let found: serde_json::Value =
+        serde_json::from_str(&run(&mut cable.command(1, &place, &find))).expect("a list");
+    assert_eq!((found[0]["name"].as_str(), found[0]["address"].as_str()), (Some("near"), Some("eth:far")));
+    let door = format!("unix:{}", place.path("far.sock").display());
+    let words = ["attach", "link:eth:far/memory", "--key-file", &key, "--nbd", &door, "--json"];
+    let attached = End::launch(&mut cable.command(1, &place, &words));
+    let client = attached.connect();
+    client.write(0, &[5; 300_000]).expect("accepted");
+    assert_eq!(client.read(0, 300_000).expect("read"), [5; 300_000]);
+    // The cable is pulled and put back: both ends open their interfaces again.
+    cable.pull();
+    client.write(0, &[6; 300_000]).expect("it waited");
+    assert_eq!(client.read(0, 300_000).expect("read"), [6; 300_000]);
+    drop(client);
+    let _ = attached.stop().ok();
+    let _ = target.stop().ok();
+}

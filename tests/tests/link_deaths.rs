@@ -1,0 +1,127 @@
+//! Targets and attachments that die: users of a device wait for the next target and lose nothing; a cache
+//! loses what a disk's would, and nothing that was flushed.
+
+use sawmill_tests::dice::Dice;
+use sawmill_tests::linked::{End, addresses, key};
+use sawmill_tests::load::{Load, Mix};
+use sawmill_tests::nbd::Client;
+use sawmill_tests::place::Place;
+use sawmill_tests::stamp::{check_nothing_accepted_lost, check_sectors};
+use sawmill_tests::store;
+
+const VOLUME_BYTES: u64 = 16 << 20;
+
+struct Scene {
+    place: Place,
+    listen: String,
+    key: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let place = Place::new(&store::folder());
+        place.create("disk", "16M", &[]);
+        let key = key(&place, "key");
+        Scene { place, listen: addresses(&["udp", "tcp"]), key }
+    }
+
+    fn target(&self) -> End {
+        let staging = self.place.memory().display().to_string();
+        let words =
+            ["target", "disk", "--listen", &self.listen, "--key-file", &self.key, "--staging", &staging];
+        End::start(&self.place, &[&words[..], &["--journal-bytes", "64M", "--cache-bytes", "64M"]].concat())
+    }
+
+    fn attach(&self, name: &str, more: &[&str]) -> End {
+        let door = format!("unix:{}", self.place.path(&format!("{name}.sock")).display());
+        let link = format!("link:{}/disk", self.listen);
+        let words = ["attach", &link, "--key-file", &self.key, "--name", name, "--nbd", &door];
+        End::start(&self.place, &[&words, more].concat())
+    }
+}
+
+#[test]
+fn a_target_killed_under_a_load_comes_back_and_its_users_see_no_error() {
+    let scene = Scene::new();
+    let mut target = Some(scene.target());
+    let attached = scene.attach("disk", &[]);
+    let clients: Vec<Client> = (0..2).map(|_| attached.connect()).collect();
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("link_deaths"), Mix::default());
+    for kill in 0..3 {
+        let completions = 1 + load.dice.below(400);
+        let tally = load.drive(&clients, completions, || {
+            target.take().expect("it runs").kill();
+            target = Some(scene.target());
+        });
+        assert_eq!((tally.refused, tally.unanswered), (0, 0), "kill {kill}: {tally:?}");
+    }
+    // In order, too: nobody hears of a device that was closed behind the target.
+    let tally = load.drive(&clients, 100, || {
+        let _ = target.take().expect("it runs").stop().ok();
+        target = Some(scene.target());
+    });
+    assert_eq!((tally.refused, tally.unanswered), (0, 0), "stopped: {tally:?}");
+    let image = clients[0].read_all().expect("readable");
+    let verdict =
+        check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(verdict.kept > 0, "{verdict:?}");
+    drop(clients);
+    let _ = attached.stop().ok();
+}
+
+#[test]
+fn what_a_cache_had_flushed_survives_it_and_its_end_in_order_flushes_all() {
+    let scene = Scene::new();
+    let target = scene.target();
+    let cached = ["--cache", "write-back", "--cache-bytes", "8M", "--flush-interval", "1h"];
+    let attached = scene.attach("first", &cached);
+    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("link_cache"), Mix::default());
+    let clients = [attached.connect()];
+    load.run(&clients, 300);
+    load.drive(&clients, 100, || attached.kill());
+    drop(clients);
+    let attached = scene.attach("second", &[&cached[..], &["--take-over"]].concat());
+    let client = attached.connect();
+    let image = client.read_all().expect("readable");
+    let verdict = check_sectors(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(verdict.demanded > 0, "nothing was flushed: this run proves nothing: {verdict:?}");
+    client.write(1 << 20, &[0xDD; 100_000]).expect("accepted");
+    drop(client);
+    let _ = attached.stop().ok();
+    let _ = target.stop().ok();
+    let server = scene.place.serve("disk").start();
+    assert_eq!(server.connect().read(1 << 20, 100_000).expect("stored"), vec![0xDD; 100_000]);
+}
+
+#[test]
+fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_ends() {
+    let scene = Scene::new();
+    let target = scene.target();
+    let attached = scene.attach("disk", &["--timeout", "1s"]);
+    let client = attached.connect();
+    client.write(0, &[1; 4096]).expect("accepted");
+    target.kill();
+    assert!(client.write(0, &[2; 4096]).is_err(), "nobody answers");
+    let left = attached.finished();
+    let told =
+        left.stderr.lines().last().is_some_and(|line| line.contains("no answer from the target for 1 s"));
+    assert!(left.code == Some(7) && told, "{left:?}");
+}
+
+#[test]
+fn memory_that_a_dead_target_kept_is_missed_by_the_next_flush_and_by_no_other() {
+    let place = Place::new(&store::folder());
+    let (listen, key) = (addresses(&["udp"]), key(&place, "key"));
+    let start = || End::start(&place, &["target", "memory:1M", "--listen", &listen, "--key-file", &key]);
+    let target = start();
+    let door = format!("unix:{}", place.path("disk.sock").display());
+    let link = format!("link:{listen}/memory");
+    let attached = End::start(&place, &["attach", &link, "--key-file", &key, "--nbd", &door]);
+    let client = attached.connect();
+    client.write(0, &[1; 4096]).expect("accepted");
+    target.kill();
+    let _next = start();
+    assert!(client.flush().is_err(), "what was written is gone, and a flush must not hide it");
+    client.write(0, &[2; 4096]).expect("accepted");
+    client.flush().expect("all that was written since");
+}
