@@ -2,8 +2,8 @@
 //!
 //! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`volume_record`],
 //! [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a store; [`journal`],
-//! [`staging`], [`cache_index`], [`transfer`] are files on the local SSD; [`packed_write`] crosses the link;
-//! [`write_log`] is a foreign format.
+//! [`staging`], [`cache_index`], [`transfer`], [`export_state`] are files on the local SSD;
+//! [`packed_write`] crosses the link; [`write_log`] is a foreign format.
 //! `docs/format/` has one page per structure, and a test compares the two.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks, in order,
@@ -19,6 +19,7 @@ pub mod cache_index;
 pub mod checkpoint;
 pub mod crc;
 mod error;
+pub mod export_state;
 pub mod ids;
 pub mod journal;
 pub mod kept;

@@ -43,6 +43,8 @@ pub enum Kind {
     CacheIndex = 7,
     /// [`crate::transfer`]
     TransferProgress = 16,
+    /// [`crate::export_state`]
+    ExportState = 17,
     /// [`crate::kept::Pin`]
     Pin = 10,
     /// [`crate::role`]
@@ -51,7 +53,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 11] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -60,6 +62,7 @@ impl Kind {
         Kind::Staging,
         Kind::CacheIndex,
         Kind::TransferProgress,
+        Kind::ExportState,
         Kind::Pin,
         Kind::Role,
     ];
@@ -75,6 +78,7 @@ impl Kind {
             Kind::Staging => "staging header",
             Kind::CacheIndex => "cache index",
             Kind::TransferProgress => "transfer progress",
+            Kind::ExportState => "export state",
             Kind::Pin => "pin",
             Kind::Role => "role",
         }

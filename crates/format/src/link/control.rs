@@ -1,6 +1,7 @@
 //! What is asked of a target besides reads and writes: opening an export, naming all of them.
 //!
-//! Invariant: an answer fits a slot; a list that does not is cut, and says so by its count.
+//! Invariant: an answer fits a slot and says how long it is, whatever lies behind it in a buffer; a list that
+//! does not fit is cut, and says so.
 //!
 //! Not here: who may open what (`crates/link/src/target`).
 
@@ -18,8 +19,16 @@ layout! {
     REQUEST_BYTES_MAX: 16, 4, "request_bytes_max";
     VOLUME: 20, 1, "volume";
     ABILITIES: 21, 1, "abilities";
-    RESERVED: 22, 10, "reserved";
+    RESERVED: 22, 2, "reserved";
+    TENURE: 24, 8, "tenure";
     KEEPER: 32, 16, "keeper";
+}
+
+layout! {
+    /// What a list begins with; its entries follow.
+    list_at, "List", 8;
+    BYTES: 0, 4, "bytes";
+    LEFT_OUT: 4, 4, "left_out";
 }
 
 layout! {
@@ -70,6 +79,9 @@ pub struct Opened {
     pub write_zeroes: bool,
     /// Allocation queries work.
     pub allocation: bool,
+    /// Whose writes the export takes; not zero. Who opens it again says this, and is refused when it is
+    /// another by then.
+    pub tenure: u64,
     /// Who keeps what was written and not flushed. When it differs at the next connection, that may be lost.
     pub keeper: [u8; 16],
 }
@@ -95,6 +107,7 @@ impl Opened {
         ];
         let abilities = flags.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum();
         opened_at::ABILITIES.put(&mut bytes, [abilities]);
+        opened_at::TENURE.put(&mut bytes, self.tenure.to_le_bytes());
         opened_at::KEEPER.put(&mut bytes, self.keeper);
         bytes
     }
@@ -111,6 +124,8 @@ impl Opened {
         check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", known)?;
         let request_bytes_max = opened_at::REQUEST_BYTES_MAX.u32(bytes);
         check_field(Self::WHAT, "request_bytes_max", "below a block", request_bytes_max >= block_bytes)?;
+        let tenure = opened_at::TENURE.u64(bytes);
+        check_field(Self::WHAT, "tenure", "zero", tenure != 0)?;
         Ok(Opened {
             volume: opened_at::VOLUME.u8(bytes),
             size_bytes: opened_at::SIZE_BYTES.u64(bytes),
@@ -122,70 +137,113 @@ impl Opened {
             discard: abilities & DISCARD != 0,
             write_zeroes: abilities & WRITE_ZEROES != 0,
             allocation: abilities & ALLOCATION != 0,
+            tenure,
             keeper: opened_at::KEEPER.array(bytes),
         })
     }
 }
 
-/// Adds an export to a list of at most `bytes_max` bytes. False: it does not fit, nothing was added.
-pub fn push_export(list: &mut Vec<u8>, bytes_max: usize, name: &str, size_bytes: u64) -> bool {
-    let named = (1..=EXPORT_BYTES_MAX).contains(&name.len());
-    let fits = named && list.len() + export_at::SIZE + name.len() <= bytes_max;
-    if fits {
+/// The exports of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exports {
+    /// Name and size in bytes of each.
+    pub named: Vec<(String, u64)>,
+    /// Exports that did not fit.
+    pub left_out: u32,
+}
+
+/// A list of exports (name, bytes of the device) in at most `bytes_max` bytes, of which a list needs 8.
+#[must_use]
+pub fn list_exports<'a>(bytes_max: usize, exports: impl Iterator<Item = (&'a str, u64)>) -> Vec<u8> {
+    let mut list = vec![0; list_at::SIZE];
+    let mut left_out = 0u32;
+    for (name, size_bytes) in exports {
+        let named = (1..=EXPORT_BYTES_MAX).contains(&name.len());
+        if !named || list.len() + export_at::SIZE + name.len() > bytes_max {
+            left_out += 1;
+            continue;
+        }
         let mut entry = [0; export_at::SIZE];
         export_at::SIZE_BYTES.put(&mut entry, size_bytes.to_le_bytes());
         export_at::NAME_BYTES.put(&mut entry, (name.len() as u16).to_le_bytes());
         list.extend_from_slice(&entry);
         list.extend_from_slice(name.as_bytes());
     }
-    fits
+    let bytes = list.len() - list_at::SIZE;
+    put_list_head(&mut list, bytes, left_out);
+    list
 }
 
-/// Name and size of each export of a list; zeroes after the last one are the rest of its buffer.
-pub fn exports(mut list: &[u8]) -> Result<Vec<(String, u64)>> {
+fn put_list_head(list: &mut [u8], bytes: usize, left_out: u32) {
+    list_at::BYTES.put(list, (bytes as u32).to_le_bytes());
+    list_at::LEFT_OUT.put(list, left_out.to_le_bytes());
+}
+
+/// The entries of the list at the front of `bytes`, and how many were left out of it; what lies behind it is
+/// an older answer.
+fn entries<'a>(what: &'static str, bytes: &'a [u8]) -> Result<(&'a [u8], u32)> {
+    check_length(what, bytes, list_at::SIZE)?;
+    let (head, rest) = bytes.split_at(list_at::SIZE);
+    let entries_bytes = list_at::BYTES.u32(head) as usize;
+    check_length(what, rest, entries_bytes)?;
+    Ok((&rest[..entries_bytes], list_at::LEFT_OUT.u32(head)))
+}
+
+/// Reads the list of exports at the front of `bytes`.
+pub fn exports(bytes: &[u8]) -> Result<Exports> {
     const WHAT: &str = "link exports";
-    let mut found = Vec::new();
-    while list.iter().any(|byte| *byte != 0) {
+    let (mut list, left_out) = entries(WHAT, bytes)?;
+    let mut named = Vec::new();
+    while !list.is_empty() {
         check_length(WHAT, list, export_at::SIZE)?;
         check_reserved(WHAT, export_at::RESERVED, list)?;
         let (at, rest) = list.split_at(export_at::SIZE);
         let name_bytes = usize::from(export_at::NAME_BYTES.u16(at));
-        let named = (1..=EXPORT_BYTES_MAX).contains(&name_bytes);
-        check_field(WHAT, "name_bytes", "none or more than 1024", named)?;
-        found.push((text(WHAT, rest, name_bytes)?.to_owned(), export_at::SIZE_BYTES.u64(at)));
+        let fits = (1..=EXPORT_BYTES_MAX).contains(&name_bytes);
+        check_field(WHAT, "name_bytes", "none or more than 1024", fits)?;
+        named.push((text(WHAT, rest, name_bytes)?.to_owned(), export_at::SIZE_BYTES.u64(at)));
         list = &rest[name_bytes..];
     }
-    Ok(found)
+    Ok(Exports { named, left_out })
 }
 
 const DATA: u64 = 1 << 63;
+const RUN_BYTES: usize = 8;
 
-/// Writes runs of an allocation (bytes, and whether they hold data) as 8 bytes each, but for empty ones; the
-/// last one stands for all that does not fit, as data. Returns the bytes used.
+/// Writes an allocation (runs of bytes, and whether they hold data) as a list, without empty runs; the last
+/// one stands for all that does not fit, as data. Returns the bytes used: none where no run has room.
 pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usize {
-    let (mut used, mut last) = (0, 0u64);
-    // An empty one would look like the end.
+    if into.len() < list_at::SIZE + RUN_BYTES {
+        return 0;
+    }
+    let (mut used, mut last) = (list_at::SIZE, 0u64);
     for (length, data) in runs.filter(|(length, _)| *length > 0) {
-        if let Some(place) = into.get_mut(used..used + 8) {
+        if let Some(place) = into.get_mut(used..used + RUN_BYTES) {
             last = length.min(!DATA) | if data { DATA } else { 0 };
             place.copy_from_slice(&last.to_le_bytes());
-            used += 8;
-        } else if used >= 8 {
+            used += RUN_BYTES;
+        } else {
             last = (last & !DATA).saturating_add(length).min(!DATA) | DATA;
-            into[used - 8..used].copy_from_slice(&last.to_le_bytes());
+            into[used - RUN_BYTES..used].copy_from_slice(&last.to_le_bytes());
         }
     }
+    put_list_head(into, used - list_at::SIZE, 0);
     used
 }
 
-/// The runs of an allocation: lengths in bytes, and whether they hold data. An empty one, or a rest below
-/// 8 bytes, is the end.
-pub fn runs(bytes: &[u8]) -> impl Iterator<Item = (u64, bool)> {
-    let runs = bytes.chunks_exact(8).map(|run| {
-        let mut word = [0; 8];
+/// The runs of the allocation at the front of `bytes`: lengths in bytes, and whether they hold data.
+pub fn runs(bytes: &[u8]) -> Result<impl Iterator<Item = (u64, bool)>> {
+    const WHAT: &str = "link allocation";
+    let (list, left_out) = entries(WHAT, bytes)?;
+    check_field(WHAT, "left_out", "an allocation leaves nothing out", left_out == 0)?;
+    let whole = list.len().is_multiple_of(RUN_BYTES);
+    check_field(WHAT, "bytes", "not whole runs", whole)?;
+    let runs = list.chunks_exact(RUN_BYTES).map(|run| {
+        let mut word = [0; RUN_BYTES];
         word.copy_from_slice(run);
         let word = u64::from_le_bytes(word);
         (word & !DATA, word & DATA != 0)
     });
-    runs.take_while(|(length, _)| *length > 0)
+    check_field(WHAT, "run", "an empty one", runs.clone().all(|(length, _)| length > 0))?;
+    Ok(runs)
 }

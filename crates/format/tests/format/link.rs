@@ -1,9 +1,10 @@
-//! The link's packets: golden vectors, and what is refused, rule by rule.
+//! The link's packets, and what a target keeps: golden vectors, and what is refused, rule by rule.
 
 use sawmill_format::FormatError;
 use sawmill_format::crc::crc32c;
+use sawmill_format::export_state::{self, ExportState};
 use sawmill_format::layout::Table;
-use sawmill_format::link::control::{self, Opened};
+use sawmill_format::link::control::{self, Exports, Opened};
 use sawmill_format::link::greeting::{self, Hello, Seek, Welcome};
 use sawmill_format::link::part::*;
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet, PacketKind, TAIL_BYTES};
@@ -146,6 +147,7 @@ fn opened_value() -> Opened {
         discard: true,
         write_zeroes: false,
         allocation: true,
+        tenure: 0x7e6e_7572_6521_0001,
         keeper: *b"who keeps writes",
     }
 }
@@ -154,11 +156,7 @@ const EXPORTS: [(&str, u64); 2] = [("disk1", 10 << 30), ("café", 512)];
 const ALLOCATION: [(u64, bool); 3] = [(4096, true), (1 << 40, false), (512, true)];
 
 pub(crate) fn list(exports: &[(&str, u64)], bytes_max: usize) -> Vec<u8> {
-    let mut list = Vec::new();
-    for (name, size_bytes) in exports {
-        control::push_export(&mut list, bytes_max, name, *size_bytes);
-    }
-    list
+    control::list_exports(bytes_max, exports.iter().copied())
 }
 
 pub(crate) fn encode_runs(runs: &[(u64, bool)], room: usize) -> Vec<u8> {
@@ -173,6 +171,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let found = Seek { instance: welcome_value().instance, sealed: true, ..seek_value() };
     let seek_at = greeting::seek_at::TABLE;
     vec![
+        export_state(),
         packet_case("link_packet/v1-every-part", 1, &every_part()),
         packet_case("link_packet/v1-padded-join", 1, &padded_join()),
         case(
@@ -200,19 +199,72 @@ pub(crate) fn cases() -> Vec<Case> {
         ),
         case(
             "link_control/v1-exports",
-            control::export_at::TABLE,
+            control::list_at::TABLE,
             list(&EXPORTS, 4096),
-            EXPORTS.map(|(name, size_bytes)| (name.to_owned(), size_bytes)).to_vec(),
+            Exports { named: EXPORTS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec(), left_out: 0 },
             control::exports,
         ),
         case(
             "link_control/v1-allocation",
-            Table { title: "", fields: &[], size: 0 },
+            control::list_at::TABLE,
             encode_runs(&ALLOCATION, 64),
             ALLOCATION.to_vec(),
-            |bytes| Ok(control::runs(bytes).collect()),
+            |bytes| Ok(control::runs(bytes)?.collect()),
         ),
     ]
+}
+
+#[test]
+fn a_list_ends_where_it_says_whatever_lies_behind_it() {
+    let (mut buffer, newer) = (list(&[("an-older-list", 1), ("and-longer", 2)], 4096), list(&EXPORTS, 4096));
+    buffer.resize(4096, 0);
+    buffer[..newer.len()].copy_from_slice(&newer);
+    assert_eq!(control::exports(&buffer), control::exports(&newer));
+    let (mut buffer, newer) = (encode_runs(&[(7, true); 9], 400), encode_runs(&ALLOCATION, 400));
+    buffer[..newer.len()].copy_from_slice(&newer);
+    assert_eq!(control::runs(&buffer).unwrap().collect::<Vec<_>>(), ALLOCATION);
+}
+
+#[test]
+fn each_rule_of_a_list_is_refused() {
+    let cut = list(&EXPORTS, 32);
+    assert_eq!(control::exports(&cut).unwrap().left_out, 1, "what did not fit is counted");
+    assert!(control::exports(&cut[..cut.len() - 1]).is_err(), "shorter than it says");
+    let runs = |change: fn(&mut Vec<u8>)| {
+        let mut bytes = encode_runs(&ALLOCATION, 64);
+        change(&mut bytes);
+        control::runs(&bytes).map(Iterator::count).ok()
+    };
+    assert_eq!(runs(|_| ()), Some(3));
+    assert_eq!(runs(|bytes| bytes[0] = 16), Some(2));
+    assert_eq!(runs(|bytes| bytes[0] = 12), None, "half a run");
+    assert_eq!(runs(|bytes| bytes[0] = 32), None, "longer than what came");
+    assert_eq!(runs(|bytes| bytes[4] = 1), None, "it leaves nothing out");
+    assert_eq!(runs(|bytes| bytes[16..24].fill(0)), None, "an empty run");
+    let mut opened = opened_value().encode();
+    opened[control::opened_at::TENURE.offset..][..8].fill(0);
+    assert!(Opened::decode(&opened).is_err(), "nobody's");
+}
+
+pub(crate) fn export_state_value() -> ExportState {
+    ExportState {
+        tenure: 0x7e6e_7572_6521_0001,
+        failed_syncs: 2,
+        epoch: 0,
+        shared: true,
+        identity: "/srv/images/disk.img".into(),
+    }
+}
+
+fn export_state() -> Case {
+    let value = export_state_value();
+    Case {
+        name: "export_state/v1-shared-file",
+        bytes: value.encode(),
+        value: format!("{value:#?}"),
+        table: export_state::at::TABLE,
+        decode: Box::new(move |bytes| Ok(ExportState::decode(bytes)? == value)),
+    }
 }
 
 fn refused(body: &[u8]) -> &'static str {

@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, journal, kept, link, map_part, packed_write, preamble, role, segment, staging,
-    transfer, volume_record, write_log,
+    cache_index, checkpoint, export_state, journal, kept, link, map_part, packed_write, preamble, role,
+    segment, staging, transfer, volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 14] = [
+const PAGES: [(&str, &[Table]); 15] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -46,6 +46,7 @@ const PAGES: [(&str, &[Table]); 14] = [
     ("staging.md", &[staging::at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
     ("transfer_progress.md", &[transfer::at::TABLE]),
+    ("export_state.md", &[export_state::at::TABLE]),
     (
         "link.md",
         &[
@@ -61,6 +62,7 @@ const PAGES: [(&str, &[Table]); 14] = [
             link::part::word_at::TABLE,
             link::part::close_at::TABLE,
             link::control::opened_at::TABLE,
+            link::control::list_at::TABLE,
             link::control::export_at::TABLE,
         ],
     ),

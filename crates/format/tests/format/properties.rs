@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::crc::{Crc32c, crc32c, payload_check};
+use sawmill_format::export_state::ExportState;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
 use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
@@ -369,6 +370,12 @@ proptest! {
     }
 
     #[test]
+    fn export_states_round_trip(tenure: u64, failed_syncs: u64, epoch: u64, shared: bool, identity: String) {
+        let value = ExportState { tenure, failed_syncs, epoch, shared, identity };
+        prop_assert_eq!(ExportState::decode(&value.encode()), Ok(value));
+    }
+
+    #[test]
     fn transfer_progress_round_trips(
         (volume_id, _) in ids(), size_bytes: u64, part: u64, epoch: u64, position: u64,
         far_name: String, far_state: String,
@@ -419,6 +426,9 @@ pub(crate) fn decode_all(bytes: &[u8]) {
     }
     if let Ok(value) = StagingHeader::decode(bytes, &STAGING) {
         assert_eq!(value.encode()[..], bytes[..4096]);
+    }
+    if let Ok(value) = ExportState::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
     }
     if let Ok(value) = TransferProgress::decode(bytes, VOLUME) {
         assert_eq!(value.encode(), bytes);

@@ -3,6 +3,7 @@
 use sawmill_format::cache_index::CacheIndex;
 use sawmill_format::checkpoint::*;
 use sawmill_format::crc::crc32c;
+use sawmill_format::export_state::ExportState;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
 use sawmill_format::map_part::*;
@@ -485,6 +486,20 @@ fn positions_wrap_around_the_ring_behind_the_superblocks() {
     assert_eq!(ring_offset_bytes(0, 65536), 8192);
     assert_eq!(ring_offset_bytes(65536 + 100, 65536), 8292);
     assert_eq!((superblock_value().copy(), superblock_value().offset_bytes()), (1, 4096));
+}
+
+#[test]
+fn each_rule_of_an_export_state_is_refused() {
+    let bytes = crate::link::export_state_value().encode();
+    let length = bytes.len();
+    let decode = |at: usize, byte: u8| {
+        let change = |bytes: &mut [u8]| bytes[at] = byte;
+        ExportState::decode(&resealed(bytes.clone(), length, change)).unwrap_err()
+    };
+    assert_eq!(field_of(decode(40, 2)), "shared");
+    assert_eq!(field_of(decode(44, 9)), "identity_bytes");
+    assert_eq!(field_of(decode(48, 0xff)), "identity");
+    assert!(matches!(decode(41, 1), sawmill_format::FormatError::Reserved { .. }));
 }
 
 #[test]

@@ -1,0 +1,84 @@
+//! What a target of a link must know of an export when it is started anew: a file in the state folder.
+//!
+//! Invariant: it is replaced, durably, before anything that it says is acted upon. Losing it cuts off whoever
+//! was attached, and loses nothing else.
+//!
+//! Not here: who is let in (`crates/link/src/target`).
+
+use crate::error::check_field;
+use crate::layout::{count_u32, layout};
+use crate::preamble::{self, CRC_BYTES, Kind};
+use crate::{FormatError, Result, crc};
+
+layout! {
+    /// Bytes of the fixed part; the text and the CRC follow.
+    at, "Export state", 48;
+    PREAMBLE: 0, 16, "preamble";
+    TENURE: 16, 8, "tenure";
+    FAILED_SYNCS: 24, 8, "failed_syncs";
+    EPOCH: 32, 8, "epoch";
+    SHARED: 40, 1, "shared";
+    RESERVED: 41, 3, "reserved";
+    IDENTITY_BYTES: 44, 4, "identity_bytes";
+}
+
+const KIND: Kind = Kind::ExportState;
+const WHAT: &str = KIND.name();
+const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+
+/// What lasts of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportState {
+    /// Whose writes it takes: a random number; 0: nobody's.
+    pub tenure: u64,
+    /// Syncs of its device that failed.
+    pub failed_syncs: u64,
+    /// A volume: the attachment that this is of. Else 0.
+    pub epoch: u64,
+    /// Several may have the tenure.
+    pub shared: bool,
+    /// What is shown.
+    pub identity: String,
+}
+
+impl ExportState {
+    /// The file's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let length = LEAST_BYTES + self.identity.len();
+        let mut bytes = Vec::with_capacity(length);
+        bytes.resize(at::SIZE, 0);
+        preamble::put(&mut bytes, KIND, length);
+        at::TENURE.put(&mut bytes, self.tenure.to_le_bytes());
+        at::FAILED_SYNCS.put(&mut bytes, self.failed_syncs.to_le_bytes());
+        at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
+        at::SHARED.put(&mut bytes, [u8::from(self.shared)]);
+        at::IDENTITY_BYTES.put(&mut bytes, count_u32(self.identity.len()).to_le_bytes());
+        bytes.extend_from_slice(self.identity.as_bytes());
+        crc::seal(&mut bytes);
+        bytes
+    }
+
+    /// Reads the whole file.
+    pub fn decode(bytes: &[u8]) -> Result<ExportState> {
+        preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
+        if !at::RESERVED.is_zero(bytes) {
+            return Err(FormatError::Reserved { what: WHAT });
+        }
+        let shared = at::SHARED.u8(bytes);
+        check_field(WHAT, "shared", "neither 0 nor 1", shared <= 1)?;
+        let identity = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
+        let agrees = at::IDENTITY_BYTES.u32(bytes) as usize == identity.len();
+        check_field(WHAT, "identity_bytes", "it does not agree with the length", agrees)?;
+        let why = "it is not UTF-8";
+        let identity = str::from_utf8(identity);
+        let identity = identity.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
+        Ok(ExportState {
+            tenure: at::TENURE.u64(bytes),
+            failed_syncs: at::FAILED_SYNCS.u64(bytes),
+            epoch: at::EPOCH.u64(bytes),
+            shared: shared == 1,
+            identity: identity.to_owned(),
+        })
+    }
+}
