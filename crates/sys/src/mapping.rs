@@ -1,5 +1,5 @@
-//! Shared file mappings: one plain, and one that shows the same bytes twice in a row so that a ring has no
-//! seam.
+//! Shared mappings: of a file, plain, or the same bytes twice in a row so that a ring has no seam; and memory
+//! that is shared with the kernel.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A shared, writable mapping of a file. Only raw access is offered; the callers in this crate keep order.
+/// A writable mapping. Only raw access is offered; the callers in this crate keep order.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     mapped_bytes: usize,
@@ -20,6 +20,14 @@ impl Mapping {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
         let start = unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
+        Self::own(start, length)
+    }
+
+    /// Maps memory that no file stands behind, all zeroes.
+    pub(crate) fn anonymous(length: usize) -> io::Result<Self> {
+        let (null, prot) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
+        let start = unsafe { mmap_anonymous(null, length, prot, MapFlags::PRIVATE)? };
         Self::own(start, length)
     }
 

@@ -50,6 +50,8 @@ pub struct Frame<'a> {
     pub payload: &'a mut [u8],
     /// Whether all of the frame is there (a ring is made for the interface's MTU of its time).
     pub is_whole: bool,
+    /// When the kernel put it there, by the clock of the time of day, in nanoseconds of the epoch.
+    pub arrived_ns: u64,
 }
 
 /// Where frames arrive.
@@ -202,7 +204,8 @@ impl FrameRing {
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), length) };
         let (head, payload) = bytes.split_at_mut(ETHERNET_HEADER_BYTES);
         let from = [head[6], head[7], head[8], head[9], head[10], head[11]];
-        Some(Frame { from, payload, is_whole: header.tp_snaplen == header.tp_len })
+        let arrived_ns = u64::from(header.tp_sec) * 1_000_000_000 + u64::from(header.tp_nsec);
+        Some(Frame { from, payload, is_whole: header.tp_snaplen == header.tp_len, arrived_ns })
     }
 }
 

@@ -12,6 +12,9 @@ const SIOCGIFFLAGS: Opcode = 0x8913;
 const SIOCGIFMTU: Opcode = 0x8921;
 const SIOCGIFHWADDR: Opcode = 0x8927;
 const SIOCGIFINDEX: Opcode = 0x8933;
+const SIOCETHTOOL: Opcode = 0x8946;
+// From linux/ethtool.h.
+const ETHTOOL_GET_CHANNELS: u32 = 0x3C;
 const UP: u16 = 1;
 const LOOPBACK: u16 = 8;
 const ETHERNET: u16 = 1;
@@ -65,6 +68,27 @@ impl Interface {
             mac.copy_from_slice(&hardware[2..8]);
         }
         Ok(Interface { name: name.to_owned(), index, mtu_bytes, mac, is_ethernet, is_up: flags & UP != 0 })
+    }
+
+    /// By how many queues frames arrive now; a driver that does not say has one.
+    ///
+    /// Errors: ENODEV where it is gone.
+    pub(super) fn receive_queues(&self) -> io::Result<u32> {
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        // `struct ethtool_channels`: the command, four maxima, and what there is: to receive, to send, other,
+        // and to do both.
+        let mut channels = [0u32; 9];
+        channels[0] = ETHTOOL_GET_CHANNELS;
+        let mut request = Request { name: [0; 16], value: [0; 24] };
+        request.name[..self.name.len()].copy_from_slice(self.name.as_bytes());
+        request.value[..8].copy_from_slice(&((&raw mut channels) as u64).to_ne_bytes());
+        // SAFETY: the kernel reads the name and the pointer of one `struct ifreq`, and writes the one
+        // `struct ethtool_channels` that the pointer leads to, which lives through the call.
+        match unsafe { ioctl(&socket, Updater::<SIOCETHTOOL, Request>::new(&mut request)) } {
+            Ok(()) => Ok((channels[5] + channels[8]).max(1)),
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(1),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

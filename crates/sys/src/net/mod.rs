@@ -1,7 +1,8 @@
 //! Sockets that move many packets with one system call, which the standard library has no words for.
 //!
 //! Rooms: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse), [`FrameSocket`] and
-//! [`FrameRing`] (raw Ethernet), [`Interface`] (what the kernel knows of one).
+//! [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's network layer), [`Interface`] (what
+//! the kernel knows of one).
 //!
 //! Invariant: nothing here allocates after construction, and no call waits.
 //! Not here: what the bytes mean, which lengths are right, who waits for what.
@@ -10,10 +11,12 @@ mod datagrams;
 mod frames;
 mod interface;
 mod name;
+mod xdp;
 
 pub use datagrams::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 pub use frames::{ETHERNET_HEADER_BYTES, FRAMES_MAX, Frame, FrameRing, FrameSocket};
 pub use interface::Interface;
+pub use xdp::{XdpInbox, XdpOutbox, XdpSocket, open_xdp};
 
 use std::ffi::{c_int, c_void};
 use std::io;
