@@ -134,7 +134,7 @@ fn greetings(bytes: &[u8]) {
 pub(crate) fn controls(bytes: &[u8]) {
     let mut opened = bytes.to_vec();
     opened.resize(opened_at::SIZE, 0);
-    opened[opened_at::RESERVED.offset..opened_at::KEEPER.offset].fill(0);
+    opened[opened_at::RESERVED.offset..opened_at::TENURE.offset].fill(0);
     for bytes in [bytes, &opened] {
         if let Ok(opened) = Opened::decode(bytes) {
             assert_eq!(opened.encode()[..], *bytes);
@@ -142,30 +142,31 @@ pub(crate) fn controls(bytes: &[u8]) {
     }
     exports(bytes);
     if let Ok(exports) = control::exports(bytes) {
-        let rest = [bytes, &[0; 9]].concat();
-        assert_eq!(control::exports(&rest).ok(), Some(exports), "zeroes behind a list are its end");
+        let rest = [bytes, &[1; 9]].concat();
+        assert_eq!(control::exports(&rest).ok(), Some(exports), "what lies behind a list is not of it");
     }
     allocation(bytes);
 }
 
 fn exports(bytes: &[u8]) {
     let Ok(exports) = control::exports(bytes) else { return };
-    let held = exports.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
+    let named = exports.named;
+    let held = named.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
     assert!(held <= 8 * bytes.len(), "a list larger than its bytes justify");
-    let mut again = Vec::new();
-    for (name, size_bytes) in &exports {
-        assert!(control::push_export(&mut again, bytes.len(), name, *size_bytes));
-    }
+    let mut again = control::list_exports(bytes.len(), named.iter().map(|(name, bytes)| (&name[..], *bytes)));
+    again[4..8].copy_from_slice(&exports.left_out.to_le_bytes());
     assert_eq!(again, bytes[..again.len()]);
-    assert!(bytes[again.len()..].iter().all(|byte| *byte == 0));
 }
 
-/// Any bytes are runs; and as runs of a device they are told in whatever room there is.
+/// A list of runs is written as it was read; and any bytes, as runs of a device, are told in whatever room
+/// there is.
 fn allocation(bytes: &[u8]) {
-    let runs: Vec<_> = control::runs(bytes).collect();
-    let mut again = vec![0; bytes.len()];
-    let used = control::put_runs(&mut again, runs.iter().copied());
-    assert_eq!((used, &again[..used]), (runs.len() * 8, &bytes[..used]));
+    if let Ok(runs) = control::runs(bytes) {
+        let runs: Vec<_> = runs.collect();
+        let mut again = vec![0; bytes.len() + 8];
+        let used = control::put_runs(&mut again, runs.iter().copied());
+        assert_eq!((used, &again[..used]), (8 + runs.len() * 8, &bytes[..used]));
+    }
     let room = bytes.first().map_or(0, |first| usize::from(*first) % 64);
     let wild = bytes.chunks_exact(8).map(|run| {
         let mut length = [0; 8];
@@ -176,8 +177,10 @@ fn allocation(bytes: &[u8]) {
     let mut cut = vec![0; room];
     let used = control::put_runs(&mut cut, wild);
     assert!(used <= room && used.is_multiple_of(8));
-    let told = control::runs(&cut).fold(0u64, |sum, run| sum.saturating_add(run.0));
-    assert!(told == all || room < 8 || told >= u64::MAX >> 1, "{told} bytes of {all} are told");
+    assert_eq!(used == 0, room < 16);
+    let Ok(told) = control::runs(&cut) else { return assert!(room < 8, "what was written is read") };
+    let told = told.fold(0u64, |sum, run| sum.saturating_add(run.0));
+    assert!(told == all || room < 16 || told >= u64::MAX >> 1, "{told} bytes of {all} are told");
 }
 
 pub(crate) fn packed(bytes: &[u8]) {

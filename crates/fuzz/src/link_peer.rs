@@ -192,7 +192,7 @@ impl Shown {
         let join = Word { kind: WordKind::Join, link: 0, packet_bytes: 1200, token: 9 };
         self.hear(mouth.say(|body| assert!(body.word(&join))));
         let flags = OPEN_TAKE_OVER;
-        let open = command(Operation::Open, 1, flags, 4);
+        let open = Command { address: 0, ..command(Operation::Open, 1, flags, 4) };
         self.hear(mouth.say(|body| assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))));
         mouth
     }
@@ -335,6 +335,7 @@ impl Asker {
             discard: true,
             write_zeroes: true,
             allocation: true,
+            tenure: 1,
             keeper: [1; 16],
         };
         let bytes = opened.encode();

@@ -5,7 +5,9 @@
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
-use sawmill_format::{cache_index, checkpoint, kept, map_part, role, segment, transfer, volume_record};
+use sawmill_format::{
+    cache_index, checkpoint, export_state, kept, map_part, role, segment, transfer, volume_record,
+};
 
 const CRC_BYTES: usize = 4;
 
@@ -73,6 +75,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::MapPart => map_part::at::SIZE,
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
+        Kind::ExportState => export_state::at::SIZE,
         Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
         Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
@@ -102,6 +105,10 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::TransferProgress => {
             let texts = (transfer::at::FAR_NAME_BYTES, 1);
             share(&mut bytes, fixed, texts, (transfer::at::FAR_STATE_BYTES, 1));
+        }
+        Kind::ExportState => {
+            let identity_bytes = bytes.len() - fixed - CRC_BYTES;
+            put_count(&mut bytes, export_state::at::IDENTITY_BYTES, identity_bytes);
         }
         Kind::Role => {
             let source_bytes = bytes.len() - fixed - CRC_BYTES;

@@ -3,6 +3,7 @@
 
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
+use sawmill_format::export_state::ExportState;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RecordHeader, Superblock, choose_superblock, record_at, superblock_at,
@@ -174,6 +175,7 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::Staging => staging(bytes),
             Kind::CacheIndex => index(bytes),
             Kind::TransferProgress => transfer(bytes),
+            Kind::ExportState => export_state(bytes),
             Kind::Pin => pin(bytes),
             Kind::Role => role(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
@@ -275,6 +277,12 @@ fn index(bytes: &[u8]) {
         |entry: &CacheEntry| (entry.owner as usize) < value.owners.len() && entry.slot < value.slot_count;
     assert!(value.entries.iter().all(exists));
     assert!(CacheIndex::decode(bytes, tag ^ 1).is_err());
+}
+
+fn export_state(bytes: &[u8]) {
+    let Ok(value) = ExportState::decode(bytes) else { return };
+    assert_eq!(value.encode(), bytes);
+    assert!(value.identity.capacity() <= bytes.len());
 }
 
 fn transfer(bytes: &[u8]) {

@@ -122,7 +122,8 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
         })),
         Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::SLOT)?)),
         Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
-        Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex | Kind::TransferProgress => None,
+        Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
+        Kind::TransferProgress | Kind::ExportState => None,
     }
 }
 

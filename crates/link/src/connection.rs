@@ -82,6 +82,9 @@ pub(crate) struct Outgoing {
     /// Packets of the batch before it are gone.
     unsent_from: usize,
     ping: bool,
+    /// Open, and silent, as last seen, and since when: for people, not for decisions.
+    seen: (bool, bool),
+    pub(crate) seen_since_ns: u64,
 }
 
 /// A link of the connection.
@@ -126,7 +129,8 @@ pub(crate) struct Connection<R> {
 }
 
 impl<R: Role> Connection<R> {
-    pub(crate) fn new(remote: u64, seals: Seals, links: usize, slots: usize, role: R, now: u64) -> Self {
+    /// `heard_ns`: until a packet opens.
+    pub(crate) fn new(remote: u64, seals: Seals, links: usize, slots: usize, role: R, heard_ns: u64) -> Self {
         let link = |_| Link {
             outgoing: Mutex::new(Outgoing {
                 sending: Sending::new(),
@@ -135,6 +139,8 @@ impl<R: Role> Connection<R> {
                 batch: Batch::new(BATCH_PACKETS_MAX, BATCH_BYTES),
                 unsent_from: 0,
                 ping: false,
+                seen: (false, false),
+                seen_since_ns: heard_ns,
             }),
             receiving: Mutex::new(Receiving::new()),
             refused: AtomicU64::new(0),
@@ -148,7 +154,7 @@ impl<R: Role> Connection<R> {
             ready: Ready::new(slots),
             role,
             kicks: AtomicU64::new(0),
-            heard_ns: AtomicU64::new(now),
+            heard_ns: AtomicU64::new(heard_ns),
         }
     }
 
@@ -172,7 +178,7 @@ impl<R: Role> Connection<R> {
             return Ok(Came::Dropped);
         };
         self.heard_ns.fetch_max(now, Ordering::Relaxed);
-        if !link.receiving.lock().take(header.number) {
+        if !link.receiving.lock().take(header.number, header.length) {
             link.doubled.fetch_add(1, Ordering::Relaxed);
             return Ok(Came::Dropped);
         }
@@ -202,10 +208,13 @@ impl<R: Role> Connection<R> {
         link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
     }
 
-    fn again(&self, piece: &Piece) {
-        if self.role.lost(piece) {
+    /// Whether a lost piece must be sent again; it is ready then.
+    fn again(&self, piece: &Piece) -> bool {
+        let again = self.role.lost(piece);
+        if again {
             self.ready.push(piece.slot);
         }
+        again
     }
 
     /// Sends what is ready, as far as the links have room. Called after everything that may have made
@@ -382,6 +391,7 @@ impl<R: Role> Connection<R> {
             let mut outgoing = link.outgoing.lock();
             let asks = outgoing.sending.tick(now, |piece| self.again(piece));
             outgoing.ping |= asks && outgoing.open;
+            outgoing.see(now);
         }
         self.pump(now);
         let is_due = |link: &Link| link.receiving.lock().due_ns().is_some_and(|due| due <= now);
@@ -465,6 +475,11 @@ impl<R: Role> Connection<R> {
         outgoing.open = false;
         outgoing.path = None;
     }
+
+    /// As if all links had been lost: nobody keeps their carriers for this connection's sake.
+    pub(crate) fn close_links(&self) {
+        (0..self.links.len()).for_each(|index| self.close_link(index));
+    }
 }
 
 #[derive(PartialEq, Eq)]
@@ -496,7 +511,14 @@ impl Outgoing {
         Flushed::All
     }
 
-    fn lose_all(&mut self, lost: impl FnMut(&Piece)) {
+    fn see(&mut self, now: u64) {
+        let seen = (self.open, self.sending.is_silent());
+        if seen != self.seen {
+            (self.seen, self.seen_since_ns) = (seen, now);
+        }
+    }
+
+    fn lose_all(&mut self, lost: impl FnMut(&Piece) -> bool) {
         self.batch.clear();
         self.unsent_from = 0;
         self.sending.silence(lost);

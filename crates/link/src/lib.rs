@@ -2,8 +2,9 @@
 //!
 //! Rooms: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake, sealed
 //! packets), `path` (one link: what is in flight, what has come), `connection` (packets of whichever link is
-//! least loaded), [`initiator`] (a block device), [`target`] (what shows one), [`threads`] (who receives),
-//! [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one request).
+//! least loaded), `going` (what a slot has to send), [`initiator`] (a block device), [`target`] (what shows
+//! one), [`threads`] (who receives), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many
+//! ranges as one request).
 //!
 //! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ pub mod cache;
 pub mod carrier;
 pub mod clock;
 mod connection;
+mod going;
 mod grains;
 pub mod initiator;
 mod packed;
@@ -25,6 +27,7 @@ pub mod target;
 pub mod threads;
 
 pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
+pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 
 /// How one link does.
@@ -34,15 +37,21 @@ pub struct OneLink {
     pub open: bool,
     /// Nothing was heard for several time-outs.
     pub silent: bool,
+    /// How long it has been so.
+    pub state_ms: u64,
+    /// Where its packets go.
+    pub peer: Option<carrier::Peer>,
     /// The longest packet, in bytes.
     pub packet_bytes: usize,
-    /// Smoothed round trip time.
+    /// Smoothed round trip time; 0: not measured yet.
     pub rtt_us: u64,
     /// Bytes that may be in flight.
     pub window_bytes: usize,
     /// What was sent, and lost.
     pub sent: SendingCounts,
-    /// Packets that did not open, and that came twice.
+    /// What came.
+    pub received: ReceivingCounts,
+    /// Packets that did not open.
     pub refused: u64,
     /// Packets that came twice.
     pub doubled: u64,
@@ -53,6 +62,12 @@ pub struct OneLink {
 pub struct LinkStatus {
     /// There is a connection.
     pub connected: bool,
+    /// The run of the initiator: the same at both ends.
+    pub instance: [u8; 16],
+    /// What the peer calls itself.
+    pub peer: String,
+    /// How long nothing was heard of the peer.
+    pub heard_ms: u64,
     /// Credits granted.
     pub slots: usize,
     /// Credits that nothing uses.
@@ -65,15 +80,19 @@ pub struct LinkStatus {
     pub links: Vec<OneLink>,
 }
 
-fn links_of<R: connection::Role>(connection: &connection::Connection<R>) -> Vec<OneLink> {
+fn links_of<R: connection::Role>(connection: &connection::Connection<R>, now: u64) -> Vec<OneLink> {
     use std::sync::atomic::Ordering::Relaxed;
     let one = |link: &connection::Link| {
+        let received = link.receiving.lock().counts;
         let outgoing = link.outgoing.lock();
         OneLink {
+            state_ms: now.saturating_sub(outgoing.seen_since_ns) / clock::MS,
+            peer: outgoing.path.as_ref().map(|path| path.peer),
+            received,
             open: outgoing.open,
             silent: outgoing.sending.is_silent(),
             packet_bytes: outgoing.sending.packet_bytes,
-            rtt_us: outgoing.sending.rtt_ns() / 1000,
+            rtt_us: if outgoing.sending.is_measured() { outgoing.sending.rtt_ns() / 1000 } else { 0 },
             window_bytes: outgoing.sending.window_bytes(),
             sent: outgoing.sending.counts,
             refused: link.refused.load(Relaxed),

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -24,10 +24,13 @@ use crate::target::Target;
 /// The longest wait while something is under way, and at all.
 const LIVELY_WAIT_NS: u64 = 5 * MS;
 const WAIT_NS_MAX: u64 = SECOND;
-/// How long a stream may take to be connected, and the pauses between attempts to open a carrier.
+/// How long a stream may take to be connected, and the pauses between attempts to open a carrier: short, for
+/// an interface that comes up says so to nobody here, and one that comes and goes must be met while it is up.
 const REACH_MAX: Duration = Duration::from_secs(3);
 const REOPEN_FIRST: Duration = Duration::from_millis(100);
-const REOPEN_MAX: Duration = Duration::from_secs(2);
+const REOPEN_MAX: Duration = Duration::from_millis(250);
+/// How long a target may take to hear that volumes are given back.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
 /// Connections that one batch may touch.
 const TOUCHED_MAX: usize = 64;
 
@@ -97,7 +100,8 @@ impl Drop for Threads {
     }
 }
 
-/// The threads of an initiator: dropped, they end, and its device answers nothing more.
+/// The threads of an initiator: dropped, they give its volumes back and end, and its devices answer nothing
+/// more.
 pub struct Attached {
     initiator: Arc<Initiator>,
     _threads: Threads,
@@ -125,6 +129,13 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
+        let closing = self.initiator.close_volumes();
+        if self.initiator.status().connected {
+            let began = Instant::now();
+            let left = || LEAVE_MAX.saturating_sub(began.elapsed());
+            // Who is not answered in time is waited out by the target, as if we had died.
+            closing.iter().for_each(|answer| drop(answer.wait(left())));
+        }
         self.initiator.close();
     }
 }

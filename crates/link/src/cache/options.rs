@@ -23,9 +23,8 @@ pub enum Policy {
 pub struct Options {
     /// When writes are answered.
     pub policy: Policy,
-    /// Bytes of pages, from 64 KiB on. Reads under way may fetch beyond it; their pages go first. The lists
-    /// of runs are not counted: some dozens of bytes for a page, 24 KiB if every second byte of it was
-    /// written.
+    /// Bytes of pages, from 64 KiB on. Reads under way may fetch beyond it; their pages go first. Not counted
+    /// is what is noted about a page: some 250 bytes, and 1.5 KiB more if it was written in many places.
     pub cache_bytes_max: u64,
     /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`: above it writers wait. At half of it
     /// the older half is written below.
@@ -33,7 +32,8 @@ pub struct Options {
     /// How long a byte may stay dirty when nobody flushes, in seconds, by the clock of
     /// [`super::Cache::tick`].
     pub flush_interval_s: u32,
-    /// How many write-backs may be under way at once, at least 1; each holds a copy of up to 1 MiB.
+    /// How many write-backs may be under way at once, at least 1; each holds up to 256 KiB: a copy, or
+    /// pages that are copied when somebody writes them meanwhile.
     pub write_backs_max: u32,
 }
 
@@ -44,19 +44,23 @@ impl Default for Options {
             cache_bytes_max: 256 << 20,
             dirty_bytes_max: 64 << 20,
             flush_interval_s: 5,
-            write_backs_max: 16,
+            write_backs_max: 64,
         }
     }
 }
 
-const CACHE_BYTES_MIN: u64 = 64 << 10;
-const DIRTY_BYTES_MIN: u64 = 16 << 10;
+impl Options {
+    /// The least of `cache_bytes_max`.
+    pub const CACHE_BYTES_MIN: u64 = 64 << 10;
+    /// The least of `dirty_bytes_max`.
+    pub const DIRTY_BYTES_MIN: u64 = 16 << 10;
+}
 
 /// The packed form of any page fits: every second byte dirty is the worst.
 const PACKED_BYTES_MIN: u32 =
     (packed_write::at::SIZE + (packed_write::entry_at::SIZE + 1) * PAGE_BYTES / 2) as u32 + 1024;
 
-const BELOW_BYTES_MAX: u32 = 1 << 20;
+const BELOW_BYTES_MAX: u32 = 256 << 10;
 /// No packed write up to this has more entries than one may have, even if each has one byte.
 const DENSEST_BYTES_MAX: u32 = packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
 
@@ -81,15 +85,19 @@ impl Setup {
     /// `Invalid`: a bound is out of its range, or the device takes no packed page.
     pub(super) fn new(options: &Options, below: &Geometry, packed: u32, span: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("cache: {text}")));
-        if options.cache_bytes_max < CACHE_BYTES_MIN {
+        if options.cache_bytes_max < Options::CACHE_BYTES_MIN {
             return invalid(format!(
-                "cache_bytes_max is {}, below {CACHE_BYTES_MIN}",
-                options.cache_bytes_max
+                "cache_bytes_max is {}, below {}",
+                options.cache_bytes_max,
+                Options::CACHE_BYTES_MIN
             ));
         }
-        if !(DIRTY_BYTES_MIN..=options.cache_bytes_max).contains(&options.dirty_bytes_max) {
+        if !(Options::DIRTY_BYTES_MIN..=options.cache_bytes_max).contains(&options.dirty_bytes_max) {
             let (dirty, cache) = (options.dirty_bytes_max, options.cache_bytes_max);
-            return invalid(format!("dirty_bytes_max is {dirty}, not from {DIRTY_BYTES_MIN} to {cache}"));
+            return invalid(format!(
+                "dirty_bytes_max is {dirty}, not from {} to {cache}",
+                Options::DIRTY_BYTES_MIN
+            ));
         }
         if options.write_backs_max == 0 {
             return invalid("write_backs_max is 0".into());

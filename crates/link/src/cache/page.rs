@@ -5,6 +5,7 @@
 //! number.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use sawmill_device::Error;
 use sawmill_format::packed_write::entry_at;
@@ -16,7 +17,8 @@ use super::{PAGE_BYTES, SUB_BLOCK_BYTES};
 pub(super) const NEVER: u64 = u64::MAX;
 
 pub(super) struct Page {
-    pub(super) bytes: Box<[u8]>,
+    /// A write-back may share them: who changes them asks [`Page::bytes_mut`].
+    pub(super) bytes: Arc<[u8]>,
     pub(super) known: Segments,
     /// Written and not on their way.
     pub(super) dirty: Segments,
@@ -33,6 +35,8 @@ pub(super) struct Page {
     /// Reads below that are under way.
     pub(super) fetches: u32,
     pub(super) fetch_error: Option<Error>,
+    /// What is clean is forgotten when the fetches end.
+    pub(super) doubted: bool,
     /// Reads that wait for the fetches.
     pub(super) readers: Vec<u64>,
     /// Pushes that wait for writes up to a number: (number, push).
@@ -43,10 +47,10 @@ pub(super) struct Page {
     pub(super) used: bool,
 }
 
-impl Page {
-    pub(super) fn new() -> Self {
+impl Default for Page {
+    fn default() -> Self {
         Page {
-            bytes: vec![0; PAGE_BYTES].into(),
+            bytes: std::iter::repeat_n(0, PAGE_BYTES).collect(),
             known: Segments::default(),
             dirty: Segments::default(),
             sending: Segments::default(),
@@ -56,11 +60,19 @@ impl Page {
             fua: false,
             fetches: 0,
             fetch_error: None,
+            doubted: false,
             readers: Vec::new(),
             waiters: Vec::new(),
             in_line: false,
             used: false,
         }
+    }
+}
+
+impl Page {
+    /// Its bytes, to change them: those that are on their way stay as they were.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        Arc::make_mut(&mut self.bytes)
     }
 
     /// Makes a quiet page as good as new.
@@ -80,11 +92,23 @@ impl Page {
         self.since() == NEVER && self.fetches == 0 && self.readers.is_empty()
     }
 
+    /// Forgets what is clean; under a fetch, whose readers wait for a page without holes, when that ends.
+    pub(super) fn doubt(&mut self) {
+        self.doubted = self.fetches > 0;
+        if !self.doubted {
+            self.known.clear();
+            for run in self.dirty.runs().chain(self.sending.runs()) {
+                self.known.insert(run);
+            }
+        }
+    }
+
     /// Takes fetched bytes, except where it knows better.
     pub(super) fn merge(&mut self, inside: Range<usize>, fetched: &[u8]) {
+        let bytes = Arc::make_mut(&mut self.bytes);
         for gap in self.known.gaps(inside.clone()) {
             let place = gap.start - inside.start..gap.end - inside.start;
-            self.bytes[gap].copy_from_slice(&fetched[place]);
+            bytes[gap].copy_from_slice(&fetched[place]);
         }
         self.known.insert(inside);
     }

@@ -2,12 +2,16 @@
 //!
 //! Invariants: a flush goes below only when every write completed before it is there; it fails when a
 //! write-back of bytes that it covers fails, and so does each other flush that covers them. The bytes stay
-//! dirty, and the next flush tries again: it answers what is true at its end, not what was true before.
+//! dirty, and the next flush tries again: it answers what is true at its end, not what was true before. When
+//! the device below fails a flush, what it had answered may be gone: the cache forgets what is clean, so that
+//! readers see what is there.
 
 use std::ops::Range;
+use std::sync::Weak;
 
-use sawmill_device::{Error, Reply, Request};
+use sawmill_device::{Error, Exchange, Outcome, Reply, Request};
 
+use super::Hear;
 use super::state::{State, Work, pages_of};
 
 /// A request that waits until all writes to some pages, up to it, are below.
@@ -45,9 +49,16 @@ impl State {
         let oldest = self.order.first().map_or(u64::MAX, |(since, _)| *since);
         while self.flushes.front().is_some_and(|(through, _)| *through < oldest) {
             if let Some((_, request)) = self.flushes.pop_front() {
+                let me = self.me.clone();
+                let request = request.wrap(|inner| Box::new(Flushing { inner, me }));
                 self.work.push(Work::Below(request));
             }
         }
+    }
+
+    /// What is clean may be gone below.
+    fn doubt(&mut self) {
+        self.pages.values_mut().for_each(|page| page.doubt());
     }
 
     /// Fails the flushes that cover a write.
@@ -114,5 +125,29 @@ impl State {
         if let Some(push) = self.pushes.remove(&id) {
             self.fail(push.request, error);
         }
+    }
+}
+
+/// The exchange around that of a flush below.
+struct Flushing {
+    inner: Box<dyn Exchange>,
+    me: Weak<dyn Hear>,
+}
+
+impl Exchange for Flushing {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        self.inner.fill(offset, into);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        self.inner.buffer()
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let Flushing { inner, me } = *self;
+        if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
+            me.hear(&mut State::doubt);
+        }
+        inner.complete(outcome);
     }
 }

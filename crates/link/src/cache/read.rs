@@ -91,10 +91,14 @@ impl State {
             let (readers, error) = (std::mem::take(&mut page.readers), page.fetch_error.take());
             let quiet = page.is_quiet();
             readers.into_iter().for_each(|reader| self.serve(reader, piece.page, error.as_ref()));
+            if let Some(page) = self.pages.get_mut(&piece.page).filter(|page| page.doubted) {
+                page.doubt();
+            }
             if quiet {
                 self.quieted(piece.page);
             }
         }
+        self.trim();
     }
 
     /// Gives a waiting read its part of a page.

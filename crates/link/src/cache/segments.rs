@@ -1,88 +1,187 @@
-//! A set of bytes of one page, as a list of runs (BASS §3.1: a page's list of dirty segments).
+//! A set of bytes of one page (BASS §3.1: a page's list of dirty segments): a few runs in place, or, when
+//! they are more, a bit for each byte. So a set has a bound whatever is written, and most need no memory
+//! besides.
 //!
-//! Invariants: runs are in order, not empty, and do not touch. Not here: what the bytes are.
+//! Invariants: runs are in order, not empty, and do not touch; those behind `count` are zero. A set that has
+//! bits keeps them until it is cleared. Not here: what the bytes are.
 
 use std::ops::Range;
 
 use super::PAGE_BYTES;
 
+/// As many as take the place of a list on the heap.
+const RUNS_MAX: usize = 5;
+const WORD_BITS: usize = u64::BITS as usize;
+
+type Run = (u16, u16);
+type Bits = [u64; PAGE_BYTES / WORD_BITS];
+
 /// Some bytes of a page.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Segments(Vec<(u16, u16)>);
+#[derive(Clone, Debug)]
+pub(super) enum Segments {
+    Few { count: u8, runs: [Run; RUNS_MAX] },
+    Many(Box<Bits>),
+}
+
+impl Default for Segments {
+    fn default() -> Self {
+        Segments::Few { count: 0, runs: [(0, 0); RUNS_MAX] }
+    }
+}
 
 impl Segments {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.next(0, true) == PAGE_BYTES
     }
 
-    /// Forgets all, and keeps the list's memory.
+    /// Forgets all.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        *self = Segments::default();
     }
 
     /// How many bytes are in it.
     pub(super) fn bytes(&self) -> u64 {
-        self.0.iter().map(|(start, end)| u64::from(end - start)).sum()
+        match self {
+            Segments::Few { runs, .. } => runs.iter().map(|(start, end)| u64::from(end - start)).sum(),
+            Segments::Many(bits) => bits.iter().map(|word| u64::from(word.count_ones())).sum(),
+        }
     }
 
     pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
-        self.0.iter().map(|(start, end)| usize::from(*start)..usize::from(*end))
+        self.alternate(0..PAGE_BYTES, true)
     }
 
-    /// The first run that ends at `start` or behind it.
-    fn reaching(&self, start: u16) -> usize {
-        self.0.partition_point(|run| run.1 < start)
+    /// The parts of a range that are not in it, in order.
+    pub(super) fn gaps(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.alternate(range, false)
+    }
+
+    /// Whether all bytes of a range are in it.
+    pub(super) fn covers(&self, range: &Range<usize>) -> bool {
+        self.next(range.start, false) >= range.end
     }
 
     /// Adds a range; says how many bytes are new.
     pub(super) fn insert(&mut self, range: Range<usize>) -> u64 {
         debug_assert!(range.start < range.end && range.end <= PAGE_BYTES);
-        let (start, end) = (range.start as u16, range.end as u16);
-        let first = self.reaching(start);
-        let behind = first + self.0[first..].partition_point(|run| run.0 <= end);
-        if first == behind {
-            self.0.insert(first, (start, end));
-            return u64::from(end - start);
+        if let Segments::Few { count, runs } = self {
+            let (start, end) = (range.start as u16, range.end as u16);
+            let list = &runs[..usize::from(*count)];
+            let first = list.partition_point(|run| run.1 < start);
+            let met = first..first + list[first..].partition_point(|run| run.0 <= end);
+            let known: u64 = list[met.clone()].iter().map(|run| u64::from(run.1 - run.0)).sum();
+            let merged = match (list[met.clone()].first(), list[met.clone()].last()) {
+                (Some(head), Some(tail)) => (start.min(head.0), end.max(tail.1)),
+                _ => (start, end),
+            };
+            if self.replace(met, &[merged]) {
+                return u64::from(merged.1 - merged.0) - known;
+            }
         }
-        let merged = (start.min(self.0[first].0), end.max(self.0[behind - 1].1));
-        let known: u64 = self.0[first..behind].iter().map(|run| u64::from(run.1 - run.0)).sum();
-        self.0[first] = merged;
-        self.0.drain(first + 1..behind);
-        u64::from(merged.1 - merged.0) - known
+        self.change_bits(|bits| {
+            words_of(range).fold(0, |new, (word, mask)| {
+                let added = mask & !bits[word];
+                bits[word] |= mask;
+                new + u64::from(added.count_ones())
+            })
+        })
     }
 
     /// Takes a range out.
     pub(super) fn remove(&mut self, range: Range<usize>) {
-        let (start, end) = (range.start as u16, range.end as u16);
-        let first = self.0.partition_point(|run| run.1 <= start);
-        let behind = first + self.0[first..].partition_point(|run| run.0 < end);
-        if first == behind {
-            return;
+        if let Segments::Few { count, runs } = self {
+            let (start, end) = (range.start as u16, range.end as u16);
+            let list = &runs[..usize::from(*count)];
+            let first = list.partition_point(|run| run.1 <= start);
+            let met = first..first + list[first..].partition_point(|run| run.0 < end);
+            let (Some(head), Some(tail)) = (list[met.clone()].first(), list[met.clone()].last()) else {
+                return;
+            };
+            let (head, tail) = ((head.0, start), (end, tail.1));
+            let fits = match (head.0 < head.1, tail.0 < tail.1) {
+                (true, true) => self.replace(met, &[head, tail]),
+                (true, false) => self.replace(met, &[head]),
+                (false, true) => self.replace(met, &[tail]),
+                (false, false) => self.replace(met, &[]),
+            };
+            if fits {
+                return;
+            }
         }
-        let head = (self.0[first].0, start);
-        let tail = (end, self.0[behind - 1].1);
-        let rest = [head, tail].into_iter().filter(|run| run.0 < run.1);
-        self.0.splice(first..behind, rest);
+        self.change_bits(|bits| words_of(range).for_each(|(word, mask)| bits[word] &= !mask));
     }
 
-    /// Whether all bytes of a range are in it.
-    pub(super) fn covers(&self, range: &Range<usize>) -> bool {
-        let run = self.0.get(self.reaching(range.start as u16));
-        // A run that only ends where the range starts is followed by a gap.
-        run.is_some_and(|run| usize::from(run.0) <= range.start && range.end <= usize::from(run.1))
+    /// Puts runs in the place of others; says whether there was room.
+    fn replace(&mut self, old: Range<usize>, new: &[Run]) -> bool {
+        let Segments::Few { count, runs } = self else { return false };
+        let left = usize::from(*count) - old.len() + new.len();
+        if left > RUNS_MAX {
+            return false;
+        }
+        runs.copy_within(old.end..usize::from(*count), old.start + new.len());
+        runs[old.start..old.start + new.len()].copy_from_slice(new);
+        runs[left..].fill((0, 0));
+        *count = left as u8;
+        true
     }
 
-    /// The parts of a range that are not in it, in order.
-    pub(super) fn gaps(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
-        let (mut at, end) = (range.start, range.end);
-        let first = self.reaching(range.start as u16);
-        let runs = self.0[first..].iter().copied().chain([(end as u16, end as u16)]);
-        runs.filter_map(move |(run_start, run_end)| {
-            let gap = at..usize::from(run_start).min(end);
-            at = at.max(usize::from(run_end));
-            (gap.start < gap.end).then_some(gap)
+    /// From now on it has bits.
+    fn change_bits<T>(&mut self, change: impl FnOnce(&mut Bits) -> T) -> T {
+        let mut bits = match std::mem::take(self) {
+            Segments::Many(bits) => bits,
+            few => {
+                let mut bits: Box<Bits> = Box::new([0; PAGE_BYTES / WORD_BITS]);
+                few.runs().flat_map(words_of).for_each(|(word, mask)| bits[word] |= mask);
+                bits
+            }
+        };
+        let told = change(&mut bits);
+        *self = Segments::Many(bits);
+        told
+    }
+
+    /// The first byte from `at` on that is in it, or that is not; the page's end when there is none.
+    fn next(&self, at: usize, is_in: bool) -> usize {
+        match self {
+            Segments::Few { count, runs } => {
+                let run = runs[..usize::from(*count)].iter().find(|run| usize::from(run.1) > at);
+                let (start, end) = run.map_or((PAGE_BYTES, PAGE_BYTES), |run| (run.0.into(), run.1.into()));
+                match (is_in, start <= at) {
+                    (true, _) => at.max(start),
+                    (false, true) => end,
+                    (false, false) => at,
+                }
+            }
+            Segments::Many(bits) => {
+                let flip = if is_in { 0 } else { u64::MAX };
+                let word_of = |word: usize| {
+                    let from = if word == at / WORD_BITS { u64::MAX << (at % WORD_BITS) } else { u64::MAX };
+                    (bits[word] ^ flip) & from
+                };
+                let found = (at / WORD_BITS..bits.len()).find(|word| word_of(*word) != 0);
+                found.map_or(PAGE_BYTES, |word| word * WORD_BITS + word_of(word).trailing_zeros() as usize)
+            }
+        }
+    }
+
+    /// The parts of a range that are in it, or that are not, in order.
+    fn alternate(&self, range: Range<usize>, is_in: bool) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            let start = self.next(at, is_in);
+            at = self.next(start, !is_in).min(range.end);
+            (start < range.end).then_some(start..at)
         })
     }
+}
+
+/// The words that a range touches, and its bits in each.
+fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    (range.start / WORD_BITS..range.end.div_ceil(WORD_BITS)).map(move |word| {
+        let first = word * WORD_BITS;
+        let (start, end) = (range.start.max(first) - first, range.end.min(first + WORD_BITS) - first);
+        (word, u64::MAX >> (WORD_BITS - (end - start)) << start)
+    })
 }
 
 #[cfg(test)]
@@ -106,6 +205,16 @@ mod tests {
         assert!(set.covers(&(0..4096)));
         set.remove(1..4095);
         assert_eq!(runs(&set), [0..1, 4095..4096]);
+    }
+
+    #[test]
+    fn no_set_takes_more_than_a_bit_for_each_byte() {
+        let mut set = Segments::default();
+        (0..2048).for_each(|pair| assert_eq!(set.insert(pair * 2..pair * 2 + 1), 1));
+        assert_eq!((set.bytes(), runs(&set).len()), (2048, 2048));
+        assert!(size_of::<Segments>() <= 24 && size_of::<Bits>() == PAGE_BYTES / 8);
+        set.clear();
+        assert!(set.is_empty() && matches!(set, Segments::Few { .. }), "and it gives that back");
     }
 
     proptest! {

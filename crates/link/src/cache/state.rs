@@ -35,10 +35,9 @@ pub(super) struct State {
     pub(super) setup: Setup,
     pub(super) stats: Arc<Stats>,
     pub(super) me: Weak<dyn Hear>,
-    pub(super) pages: HashMap<u64, Page, BuildHasherDefault<PageHasher>>,
+    pub(super) pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
     /// Pages that may be thrown out, the oldest first: quiet when they joined.
     line_out: VecDeque<u64>,
-    spare: Vec<Page>,
     /// (number of the oldest write that is not below, page).
     pub(super) order: BTreeSet<(u64, u64)>,
     /// Dirty pages to write back as soon as may be; none of them is on its way.
@@ -49,6 +48,8 @@ pub(super) struct State {
     /// The number of the newest write.
     pub(super) clock: u64,
     pub(super) unsaved_bytes: u64,
+    /// What whole pages would have taken more so far.
+    pub(super) saved_bytes: i64,
     /// Writes that wait for room, in order.
     pub(super) held: VecDeque<Request>,
     /// Ranges that are changed below directly. They do not overlap.
@@ -106,13 +107,13 @@ impl State {
             me,
             pages: HashMap::default(),
             line_out: VecDeque::new(),
-            spare: Vec::new(),
             order: BTreeSet::new(),
             wanted: BTreeSet::new(),
             cursor: 0,
             write_backs: 0,
             clock: 0,
             unsaved_bytes: 0,
+            saved_bytes: 0,
             held: VecDeque::new(),
             claims: Vec::new(),
             blocked: VecDeque::new(),
@@ -180,25 +181,26 @@ impl State {
 
     /// The page, made when it is not there: in the place of one that can be thrown out, if there must be one.
     pub(super) fn page(&mut self, number: u64) -> &mut Page {
-        if !self.pages.contains_key(&number) {
+        let new = (!self.pages.contains_key(&number)).then(|| {
             let full = self.pages.len() >= self.setup.pages_max;
             let evicted = if full { self.evict() } else { None };
-            let page = evicted.or_else(|| self.spare.pop()).unwrap_or_else(Page::new);
-            self.pages.insert(number, page);
-            self.count_pages();
-        }
-        // It is there: what makes it anew is never called.
-        self.pages.entry(number).or_insert_with(Page::new)
+            self.count_pages(self.pages.len() + 1);
+            evicted.unwrap_or_default()
+        });
+        self.pages.entry(number).or_insert_with(|| new.unwrap_or_default())
     }
 
-    fn count_pages(&self) {
-        let pages = self.pages.len() as u64;
+    fn count_pages(&self, pages: usize) {
+        let (pages, peak) = (pages as u64, &self.stats.pages_peak);
         self.stats.pages.store(pages, Relaxed);
-        self.stats.pages_peak.fetch_max(pages, Relaxed);
+        // Under the lock: nobody else counts.
+        if pages > peak.load(Relaxed) {
+            peak.store(pages, Relaxed);
+        }
     }
 
     /// Throws out a quiet page that was not used lately.
-    fn evict(&mut self) -> Option<Page> {
+    fn evict(&mut self) -> Option<Box<Page>> {
         while let Some(number) = self.line_out.pop_front() {
             let Some(page) = self.pages.get_mut(&number) else { continue };
             if !page.is_quiet() {
@@ -215,7 +217,8 @@ impl State {
         None
     }
 
-    /// A page has become quiet: it may be thrown out, and a claim that waited for it may go on.
+    /// A page has become quiet: it may be thrown out (see [`State::trim`]), and a claim that waited for it
+    /// may go on.
     pub(super) fn quieted(&mut self, number: u64) {
         if let Some(page) = self.pages.get_mut(&number)
             && !page.in_line
@@ -224,12 +227,12 @@ impl State {
             self.line_out.push_back(number);
         }
         self.claim_quieted(number);
-        while self.pages.len() > self.setup.pages_max {
-            let Some(page) = self.evict() else { break };
-            self.spare.push(page);
-        }
-        self.spare.truncate(self.setup.pages_max / 16);
-        self.count_pages();
+    }
+
+    /// Pages became quiet: those beyond the bound go.
+    pub(super) fn trim(&mut self) {
+        while self.pages.len() > self.setup.pages_max && self.evict().is_some() {}
+        self.count_pages(self.pages.len());
     }
 
     pub(super) fn note_unsaved(&self) {

@@ -9,9 +9,9 @@ pub struct Stats {
     pub partial_writes: AtomicU64,
     /// Payload of the writes that came in.
     pub bytes_written_by_user: AtomicU64,
-    /// Payload of the write-backs, with the headers of packed ones.
+    /// Payload of the write-backs, with the headers of packed ones, and of those that failed.
     pub bytes_sent: AtomicU64,
-    /// What whole pages would have taken more.
+    /// What whole pages would have taken more, of write-backs that succeeded: the most that it ever was.
     pub bytes_saved: AtomicU64,
     /// Reads below.
     pub fetches: AtomicU64,

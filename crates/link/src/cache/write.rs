@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, Request};
 
-use super::PAGE_BYTES;
 use super::options::Policy;
 use super::page::NEVER;
 use super::push::Then;
@@ -39,9 +38,9 @@ impl State {
         let mut partial = false;
         for piece in pieces_of(request.address, request.length) {
             let (number, inside) = (piece.page, piece.inside);
-            partial |= inside.len() < PAGE_BYTES;
+            partial |= inside.len() < self.page_length(number);
             let page = self.page(number);
-            request.fill(piece.offset, &mut page.bytes[inside.clone()]);
+            request.fill(piece.offset, &mut page.bytes_mut()[inside.clone()]);
             page.known.insert(inside.clone());
             let new = page.dirty.insert(inside);
             page.fua |= fua;

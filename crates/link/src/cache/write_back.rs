@@ -3,13 +3,14 @@
 //! A batch takes wanted pages in the order of addresses. A row of whole pages goes as a plain write; so does
 //! whatever turns out to be one range. All else is packed (BASS §3.1, §3.2).
 //!
-//! Invariants: one write-back of a page at a time, so the newer bytes come last below; the payload is a copy,
-//! so a page on its way may be written. A failed write-back leaves its bytes dirty, fails all who wait for
-//! them, and is tried again by the next who wants them: a flush, a tick, a writer without room.
+//! Invariants: one write-back of a page at a time, so the newer bytes come last below. A packed payload is a
+//! copy (BASS's temporary page), a plain one shares the pages' bytes; who writes such a page meanwhile copies
+//! it first, so what is on its way does not change. A failed write-back leaves its bytes dirty, fails all who
+//! wait for them, and is tried again by the next who wants them: a flush, a tick, a writer without room.
 
 use std::ops::Range;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_format::packed_write::{self, at, entry_at};
@@ -47,9 +48,10 @@ impl State {
         }
     }
 
-    /// Begins write-backs of wanted pages, as many as may be under way.
+    /// Begins a write-back of wanted pages, if one more may be under way. Making it takes long: others come
+    /// to the lock before the next.
     pub(super) fn pump(&mut self) {
-        while self.write_backs < self.setup.write_backs_max && !self.wanted.is_empty() {
+        if self.write_backs < self.setup.write_backs_max && !self.wanted.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
             let pages = self.choose(&mut runs);
             let work = self.send(&runs, pages);
@@ -62,11 +64,12 @@ impl State {
 
     /// How many whole pages in a row are wanted from `first` on, up to a limit.
     fn whole_row(&self, first: u64, at_most: usize) -> usize {
-        let whole = |number: &u64| {
-            let wanted = self.wanted.contains(number).then(|| self.pages.get(number)).flatten();
-            wanted.is_some_and(|page| page.dirty.covers(&(0..self.page_length(*number))))
+        let whole = |number: u64| {
+            let page = self.pages.get(&number);
+            page.is_some_and(|page| page.dirty.covers(&(0..self.page_length(number))))
         };
-        (first..).take(at_most).take_while(whole).count()
+        let row = self.wanted.range(first..).zip(first..).take(at_most);
+        row.take_while(|(number, next)| *number == next && whole(*next)).count()
     }
 
     /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed before the
@@ -104,51 +107,61 @@ impl State {
     fn send(&mut self, runs: &[Run], pages: Vec<u64>) -> Work {
         let (address, one_range) =
             (runs[0].start(), runs.windows(2).all(|pair| pair[0].end() == pair[1].start()));
-        let mut flags = Flags::default();
-        let mut saved = 0;
+        let length = runs[runs.len() - 1].end() - address;
+        let plain = one_range && length <= self.setup.below_bytes_max;
+        let (mut flags, mut whole_bytes, mut shared) = (Flags::default(), 0, Vec::new());
         for number in &pages {
             self.wanted.remove(number);
             self.cursor = number + 1;
-            saved += self.page_length(*number) as u64;
+            whole_bytes += self.page_length(*number) as i64;
             let Some(page) = self.pages.get_mut(number) else { continue };
             flags.fua |= std::mem::take(&mut page.fua);
             std::mem::swap(&mut page.dirty, &mut page.sending);
             page.sending_since = std::mem::replace(&mut page.dirty_since, NEVER);
+            if plain {
+                shared.push(page.bytes.clone());
+            }
         }
-        let ranges = runs.iter().map(|run| {
-            let bytes = self.pages.get(&run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
-            ((run.start() - address) as u32, bytes)
-        });
-        let length = runs[runs.len() - 1].end() - address;
-        let plain = one_range && length <= self.setup.below_bytes_max;
         let payload = if plain {
-            let mut payload = Vec::with_capacity(length as usize);
-            ranges.for_each(|(_, bytes)| payload.extend_from_slice(bytes));
-            payload
+            Payload::Shared { skipped: runs[0].inside.start, pages: shared }
         } else {
-            let mut payload = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
-            // The runs are in order and within the limits that `choose` keeps.
-            let encoded = packed_write::encode(ranges, &mut payload);
-            debug_assert!(encoded.is_ok(), "{encoded:?}");
-            payload
+            Payload::Packed(self.pack(runs, address))
         };
-        let bytes = payload.len() as u64;
+        let bytes = if let Payload::Packed(bytes) = &payload { bytes.len() as u64 } else { length };
         let kind = if plain { &self.stats.plain_sent } else { &self.stats.packed_sent };
         kind.fetch_add(1, Relaxed);
         let whole = runs.iter().filter(|run| run.inside == (0..self.page_length(run.page))).count();
         self.stats.whole_pages_sent.fetch_add(whole as u64, Relaxed);
         self.stats.bytes_sent.fetch_add(bytes, Relaxed);
-        self.stats.bytes_saved.fetch_add(saved.saturating_sub(bytes), Relaxed);
-        let write_back = Box::new(WriteBack { me: self.me.clone(), payload, pages });
+        let saved_bytes = whole_bytes - bytes as i64;
+        let write_back = Box::new(WriteBack { me: self.me.clone(), payload, pages, saved_bytes });
         let request = Request::new(Operation::Write, address, bytes, flags, write_back);
         if plain { Work::Below(request) } else { Work::Packed(request) }
     }
 
+    fn pack(&self, runs: &[Run], address: u64) -> Vec<u8> {
+        let ranges = runs.iter().map(|run| {
+            let bytes = self.pages.get(&run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
+            ((run.start() - address) as u32, bytes)
+        });
+        let mut bytes = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
+        // The runs are in order and within the limits that `choose` keeps.
+        let encoded = packed_write::encode(ranges, &mut bytes);
+        debug_assert!(encoded.is_ok(), "{encoded:?}");
+        bytes
+    }
+
     /// A write-back has ended.
-    pub(super) fn sent(&mut self, pages: &[u64], outcome: &Outcome) {
+    fn sent(&mut self, pages: &[u64], saved_bytes: i64, outcome: &Outcome) {
         self.write_backs -= 1;
         match outcome {
-            Ok(_) => pages.iter().for_each(|number| self.saved(*number)),
+            Ok(_) => {
+                self.saved_bytes += saved_bytes;
+                let total_bytes = u64::try_from(self.saved_bytes).unwrap_or(0);
+                self.stats.bytes_saved.fetch_max(total_bytes, Relaxed);
+                pages.iter().for_each(|number| self.saved(*number));
+                self.trim();
+            }
             Err(error) => {
                 self.stats.write_back_errors.fetch_add(1, Relaxed);
                 tracing::warn!(pages = pages.len(), %error, "cache: write-back failed; its bytes stay dirty");
@@ -175,8 +188,10 @@ impl State {
             }
         }
         let (since, quiet) = (page.since(), page.is_quiet());
-        let waiters = std::mem::take(&mut page.waiters);
-        self.pushed(number, waiters, since);
+        if !page.waiters.is_empty() {
+            let waiters = std::mem::take(&mut page.waiters);
+            self.pushed(number, waiters, since);
+        }
         if quiet {
             self.quieted(number);
         }
@@ -202,14 +217,37 @@ impl State {
 /// The exchange of a write-back.
 struct WriteBack {
     me: Weak<dyn Hear>,
-    payload: Vec<u8>,
+    payload: Payload,
     pages: Vec<u64>,
+    /// What whole pages would have taken more; less than nothing where the entries of many runs are longer.
+    saved_bytes: i64,
+}
+
+enum Payload {
+    Packed(Vec<u8>),
+    /// One range over neighbouring pages, without the first bytes of the first.
+    Shared {
+        skipped: usize,
+        pages: Vec<Arc<[u8]>>,
+    },
 }
 
 impl Exchange for WriteBack {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
-        into.copy_from_slice(&self.payload[start..start + into.len()]);
+        match &self.payload {
+            Payload::Packed(bytes) => into.copy_from_slice(&bytes[start..start + into.len()]),
+            Payload::Shared { skipped, pages } => {
+                let (mut at, mut rest) = (skipped + start, into);
+                while !rest.is_empty() {
+                    let bytes = &pages[at / PAGE_BYTES][at % PAGE_BYTES..];
+                    let (part, behind) = rest.split_at_mut(rest.len().min(bytes.len()));
+                    part.copy_from_slice(&bytes[..part.len()]);
+                    at += part.len();
+                    rest = behind;
+                }
+            }
+        }
     }
 
     fn buffer(&mut self) -> &mut [u8] {
@@ -217,8 +255,11 @@ impl Exchange for WriteBack {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        if let Some(me) = self.me.upgrade() {
-            me.hear(&mut |state| state.sent(&self.pages, &outcome));
+        let WriteBack { me, payload, pages, saved_bytes } = *self;
+        // Who writes these pages from now on need not copy them.
+        drop(payload);
+        if let Some(me) = me.upgrade() {
+            me.hear(&mut |state| state.sent(&pages, saved_bytes, &outcome));
         }
     }
 }

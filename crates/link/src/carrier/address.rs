@@ -8,6 +8,7 @@
 //! | `tcp:store.lan:9700` | TCP, a host by its name |
 //! | `udp:10.0.0.1:9700@eth1` | only over interface eth1, whatever the routes say |
 //! | `eth:eth1` | raw Ethernet on interface eth1 |
+//! | `xdp:eth1` | the same frames past the kernel's network layer (AF_XDP) |
 //!
 //! Several stand in a list, with commas. An initiator reads them as where to reach the target, a target as
 //! where to listen (`udp:0.0.0.0`, `udp:[::]` for everywhere).
@@ -34,6 +35,8 @@ pub enum LinkAddress {
     Tcp(HostPort),
     /// `eth:INTERFACE`.
     Ethernet(String),
+    /// `xdp:INTERFACE`.
+    Express(String),
 }
 
 /// A place that is reached by IP.
@@ -95,13 +98,14 @@ impl FromStr for LinkAddress {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let kinds = "write udp:HOST[:PORT], tcp:HOST[:PORT] or eth:INTERFACE";
+        let kinds = "write udp:HOST[:PORT], tcp:HOST[:PORT], eth:INTERFACE or xdp:INTERFACE";
         match text.split_once(':') {
             Some(("udp", place)) => Ok(LinkAddress::Udp(host_port(text, place)?)),
             Some(("tcp", place)) => Ok(LinkAddress::Tcp(host_port(text, place)?)),
             Some(("eth", name)) => Ok(LinkAddress::Ethernet(interface(text, name)?)),
+            Some(("xdp", name)) => Ok(LinkAddress::Express(interface(text, name)?)),
             _ if text.is_empty() => Err(wrong(text, "it is empty", kinds)),
-            _ => Err(wrong(text, "it does not begin with udp:, tcp: or eth:", kinds)),
+            _ => Err(wrong(text, "it does not begin with udp:, tcp:, eth: or xdp:", kinds)),
         }
     }
 }
@@ -167,6 +171,7 @@ impl fmt::Display for LinkAddress {
             LinkAddress::Udp(place) => write!(f, "udp:{place}"),
             LinkAddress::Tcp(place) => write!(f, "tcp:{place}"),
             LinkAddress::Ethernet(name) => write!(f, "eth:{name}"),
+            LinkAddress::Express(name) => write!(f, "xdp:{name}"),
         }
     }
 }
@@ -186,6 +191,7 @@ mod tests {
             ("udp:10.0.0.1:9700@eth1", "udp:10.0.0.1:9700@eth1"),
             ("tcp:[::1]@eth1", "tcp:[::1]:9700@eth1"),
             ("eth:eth1", "eth:eth1"),
+            ("xdp:eth1", "xdp:eth1"),
         ];
         for (written, shown) in table {
             let address: LinkAddress = written.parse().expect(written);
@@ -213,6 +219,7 @@ mod tests {
             ("tcp:host@", "\"\" cannot be an interface"),
             ("eth:", "\"\" cannot be an interface"),
             ("eth:a/b", "\"a/b\" cannot be"),
+            ("xdp:", "\"\" cannot be an interface"),
             ("eth:a-name-longer-than-any", "cannot be an interface"),
         ];
         for (written, what) in table {
@@ -234,7 +241,7 @@ mod tests {
     fn an_address_resolves_without_a_name_server() {
         let place = |text: &str| match text.parse().expect(text) {
             LinkAddress::Udp(place) | LinkAddress::Tcp(place) => place,
-            LinkAddress::Ethernet(_) => panic!("no place"),
+            LinkAddress::Ethernet(_) | LinkAddress::Express(_) => panic!("no place"),
         };
         assert_eq!(place("udp:127.0.0.1").resolve().expect("known"), "127.0.0.1:9700".parse().unwrap());
         assert_eq!(place("tcp:[::1]:7").resolve().expect("known"), "[::1]:7".parse().unwrap());

@@ -13,9 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
 
-use super::wait::{no_room, wait_for_packets};
+use super::pace::{Pace, Taken};
+use super::wait::{nap, no_room, wait_for_packets};
 use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
 
 /// "Local Experimental EtherType 1" of IEEE 802: free for all inside of one's own network.
@@ -52,6 +54,7 @@ pub struct EthernetReceiver {
     ring: FrameRing,
     /// The last call found frames.
     is_busy: bool,
+    pace: Pace,
 }
 
 impl EthernetReceiver {
@@ -72,7 +75,7 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
     let (socket, ring) = FrameSocket::open(interface, ETHERTYPE, RING_BYTES, SEND_BUFFER_BYTES)?;
     let waker = Arc::new(Waker::new()?);
     let shared = Arc::new(Shared { socket, waker, refused: AtomicBool::new(false) });
-    let receiver = EthernetReceiver { shared: shared.clone(), ring, is_busy: false };
+    let receiver = EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace: Pace::new() };
     Ok((EthernetSender { shared }, receiver))
 }
 
@@ -123,10 +126,21 @@ impl Receiver for EthernetReceiver {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<Woken> {
         let Shared { socket, waker, refused } = &*self.shared;
+        let mut slept = None;
+        if !self.ring.has_frame()
+            && !writable_too
+            && let Some(gather) = self.pace.nap()
+        {
+            let began_ns = time_of_day_ns();
+            nap(waker, wait.map_or(gather, |wait| wait.min(gather)))?;
+            slept = Some((began_ns, time_of_day_ns()));
+        }
         let is_there = self.has_frame();
         let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
         let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
+        let mut taken = Taken::default();
         let handed = self.ring.receive(FRAMES_AT_ONCE, &mut |frame| {
+            taken.add(frame.arrived_ns);
             let packet = if frame.is_whole { whole_packet(frame.payload) } else { None };
             match packet {
                 Some(packet) => {
@@ -137,10 +151,20 @@ impl Receiver for EthernetReceiver {
             }
         });
         self.is_busy = handed > 0;
+        self.pace.took(&taken);
+        if let Some((began_ns, ended_ns)) = slept {
+            self.pace.napped(began_ns, ended_ns, &taken);
+        }
         Ok(woken)
     }
 
     fn waker(&self) -> Arc<Waker> {
         self.shared.waker.clone()
     }
+}
+
+/// By the clock that stamps frames. It may be set: then a nap is misjudged, once.
+fn time_of_day_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }

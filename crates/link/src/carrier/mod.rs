@@ -5,8 +5,8 @@
 //! is cut off.
 //!
 //! Rooms: [`address`] (what people write), `open` (from that to carriers), `batch` (what a sender takes),
-//! `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `wait` (how a receiver waits). Another carrier (AF_XDP,
-//! say) is one more of these.
+//! `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP), `wait` and `pace` (how a
+//! receiver waits, and lets frames gather). Another carrier is one more of these.
 //!
 //! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never waits; a packet arrives
 //! whole or not at all.
@@ -16,9 +16,11 @@ pub mod address;
 mod batch;
 mod ethernet;
 mod open;
+mod pace;
 mod tcp;
 mod udp;
 mod wait;
+mod xdp;
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,6 +34,7 @@ pub use open::{Carrier, Listening, listen, reach};
 pub use tcp::{Accepted, Listener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
+pub use xdp::{ExpressReceiver, ExpressSender, open_express};
 
 /// No packet is shorter.
 pub const PACKET_BYTES_MIN: usize = 24;

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 
 use super::address::HostPort;
 use super::{
-    BROADCAST, LinkAddress, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp,
+    BROADCAST, LinkAddress, Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet,
+    open_express, open_udp,
 };
 
 /// Both halves of a carrier.
@@ -51,6 +52,7 @@ pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
             .resolve()
             .and_then(|to| Ok((Carrier::of(connect(to, place.interface.as_deref(), wait)?), Peer::Stream))),
         LinkAddress::Ethernet(name) => open_ethernet(name).map(|halves| (Carrier::of(halves), BROADCAST)),
+        LinkAddress::Express(name) => open_express(name).map(|halves| (Carrier::of(halves), BROADCAST)),
     };
     reached.map_err(|error| explained(address, &error))
 }
@@ -72,6 +74,9 @@ pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> 
         LinkAddress::Ethernet(name) => {
             open_ethernet(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
         }
+        LinkAddress::Express(name) => {
+            open_express(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
+        }
     };
     listening.map_err(|error| explained(address, &error))
 }
@@ -81,11 +86,26 @@ fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {
 }
 
 fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
+    let is_express = matches!(address, LinkAddress::Express(_));
     let hint = match Errno::from_io_error(error) {
+        Some(Errno::PERM | Errno::ACCESS) if is_express => {
+            "; it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run it as root, or give it those"
+        }
+        Some(Errno::BUSY) if is_express => {
+            "; the interface has an XDP program already (`ip link` shows it): take eth:, which shares it"
+        }
+        Some(Errno::TOOBIG) if is_express => {
+            "; the interface has several receive queues: `ethtool -L NAME combined 1`, or take eth:"
+        }
+        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => "; the kernel has no AF_XDP: take eth:",
+        Some(Errno::OPNOTSUPP | Errno::RANGE) if is_express => {
+            "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller MTU at \
+             both ends, or take eth:"
+        }
         Some(Errno::PERM | Errno::ACCESS) => "; it needs CAP_NET_RAW: run it as root, or give it that",
         Some(Errno::NODEV) => "; no interface has that name: `ip link` shows them",
         Some(Errno::NETDOWN) => "; the interface is down: `ip link set NAME up`",
-        Some(Errno::INVAL) if matches!(address, LinkAddress::Ethernet(_)) => {
+        Some(Errno::INVAL) if is_express || matches!(address, LinkAddress::Ethernet(_)) => {
             "; the interface carries no Ethernet frames"
         }
         Some(Errno::ADDRINUSE) => "; somebody listens there: stop that, or take another port",

@@ -90,6 +90,15 @@ pub(super) fn wait_for(
     })
 }
 
+/// Sleeps, unless the waker is called. The call stays: the next wait hears it.
+pub(super) fn nap(waker: &Waker, most: Duration) -> io::Result<()> {
+    let most = Timespec::try_from(most).ok();
+    match poll(&mut [PollFd::new(&waker.event, PollFlags::IN)], most.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// As [`wait_for`], for the socket of datagrams or frames: without a system call where `is_there` says that
 /// something is and nothing else was asked for; slower where the kernel refused the last packets.
 pub(super) fn wait_for_packets(

@@ -25,14 +25,16 @@ use crate::session::{Greeting, HANDSHAKE_BYTES};
 pub(crate) const PROLOGUE: &[u8] = b"sawmill link 1";
 
 const HELLO_NS_FIRST: u64 = 50 * MS;
-const HELLO_NS_MAX: u64 = SECOND;
+const HELLO_NS_MAX: u64 = 500 * MS;
 const JOIN_NS_FIRST: u64 = 20 * MS;
-const JOIN_NS_MAX: u64 = SECOND;
+const JOIN_NS_MAX: u64 = 250 * MS;
 /// Joins of one length without an answer before a shorter one is tried.
 const JOINS_OF_A_LENGTH: u32 = 3;
 /// An idle link is asked this often, so that the target does not forget us, and a dead one is known before it
 /// is used.
 const KEEP_ALIVE_NS: u64 = 5 * SECOND;
+/// Pings between attempts to join a link with longer packets, at most: about five minutes.
+const LONGER_PINGS_MAX: u32 = 64;
 
 /// A link's carrier, and how far it is.
 #[derive(Default)]
@@ -41,13 +43,39 @@ pub(super) struct Way {
     join: Option<Join>,
     joined: bool,
     next_ping_ns: u64,
+    /// The longest packets of the link as it was joined, which may be shorter than its carrier takes.
+    packet_bytes: usize,
+    /// Pings until longer ones are tried, and how many it were last time.
+    longer_in: u32,
+    longer_after: u32,
 }
 
+/// An attempt to join, also of a link that is joined and in use: then with longer packets.
 struct Join {
     token: u64,
     packet_bytes: usize,
     said: u32,
     next_ns: u64,
+    /// What the link is joined with, and will be again unless the first word is answered.
+    kept_bytes: Option<usize>,
+}
+
+impl Way {
+    /// A link that was joined while its way was down may have ended with any length: longer packets are tried
+    /// now and then, ever more seldom.
+    fn try_longer(&mut self, now: u64, token: impl FnOnce() -> u64) {
+        let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else { return };
+        if self.join.is_some() || self.packet_bytes >= path.packet_bytes_max {
+            return;
+        }
+        self.longer_in = self.longer_in.saturating_sub(1);
+        if self.longer_in == 0 {
+            self.longer_after = (self.longer_after * 2).min(LONGER_PINGS_MAX);
+            self.longer_in = self.longer_after;
+            let (packet_bytes, kept_bytes) = (path.packet_bytes_max, Some(self.packet_bytes));
+            self.join = Some(Join { token: token(), packet_bytes, said: 0, next_ns: now, kept_bytes });
+        }
+    }
 }
 
 /// An attempt to connect.
@@ -161,7 +189,10 @@ impl Initiator {
             WordKind::Joined => {
                 let Some(join) = way.join.take_if(|join| join.token == word.token) else { return };
                 let packet_bytes = join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
-                way.joined = true;
+                if !way.joined {
+                    (way.longer_in, way.longer_after) = (1, 1);
+                }
+                (way.joined, way.packet_bytes) = (true, packet_bytes);
                 way.next_ping_ns = now + KEEP_ALIVE_NS;
                 if let Some(mut path) = way.path.clone() {
                     if path.peer == BROADCAST {
@@ -211,6 +242,8 @@ impl Initiator {
         *attempt = Attempt::default();
         // The attempt stays locked until there is a connection: nobody begins another one meanwhile.
         self.connected(local, seals, &welcome, now);
+        drop(attempt);
+        self.go_on(now);
     }
 
     fn connected(&self, local: u64, seals: crate::session::Seals, welcome: &Welcome, now: u64) {
@@ -223,7 +256,10 @@ impl Initiator {
         let slots = Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended);
         let links = self.ways.len().min(welcome.links.into());
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
-        let connection = Arc::new(Connection::new(remote, seals, links, count, slots, now));
+        self.target_name.lock().clone_from(&welcome.name);
+        self.live().inspect(|live| self.was_served(live));
+        let heard_ns = self.was_greeted(now);
+        let connection = Arc::new(Connection::new(remote, seals, links, count, slots, heard_ns));
         for way in &self.ways {
             let mut way = way.lock();
             *way = Way { path: way.path.take(), ..Way::default() };
@@ -264,15 +300,16 @@ impl Initiator {
         self.give_up(now);
     }
 
-    /// Fails everything when nobody was heard for as long as was set.
+    /// Fails everything when nobody served for as long as was set: who answers hellos and opens nothing does
+    /// not.
     fn give_up(&self, now: u64) {
         let most_ns = u64::from(self.options.timeout_s) * SECOND;
         if most_ns == 0 {
             return;
         }
-        let heard_ns =
-            self.live().map_or(self.heard_ns.load(Ordering::SeqCst), |live| live.connection.heard_ns());
-        if now.saturating_sub(heard_ns) >= most_ns && self.pendings.count() > 0 {
+        self.live().inspect(|live| self.was_served(live));
+        let since_ns = self.patience_ns.load(Ordering::SeqCst);
+        if now.saturating_sub(since_ns) >= most_ns && self.pendings.count() > 0 {
             let hint = self.attempt.lock().hint.clone();
             let hint = hint.map_or(String::new(), |hint| format!(" (the last word, not proved: {hint})"));
             let text = format!("no answer from the target for {} s{hint}", self.options.timeout_s);
@@ -338,16 +375,21 @@ impl Initiator {
             if now >= way.next_ping_ns {
                 way.next_ping_ns = now + KEEP_ALIVE_NS;
                 live.connection.ping(index);
+                way.try_longer(now, || self.random());
             }
-            return;
-        }
-        if way.join.is_none() {
+        } else if way.join.is_none() {
             let (token, packet_bytes) = (self.random(), path.packet_bytes_max);
-            way.join = Some(Join { token, packet_bytes, said: 0, next_ns: now });
+            way.join = Some(Join { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
         }
         let Some(join) = way.join.as_mut().filter(|join| now >= join.next_ns) else { return };
-        if join.said > 0 && join.said % JOINS_OF_A_LENGTH == 0 && path.peer != Peer::Stream {
-            join.packet_bytes = shorter(join.packet_bytes, path.packet_bytes_max);
+        if join.said > 0 && path.peer != Peer::Stream {
+            join.packet_bytes = match join.kept_bytes {
+                Some(kept_bytes) => kept_bytes,
+                None if join.said % JOINS_OF_A_LENGTH == 0 => {
+                    shorter(join.packet_bytes, path.packet_bytes_max)
+                }
+                None => join.packet_bytes,
+            };
         }
         join.said += 1;
         join.next_ns = now + (JOIN_NS_FIRST << join.said.min(6)).min(JOIN_NS_MAX);
@@ -362,10 +404,18 @@ impl Initiator {
         live.connection.send_word(index, &path, &word, padded);
     }
 
-    /// When [`Initiator::tick`] must come next, at the latest.
+    /// When [`Initiator::tick`] must come next, at the latest. Never, once everything has failed: nothing
+    /// that was due is done any more.
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
+        if self.failed.lock().is_some() {
+            return u64::MAX;
+        }
         let now = self.clock.now_ns();
+        if self.failed.lock().is_some() {
+            // Nothing is due any more, whatever was.
+            return now + SECOND;
+        }
         let attempt = self.attempt.lock();
         let greet = if attempt.wanted { attempt.next_ns } else { u64::MAX };
         drop(attempt);

@@ -1,7 +1,8 @@
 //! The device at the initiator's end, and how it is opened.
 //!
-//! Invariant: a volume has the same number on every connection of an initiator, because volumes are opened
-//! again in the order in which they were opened first; a target that gives another geometry is refused.
+//! Invariants: a volume has the same number on every connection of an initiator, whatever number the target
+//! gives it there; a target that gives another geometry is refused; a device that is dropped is given back
+//! when all that it asked for is answered.
 //!
 //! Not here: what is done with requests (`pending`, `slots`).
 
@@ -65,27 +66,54 @@ impl Answer {
 }
 
 impl Initiator {
-    fn control(&self, operation: Operation, flags: u8, payload: Vec<u8>) -> Answer {
+    /// Takes a control in; it goes with whatever goes next.
+    fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
         let (told, hear) = channel();
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
         let exchange = Box::new(Control { payload, answer, told });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
-        let command = Command { operation, slot: 0, flags, volume: u8::MAX, sequence: 0, address: 0, length };
-        let now = self.clock.now_ns();
-        self.pendings.add(command, Terms { submitted_ns: now, mark: 0, bytes_max: u64::MAX }, request);
-        self.go_on(now);
+        let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
+        self.pendings.add(Command { length, ..command }, terms, request);
         Answer(hear)
+    }
+
+    fn queue_open(&self, export: &str, mode: OpenMode, tenure: u64) -> Answer {
+        let command = Command { flags: mode.flags(), address: tenure, ..control(Operation::Open) };
+        self.queue(command, export.as_bytes().to_vec())
     }
 
     /// Asks for an export. The answer is for [`Initiator::opened`].
     pub fn ask_open(&self, export: &str, mode: OpenMode) -> Answer {
-        self.control(Operation::Open, mode.flags(), export.as_bytes().to_vec())
+        let answer = self.queue_open(export, mode, 0);
+        self.go_on(self.clock.now_ns());
+        answer
     }
 
     /// Asks which exports there are; [`sawmill_format::link::control::exports`] reads the answer.
     pub fn ask_list(&self) -> Answer {
-        self.control(Operation::List, 0, Vec::new())
+        let answer = self.queue(control(Operation::List), Vec::new());
+        self.go_on(self.clock.now_ns());
+        answer
+    }
+
+    /// Gives a volume back when everything that was asked of it is answered.
+    fn close_volume(&self, volume: &Volume) {
+        if volume.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let answer = self.queue(Command { volume: volume.number, ..control(Operation::Close) }, Vec::new());
+        let mut closing = self.closing.lock();
+        closing.retain(|earlier| earlier.poll().is_none());
+        closing.push(answer);
+    }
+
+    /// Gives all volumes back: their answers, and those of devices that were dropped before.
+    pub(crate) fn close_volumes(&self) -> Vec<Answer> {
+        let volumes = self.volumes.read().clone();
+        volumes.iter().for_each(|volume| self.close_volume(volume));
+        self.go_on(self.clock.now_ns());
+        std::mem::take(&mut *self.closing.lock())
     }
 
     /// Makes a device of what an open was answered with.
@@ -104,6 +132,7 @@ impl Initiator {
             keeper: opened.keeper.into(),
             number,
             flushed: 0.into(),
+            closed: false.into(),
             loss: Default::default(),
         });
         volumes.push(Arc::clone(&volume));
@@ -115,6 +144,7 @@ impl Initiator {
         drop(connection);
         if again {
             self.open_again();
+            self.go_on(self.clock.now_ns());
         }
         let geometry = Geometry {
             size_bytes: opened.size_bytes,
@@ -133,22 +163,40 @@ impl Initiator {
         Ok(RemoteDevice { initiator: Arc::clone(self), number, geometry })
     }
 
-    /// Opens all volumes again on a new connection; requests go when all are open.
+    /// Asks for all volumes again on a new connection; requests go when all are open. Nothing is sent here:
+    /// others hold locks, and what is sent may have to be told about.
     pub(super) fn open_again(&self) {
         let mut reopening = self.reopening.lock();
         let Some(local) = self.live().map(|live| live.local) else { return };
         let volumes: Vec<Arc<Volume>> = self.volumes.read().clone();
-        let asked = volumes.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
+        let (closed, open): (Vec<_>, Vec<_>) =
+            volumes.into_iter().partition(|volume| volume.closed.load(Ordering::SeqCst));
+        // Whatever has their numbers on the new connection is not to be closed in their stead.
+        closed.iter().for_each(|volume| self.pendings.set_number(volume.number, NOT_OPEN));
+        let asked: Vec<_> = open.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
+        let none = asked.is_empty();
         *reopening = Reopening { local, asked };
+        drop(reopening);
+        if none {
+            self.all_open(local);
+        }
     }
 
-    /// Never takes over: the target forgets what this initiator had when it takes its new connection, and
-    /// whoever else has the volume by now took it over, or was let in when we were given up.
+    /// All volumes are open on connection `local`.
+    fn all_open(&self, local: u64) {
+        if let Some(live) = self.connection.write().as_mut().filter(|live| live.local == local) {
+            live.opened = true;
+        }
+    }
+
+    /// With the tenure that it had: somebody who had it since ended that. Never takes over: whoever else has
+    /// it by now took it over, or was let in when we were given up.
     fn ask_again(&self, volume: &Volume) -> Answer {
-        self.ask_open(&volume.export, OpenMode { take_over: false, ..volume.mode })
+        let mode = OpenMode { take_over: false, ..volume.mode };
+        self.queue_open(&volume.export, mode, volume.opened.tenure)
     }
 
-    /// Looks whether volumes that were asked for again are open.
+    /// Looks whether volumes that were asked for again are open. What is asked once more goes with the tick.
     pub(super) fn look_at_reopened(&self) {
         let mut reopening = self.reopening.lock();
         if reopening.asked.is_empty() {
@@ -185,10 +233,16 @@ impl Initiator {
         }
         let local = reopening.local;
         drop(reopening);
-        if let Some(live) = self.connection.write().as_mut().filter(|live| live.local == local) {
-            live.opened = true;
-        }
+        self.all_open(local);
     }
+}
+
+/// A number that no target gives a volume.
+const NOT_OPEN: u8 = u8::MAX;
+
+/// What all controls have in common.
+fn control(operation: Operation) -> Command {
+    Command { operation, slot: 0, flags: 0, volume: NOT_OPEN, sequence: 0, address: 0, length: 0 }
 }
 
 /// Where an open's answer names the connection that it came by: see [`Initiator::opened`].
@@ -293,7 +347,8 @@ impl Exchange for Runs {
         let outcome = outcome.and_then(|_| {
             let mut left = self.length;
             let mut runs = Vec::new();
-            for (length, data) in control::runs(&self.bytes).take_while(|(length, _)| *length > 0) {
+            let told = control::runs(&self.bytes);
+            for (length, data) in told.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))? {
                 let length = length.min(left);
                 left -= length;
                 if length > 0 {
@@ -312,9 +367,11 @@ impl Exchange for Runs {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        // The number stays taken: volumes are opened again in order.
-        self.initiator.volumes.read().get(usize::from(self.number)).inspect(|volume| {
-            volume.flushed.store(self.initiator.pendings.changes(self.number), Ordering::SeqCst);
-        });
+        // The number stays taken: late requests have it.
+        let volume = self.initiator.volumes.read().get(usize::from(self.number)).cloned();
+        let Some(volume) = volume else { return };
+        volume.flushed.store(self.initiator.pendings.changes(self.number), Ordering::SeqCst);
+        self.initiator.close_volume(&volume);
+        self.initiator.go_on(self.initiator.clock.now_ns());
     }
 }

@@ -18,7 +18,7 @@ mod device;
 mod pending;
 mod slots;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -71,6 +71,8 @@ struct Volume {
     number: u8,
     /// How many of the chunks of changes that were answered (`pending`) a flush has covered.
     flushed: AtomicU64,
+    /// Its device was dropped: it is not opened again.
+    closed: AtomicBool,
     /// Changes that may be lost, and until when a flush was asked that must say so.
     loss: Mutex<Loss>,
 }
@@ -96,15 +98,22 @@ pub struct Initiator {
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
-    /// When somebody was heard on a connection that is gone.
-    heard_ns: AtomicU64,
+    /// From when it counts how long nobody serves: when a connection with all volumes open was last heard,
+    /// or when the first one came that did not get so far.
+    patience_ns: AtomicU64,
+    /// No connection got so far since.
+    unserved: AtomicBool,
     myself: Weak<Initiator>,
     pendings: Arc<Pendings>,
     ways: Box<[Mutex<Way>]>,
     connection: RwLock<Option<Live>>,
+    /// What the target called itself last.
+    target_name: Mutex<String>,
     attempt: Mutex<Attempt>,
     volumes: RwLock<Vec<Arc<Volume>>>,
     reopening: Mutex<Reopening>,
+    /// Volumes that are being given back.
+    closing: Mutex<Vec<Answer>>,
     /// Why nothing goes any more.
     failed: Mutex<Option<Error>>,
     /// What ends the waits of the threads that receive, and until when they must not wait long.
@@ -144,14 +153,17 @@ impl Initiator {
             instance,
             clock,
             random: Mutex::new(random),
-            heard_ns: began_ns.into(),
+            patience_ns: began_ns.into(),
+            unserved: false.into(),
             myself: Weak::clone(myself),
             pendings: Arc::new(Pendings::new()),
             ways: (0..links.clamp(1, LINKS_MAX)).map(|_| Mutex::default()).collect(),
             connection: RwLock::new(None),
+            target_name: Mutex::default(),
             attempt: Mutex::default(),
             volumes: RwLock::default(),
             reopening: Mutex::default(),
+            closing: Mutex::default(),
             failed: Mutex::new(None),
             wakers: Mutex::default(),
             lively_until_ns: AtomicU64::new(0),
@@ -248,7 +260,7 @@ impl Initiator {
         let chunks = {
             let mut connection = self.connection.write();
             let Some(live) = connection.take_if(|live| live.local == local) else { return };
-            self.heard_ns.fetch_max(live.connection.heard_ns(), Ordering::SeqCst);
+            self.was_served(&live);
             // Before anybody finds that there is no connection: see `fail`.
             live.connection.role.abandon()
         };
@@ -257,12 +269,35 @@ impl Initiator {
         self.attempt.lock().begin();
     }
 
+    /// A connection is gone, or looked at: what was heard counts if it had all volumes open.
+    fn was_served(&self, live: &Live) {
+        let heard_ns = live.connection.heard_ns();
+        if live.opened && heard_ns > self.patience_ns.fetch_max(heard_ns, Ordering::SeqCst) {
+            self.unserved.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// A target answered a hello. The first one since somebody served has its time to do so, others have no
+    /// more of it.
+    fn was_greeted(&self, now: u64) -> u64 {
+        if !self.unserved.swap(true, Ordering::SeqCst) {
+            self.patience_ns.fetch_max(now, Ordering::SeqCst);
+        }
+        self.patience_ns.load(Ordering::SeqCst)
+    }
+
     /// Drops the connection and makes another one: what is not answered is asked again there.
     pub fn reconnect(&self) {
         if let Some(live) = self.live() {
             self.drop_connection(live.local, "it was asked for");
         }
         self.tick();
+    }
+
+    /// When the target was last heard.
+    fn last_heard_ns(&self) -> u64 {
+        let served_ns = self.patience_ns.load(Ordering::SeqCst);
+        self.live().map_or(served_ns, |live| live.connection.heard_ns())
     }
 
     /// Bytes of a slot, as granted; before that, as wished.
@@ -301,7 +336,11 @@ impl Initiator {
     /// How each link does, and the credits.
     #[must_use]
     pub fn status(&self) -> crate::LinkStatus {
+        let now = self.clock.now_ns();
         let mut status = crate::LinkStatus {
+            instance: self.instance,
+            peer: self.target_name.lock().clone(),
+            heard_ms: now.saturating_sub(self.last_heard_ns()) / crate::clock::MS,
             pending: self.pendings.count(),
             waiting: self.pendings.waiting(),
             ..Default::default()
@@ -309,7 +348,7 @@ impl Initiator {
         if let Some(live) = self.live() {
             status.connected = true;
             (status.slots, status.slots_free) = (live.connection.role.count(), live.connection.role.free());
-            status.links = crate::links_of(&live.connection);
+            status.links = crate::links_of(&live.connection, now);
         }
         status
     }

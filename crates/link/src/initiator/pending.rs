@@ -8,7 +8,7 @@
 //! Not here: slots (`slots`), what a reconnection does (`connect`).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request};
@@ -55,6 +55,8 @@ struct Tally {
     number: AtomicU8,
     /// Chunks of changes that a target answered well and may have in memory alone.
     changes: AtomicU64,
+    /// Requests that were taken in and are not answered.
+    under_way: AtomicU32,
 }
 
 /// How a request ended, for who must hear of it before the user does.
@@ -133,7 +135,7 @@ impl Pendings {
             waiting: VecDeque::with_capacity(PLACES),
             crowd: VecDeque::with_capacity(PLACES),
         };
-        let tally = |number: u8| Tally { number: number.into(), changes: 0.into() };
+        let tally = |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
         Pendings {
             places: (0..PLACES).map(pending).collect(),
             lists: Mutex::new(lists),
@@ -168,6 +170,7 @@ impl Pendings {
             drop(lists);
             return request.fail(error);
         }
+        self.tallies[usize::from(template.volume)].under_way.fetch_add(1, Ordering::SeqCst);
         match lists.free.pop() {
             Some(place) => {
                 self.settle_in(place, template, terms, request);
@@ -189,6 +192,13 @@ impl Pendings {
         };
     }
 
+    /// Whether a request may go as far as others of its volume are concerned: a volume is closed when all
+    /// else that was asked of it is answered.
+    fn is_due(&self, template: &Command) -> bool {
+        let under_way = &self.tallies[usize::from(template.volume)].under_way;
+        template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
+    }
+
     /// The next chunk, of at most `bytes_max` where its bytes travel, with its command. `admit` says whether
     /// requests of a volume may go yet.
     pub(crate) fn next_chunk(
@@ -196,6 +206,7 @@ impl Pendings {
         bytes_max: u64,
         admit: impl Fn(Operation) -> bool,
     ) -> Option<(Chunk, Command)> {
+        let admit = |template: &Command| admit(template.operation) && self.is_due(template);
         let mut lists = self.lists.lock();
         for index in 0..lists.again.len() {
             let chunk = lists.again[index];
@@ -203,7 +214,7 @@ impl Pendings {
                 let pending = self.places[usize::from(chunk.place)].lock();
                 (pending.template, pending.terms)
             };
-            let Some(template) = template.filter(|template| admit(template.operation)) else { continue };
+            let Some(template) = template.filter(admit) else { continue };
             let bytes_max = bytes_max.min(terms.bytes_max);
             if !travels(template.operation) || chunk.length <= bytes_max {
                 lists.again.remove(index);
@@ -219,9 +230,7 @@ impl Pendings {
         for index in 0..lists.waiting.len() {
             let place = lists.waiting[index];
             let mut pending = self.places[usize::from(place)].lock();
-            let Some(template) = pending.template.filter(|template| admit(template.operation)) else {
-                continue;
-            };
+            let Some(template) = pending.template.filter(admit) else { continue };
             let left = template.length - pending.chunked;
             let length = if travels(template.operation) {
                 left.min(bytes_max).min(pending.terms.bytes_max)
@@ -286,6 +295,7 @@ impl Pendings {
             terms: pending.terms,
         };
         drop(pending);
+        self.tallies[usize::from(ended.volume)].under_way.fetch_sub(1, Ordering::SeqCst);
         match lists.crowd.pop_front() {
             Some((template, terms, request)) => {
                 self.settle_in(place, template, terms, request);

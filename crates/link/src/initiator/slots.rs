@@ -10,14 +10,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind};
-use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, command_at, data_at};
+use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply};
 use sawmill_format::link::{GRAIN_BYTES, part};
 
 use super::pending::{Chunk, Ended, Pendings};
 use crate::breach::Breach;
 use crate::connection::{Put, Role};
+use crate::going::{Going, Head};
 use crate::grains::{Grains, grains_of};
-use crate::path::{Piece, PieceKind, Pieces};
+use crate::path::{Piece, Pieces};
 use crate::status::error_of;
 
 struct Slot {
@@ -27,8 +28,7 @@ struct Slot {
     /// The initiator's own number of the volume; the command has the target's.
     volume: u8,
     chunk: Chunk,
-    head: bool,
-    to_send: Grains,
+    going: Going,
     reply: Option<Reply>,
     come: Grains,
     /// The text of a failure.
@@ -66,8 +66,7 @@ impl Slots {
                 command: Command { slot, ..command },
                 volume: 0,
                 chunk: Chunk { place: 0, offset: 0, length: 0 },
-                head: false,
-                to_send: Grains::new(slot_bytes as usize),
+                going: Going::new(slot_bytes as usize),
                 reply: None,
                 come: Grains::new(slot_bytes as usize),
                 failure: None,
@@ -119,11 +118,10 @@ impl Slots {
             let volume = self.pendings.number(command.volume);
             slot.command = Command { slot: index, sequence, volume, ..command };
             (slot.volume, slot.chunk) = (command.volume, chunk);
-            (slot.live, slot.head, slot.reply, slot.failure) = (true, true, None, None);
+            (slot.live, slot.reply, slot.failure) = (true, None, None);
             slot.come.clear();
-            slot.to_send.clear();
-            let grains = grains_of(slot.payload_bytes());
-            slot.to_send.insert(0, grains);
+            let bytes = payload_bytes(&slot.command);
+            slot.going.begin(bytes);
             drop(slot);
             ready(index);
         }
@@ -218,10 +216,6 @@ impl Slot {
         changes && self.command.flags & part::FUA == 0
     }
 
-    fn payload_bytes(&self) -> usize {
-        if self.command.operation.sends_payload() { self.command.length as usize } else { 0 }
-    }
-
     /// Whether an answer may have so many bytes.
     fn expects(&self, length: u64) -> bool {
         match self.command.operation {
@@ -251,51 +245,28 @@ impl Role for Slots {
 
     fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
         let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
-        let mut slot = slot.lock();
-        let fill = |chunk: Chunk, offset: u64, into: &mut [u8]| {
-            self.pendings.fill(chunk.place, chunk.offset + offset, into);
-        };
-        while slot.live && !pieces.is_full() {
-            let (chunk, total) = (slot.chunk, slot.payload_bytes());
-            let sequence = slot.command.sequence;
-            if slot.head {
-                let inline = body.payload_room(command_at::SIZE, total);
-                if !body.command(&slot.command, inline, |into| fill(chunk, 0, into)) {
-                    return Put::More;
-                }
-                slot.head = false;
-                slot.to_send.remove(0, grains_of(inline));
-                let bytes = inline as u32;
-                pieces.push(Piece { kind: PieceKind::Head, slot: index, sequence, offset: 0, bytes });
-            } else if let Some((first, end)) = slot.to_send.first_run() {
-                let offset = first as usize * GRAIN_BYTES;
-                let want = (end as usize * GRAIN_BYTES).min(total) - offset;
-                let bytes = body.payload_room(data_at::SIZE, want);
-                let at = offset as u32;
-                if bytes == 0
-                    || !body.data((index, sequence), at, bytes, |into| fill(chunk, offset as u64, into))
-                {
-                    return Put::More;
-                }
-                slot.to_send.remove(first, first + grains_of(bytes));
-                let bytes = bytes as u32;
-                pieces.push(Piece { kind: PieceKind::Body, slot: index, sequence, offset: at, bytes });
-            } else {
-                return Put::All;
-            }
+        let slot = &mut *slot.lock();
+        if !slot.live {
+            return Put::All;
         }
-        if slot.live && (slot.head || slot.to_send.count() > 0) { Put::More } else { Put::All }
+        let (head, chunk) = (Head::Command(slot.command), slot.chunk);
+        let fill = |offset: usize, into: &mut [u8]| {
+            self.pendings.fill(chunk.place, chunk.offset + offset as u64, into);
+        };
+        slot.going.put((&head, payload_bytes(&slot.command)), &fill, body, pieces)
     }
 
     fn lost(&self, piece: &Piece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
-        if !slot.live || slot.command.sequence != piece.sequence {
-            return false;
+        let goes = slot.live && slot.command.sequence == piece.sequence;
+        if goes {
+            slot.going.lost(piece);
         }
-        slot.head |= piece.kind == PieceKind::Head;
-        let first = piece.offset / GRAIN_BYTES as u32;
-        slot.to_send.insert(first, first + grains_of(piece.bytes as usize));
-        true
+        goes
     }
+}
+
+fn payload_bytes(command: &Command) -> usize {
+    if command.operation.sends_payload() { command.length as usize } else { 0 }
 }

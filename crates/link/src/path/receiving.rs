@@ -8,6 +8,15 @@ use crate::session::ReplayWindow;
 /// An acknowledgement waits so long for a packet that can carry it.
 pub(crate) const ACK_DELAY_NS: u64 = MS;
 
+/// Counters of a link's receiving half: packets that opened and came for the first time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceivingCounts {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes of all packets.
+    pub bytes: u64,
+}
+
 /// The receiving half of a link.
 pub(crate) struct Receiving {
     window: ReplayWindow,
@@ -16,16 +25,21 @@ pub(crate) struct Receiving {
     owed: u32,
     owed_since_ns: u64,
     newest_ns: u64,
+    pub(crate) counts: ReceivingCounts,
 }
 
 impl Receiving {
     pub(crate) fn new() -> Self {
-        Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0 }
+        let counts = ReceivingCounts::default();
+        Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
     }
 
-    /// Takes a number. False: it was taken before, or is too old to know.
-    pub(crate) fn take(&mut self, number: u64) -> bool {
-        self.window.take(number)
+    /// Takes the number of a packet. False: it was taken before, or is too old to know.
+    pub(crate) fn take(&mut self, number: u64, bytes: u32) -> bool {
+        let first = self.window.take(number);
+        self.counts.packets += u64::from(first);
+        self.counts.bytes += if first { bytes.into() } else { 0 };
+        first
     }
 
     /// A packet that asks for an acknowledgement came.

@@ -34,7 +34,8 @@ const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
 /// Before anything was measured, and the least time-out at all: a neighbour may be off its core for a while.
 const RTT_FIRST_NS: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
-const PROBE_NS_MAX: u64 = 1000 * MS;
+/// The most, unless the way there and back takes as long.
+const PROBE_NS_MAX: u64 = 250 * MS;
 /// So many time-outs in a row, and the link is silent: its packets go elsewhere.
 const PROBES_SILENT: u32 = 3;
 
@@ -113,6 +114,8 @@ pub struct SendingCounts {
     pub bytes: u64,
     /// Packets that counted as lost.
     pub lost: u64,
+    /// Pieces of lost packets that had to be sent again, by this link or another.
+    pub again: u64,
     /// Times that nothing was heard for a probe time-out.
     pub time_outs: u64,
 }
@@ -201,6 +204,11 @@ impl Sending {
         self.smoothed_ns
     }
 
+    /// Whether that was measured on this path.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.shortest_ns[0] != u64::MAX
+    }
+
     pub(crate) fn window_bytes(&self) -> usize {
         self.window_bytes
     }
@@ -211,9 +219,10 @@ impl Sending {
         self.smoothed_ns / 1024 * share
     }
 
-    /// The next packet's number, to be used with [`Sending::sent`]. When the oldest packet's place is needed
+    /// The next packet's number, to be used with [`Sending::sent`]; `lost` says whether a piece must be sent
+    /// again, here and below. When the oldest packet's place is needed
     /// for it, that one counts as lost: nobody has said a word of it in thousands of packets.
-    pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece)) -> u64 {
+    pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS as u64 {
             self.lose(self.oldest, &mut lost);
             self.advance();
@@ -257,7 +266,7 @@ impl Sending {
         &mut self,
         now: u64,
         ack: &Ack<'_>,
-        mut lost: impl FnMut(&Piece),
+        mut lost: impl FnMut(&Piece) -> bool,
     ) -> Result<(), Breach> {
         if ack.largest >= self.next {
             return Err(Breach("it acknowledges a packet that was never sent"));
@@ -336,7 +345,7 @@ impl Sending {
     }
 
     /// Packets that later ones have overtaken by too many, or by too long.
-    fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece)) {
+    fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece) -> bool) {
         let Some(largest) = self.largest else { return };
         let too_long = self.lost_after_ns();
         for number in self.oldest..largest {
@@ -351,19 +360,19 @@ impl Sending {
         }
     }
 
-    fn lose(&mut self, number: u64, lost: &mut impl FnMut(&Piece)) {
+    fn lose(&mut self, number: u64, lost: &mut impl FnMut(&Piece) -> bool) {
         let flight = &mut self.flights[Self::place(number)];
         flight.fate = Fate::Settled;
         self.in_flight_bytes -= flight.bytes as usize;
         self.counts.lost += 1;
         let pieces = flight.pieces;
-        pieces.iter().for_each(lost);
+        self.counts.again += pieces.iter().filter(|piece| lost(piece)).count() as u64;
     }
 
     fn time_out_ns(&self) -> u64 {
         let base =
             (self.smoothed_ns + 4 * self.variation_ns + 2 * super::receiving::ACK_DELAY_NS).max(PROBE_NS_MIN);
-        (base << self.time_outs.min(6)).min(PROBE_NS_MAX)
+        (base << self.time_outs.min(6)).min(PROBE_NS_MAX.max(2 * base))
     }
 
     /// When [`Sending::tick`] has something to do.
@@ -378,7 +387,7 @@ impl Sending {
     }
 
     /// Time has passed: what is overdue counts as lost. True: a time-out, so ask whether anybody is there.
-    pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece)) -> bool {
+    pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
         let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.time_out_ns();
         if overdue {
@@ -408,7 +417,7 @@ impl Sending {
     }
 
     /// Everything in flight counts as lost: the path is gone, or says nothing.
-    pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece)) {
+    pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece) -> bool) {
         for number in self.oldest..self.next {
             if self.flights[Self::place(number)].fate == Fate::Out {
                 self.lose(number, &mut lost);
@@ -418,7 +427,7 @@ impl Sending {
     }
 
     /// The path is gone: nothing goes there until it is renewed.
-    pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece)) {
+    pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece) -> bool) {
         self.silent = true;
         self.lose_all(lost);
     }
@@ -438,9 +447,13 @@ mod tests {
         sending.sent(1, 1200, &pieces, true);
         let mut lost = Vec::new();
         for _ in 0..3 * FLIGHTS {
-            sending.number(|piece| lost.push(piece.slot));
+            sending.number(|piece| {
+                lost.push(piece.slot);
+                true
+            });
             sending.sent(2, 100, &Pieces::new(), false);
         }
         assert_eq!((lost, sending.in_flight_bytes, sending.deadline_ns()), (vec![7], 0, None));
+        assert_eq!((sending.counts.lost, sending.counts.again), (1, 1));
     }
 }

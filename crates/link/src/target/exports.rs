@@ -1,17 +1,20 @@
 //! What a target shows, and who has it open.
 //!
 //! Invariants: an export that is open without *shared* has one writer; whoever is cut off gets `Fenced` from
-//! then on, and nothing of his is under way when the next one is told that it is open.
+//! then on, and nothing of his is under way when the next one is told that it is open. Who comes back says
+//! which tenure he had: when it is over, nothing of his is let in, in this process and in later ones.
 //!
-//! Not here: connections (`served`).
+//! Not here: connections (`served`), what lasts of an export (`standing`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_device::{Error, ErrorKind, Outcome, Result};
 use sawmill_format::link::control::{self, OPEN_READ_ONLY, OPEN_SHARED, OPEN_TAKE_OVER, Opened};
 
+use super::standing::{KeepStanding, Standing};
 use crate::PackedDevice;
 
 /// A device with a name.
@@ -19,13 +22,49 @@ pub(super) struct Export {
     pub(super) device: Arc<dyn PackedDevice>,
     /// Who keeps what was written and not flushed.
     keeper: [u8; 16],
-    users: Mutex<Vec<User>>,
+    /// None: nothing of it outlives this process.
+    keep: Option<Box<dyn KeepStanding>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    standing: Standing,
+    /// Nobody was told of the tenure yet.
+    unclaimed: bool,
+    /// Somebody was told who keeps what is not durable since that last changed.
+    keeper_told: bool,
+    users: Vec<User>,
 }
 
 struct User {
     connection: u64,
     flags: u8,
     cut: bool,
+    at_work: Arc<AtomicUsize>,
+}
+
+/// A request of a user that a device has: he counts as busy until it is dropped.
+pub(super) struct AtWork {
+    export: Arc<Export>,
+    count: Arc<AtomicUsize>,
+    syncs: bool,
+}
+
+impl AtWork {
+    /// The device answered: a sync that failed is written down before anybody hears of it.
+    pub(super) fn ended(self, outcome: &Outcome) {
+        use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
+        let refused = |error: &Error| matches!(error.kind(), Closed | Fenced | Invalid | ReadOnly);
+        if self.syncs && outcome.as_ref().is_err_and(|error| !refused(error)) {
+            self.export.sync_failed();
+        }
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// All exports of a target.
@@ -33,7 +72,13 @@ struct User {
 pub(super) struct Exports(Mutex<BTreeMap<String, Arc<Export>>>);
 
 impl Exports {
-    pub(super) fn add(&self, name: &str, device: Arc<dyn PackedDevice>, keeper: [u8; 16]) -> Result<()> {
+    pub(super) fn add(
+        &self,
+        name: &str,
+        device: Arc<dyn PackedDevice>,
+        keeper: [u8; 16],
+        lasting: Option<(Standing, Box<dyn KeepStanding>)>,
+    ) -> Result<()> {
         if name.is_empty() || name.len() > control::EXPORT_BYTES_MAX {
             let text = format!("an export's name has 1 to {} bytes", control::EXPORT_BYTES_MAX);
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -42,7 +87,10 @@ impl Exports {
         if exports.contains_key(name) {
             return Err(Error::new(ErrorKind::Exists, format!("{name}: there is such an export already")));
         }
-        exports.insert(name.to_owned(), Arc::new(Export { device, keeper, users: Mutex::default() }));
+        let (standing, keep) =
+            lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
+        let state = Mutex::new(State { standing, unclaimed: false, keeper_told: false, users: Vec::new() });
+        exports.insert(name.to_owned(), Arc::new(Export { device, keeper, keep, state }));
         Ok(())
     }
 
@@ -57,67 +105,136 @@ impl Exports {
 
     /// Names and sizes, as much as fits into `bytes_max` bytes.
     pub(super) fn list(&self, bytes_max: usize) -> Vec<u8> {
-        let mut list = Vec::new();
-        for (name, export) in self.0.lock().iter() {
-            control::push_export(&mut list, bytes_max, name, export.device.geometry().size_bytes);
-        }
-        list
+        let exports = self.0.lock();
+        let named = exports.iter().map(|(name, export)| (&name[..], export.device.geometry().size_bytes));
+        control::list_exports(bytes_max, named)
     }
 
     /// A connection is gone. What it had open is known until a device has nothing more of it: see
     /// [`Export::claim`].
     pub(super) fn forget(&self, connection: u64) {
         for export in self.0.lock().values() {
-            let mut users = export.users.lock();
-            users.iter_mut().filter(|user| user.connection == connection).for_each(|user| user.cut = true);
+            let mut state = export.state.lock();
+            state
+                .users
+                .iter_mut()
+                .filter(|user| user.connection == connection)
+                .for_each(|user| user.cut = true);
         }
     }
 }
 
+/// Whether who opens with these flags wants nobody else to have it.
+fn alone(flags: u8) -> bool {
+    flags & (OPEN_SHARED | OPEN_READ_ONLY) == 0
+}
+
 impl Export {
-    /// Lets `connection` in, or says who is in the way. `busy` says whether requests of a connection are at a
-    /// device.
-    pub(super) fn claim(&self, connection: u64, flags: u8, busy: impl Fn(u64) -> bool) -> Result<()> {
-        let mut users = self.users.lock();
-        let alone = |flags: u8| flags & (OPEN_SHARED | OPEN_READ_ONLY) == 0;
+    /// Lets `connection` in, or says who is in the way. `tenure` is the one that it had before; 0: it comes
+    /// for the first time. `random` makes tenures.
+    pub(super) fn claim(
+        &self,
+        connection: u64,
+        flags: u8,
+        tenure: u64,
+        random: impl FnOnce() -> u64,
+    ) -> Result<()> {
+        let state = &mut *self.state.lock();
+        if tenure != 0 {
+            self.lasts(state, tenure, flags)?;
+        }
         let in_the_way =
             |user: &User| user.connection != connection && !user.cut && (alone(flags) || alone(user.flags));
-        if users.iter().any(in_the_way) {
-            if flags & OPEN_TAKE_OVER == 0 {
-                let text = "somebody else has it open; take it over, or have both open it shared";
-                return Err(Error::new(ErrorKind::InUse, text));
-            }
-            users.iter_mut().filter(|user| in_the_way(user)).for_each(|user| user.cut = true);
+        if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || tenure != 0) {
+            let text = "somebody else has it open; take it over, or have both open it shared";
+            return Err(Error::new(ErrorKind::InUse, text));
         }
-        if users.iter().any(|user| user.cut && user.connection != connection && busy(user.connection)) {
+        if tenure == 0 && !state.goes_on(connection, flags) {
+            self.begin_tenure(state, flags, random())?;
+        }
+        state.users.iter_mut().filter(|user| in_the_way(user)).for_each(|user| user.cut = true);
+        let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
+        if state.users.iter().any(busy) {
             let text = "requests of whoever had it before are not done yet; ask again";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
-        users.retain(|user| !user.cut);
-        match users.iter_mut().find(|user| user.connection == connection) {
+        state.unclaimed = false;
+        state.users.retain(|user| !user.cut);
+        match state.users.iter_mut().find(|user| user.connection == connection) {
             // Opened twice: it has the stronger of both.
             Some(user) if !alone(user.flags) && flags & OPEN_READ_ONLY == 0 => user.flags = flags,
             Some(_) => {}
-            None => users.push(User { connection, flags, cut: false }),
+            None => state.users.push(User { connection, flags, cut: false, at_work: Arc::default() }),
         }
         Ok(())
     }
 
-    /// Whether `connection` may still use it, and change it.
-    pub(super) fn admits(&self, connection: u64, changes: bool) -> Result<()> {
-        let users = self.users.lock();
-        let Some(user) = users.iter().find(|user| user.connection == connection && !user.cut) else {
-            return Err(Error::new(ErrorKind::Fenced, "somebody else has taken it over"));
-        };
+    /// Fails when `tenure` is over.
+    fn lasts(&self, state: &mut State, tenure: u64, flags: u8) -> Result<()> {
+        if state.standing.tenure == 0 && self.keep.is_none() {
+            // What was written before this process is gone with that one: there is nothing to guard.
+            (state.standing.tenure, state.standing.shared) = (tenure, !alone(flags));
+        }
+        if state.standing.tenure == tenure {
+            return Ok(());
+        }
+        let text =
+            "it is not yours any more: somebody else had it, or the target cannot know that nobody did";
+        Err(Error::new(ErrorKind::Fenced, text))
+    }
+
+    /// From now on nobody's writes are taken who was let in before; on any later day, too.
+    fn begin_tenure(&self, state: &mut State, flags: u8, tenure: u64) -> Result<()> {
+        let standing = Standing { tenure: tenure.max(1), shared: !alone(flags), ..state.standing };
+        self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(&standing))?;
+        (state.standing, state.unclaimed) = (standing, true);
+        Ok(())
+    }
+
+    /// A request of `connection` goes to the device, if it may still use it, and change it.
+    pub(super) fn begin(self: &Arc<Self>, connection: u64, changes: bool, syncs: bool) -> Result<AtWork> {
+        let state = self.state.lock();
+        let user = state.users.iter().find(|user| user.connection == connection && !user.cut);
+        let user = user.ok_or_else(|| Error::new(ErrorKind::Fenced, "somebody else has taken it over"))?;
         if changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "it was opened to be read only"));
         }
+        user.at_work.fetch_add(1, Ordering::SeqCst);
+        Ok(AtWork { export: Arc::clone(self), count: Arc::clone(&user.at_work), syncs })
+    }
+
+    /// `connection` gives it back.
+    pub(super) fn leave(&self, connection: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        let own = |user: &User| user.connection == connection && !user.cut;
+        if state.users.iter().any(|user| own(user) && user.is_at_work()) {
+            return Err(Error::new(ErrorKind::Invalid, "commands for it are under way"));
+        }
+        state.users.retain(|user| !own(user));
         Ok(())
+    }
+
+    /// What was not durable may be lost, and the next sync, perhaps of another process, would not know.
+    fn sync_failed(&self) {
+        let state = &mut *self.state.lock();
+        if !std::mem::take(&mut state.keeper_told) {
+            // All who come will hear of another keeper already.
+            return;
+        }
+        state.standing.failed_syncs += 1;
+        if let Some(Err(error)) = self.keep.as_ref().map(|keep| keep.keep(&state.standing)) {
+            tracing::error!("link: a sync failed, and the next target will not know of it: {error}");
+        }
     }
 
     /// What an open is answered with.
     pub(super) fn opened(&self, volume: u8) -> Opened {
         let geometry = self.device.geometry();
+        let standing = {
+            let mut state = self.state.lock();
+            state.keeper_told = true;
+            state.standing
+        };
         Opened {
             volume,
             size_bytes: geometry.size_bytes,
@@ -129,55 +246,154 @@ impl Export {
             discard: geometry.operations.discard,
             write_zeroes: geometry.operations.write_zeroes,
             allocation: geometry.operations.allocation,
-            keeper: self.keeper,
+            tenure: standing.tenure,
+            keeper: standing.keeper(self.keeper),
         }
+    }
+}
+
+impl State {
+    /// Whether who opens it with these flags goes on with the tenure that there is.
+    fn goes_on(&self, connection: u64, flags: u8) -> bool {
+        let Standing { tenure, shared, .. } = self.standing;
+        let own = self.users.iter().find(|user| user.connection == connection && !user.cut);
+        tenure != 0
+            && match alone(flags) {
+                true => (self.unclaimed && !shared) || own.is_some_and(|user| alone(user.flags)),
+                false => shared || own.is_some(),
+            }
+    }
+}
+
+impl User {
+    fn is_at_work(&self) -> bool {
+        self.at_work.load(Ordering::SeqCst) > 0
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sawmill_device::MemoryDevice;
+    use sawmill_device::{MemoryDevice, Reply};
 
-    fn export() -> (Exports, Arc<Export>) {
+    /// What lasts, until the next target.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Standing>>);
+
+    impl KeepStanding for Kept {
+        fn keep(&self, standing: &Standing) -> Result<()> {
+            *self.0.lock() = *standing;
+            Ok(())
+        }
+    }
+
+    fn export(kept: Option<&Kept>) -> (Exports, Arc<Export>) {
         let exports = Exports::default();
         let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
-        exports.add("disk", device, [0; 16]).expect("the first");
+        let lasting = kept.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
+        exports.add("disk", device, [0; 16], lasting).expect("the first");
         let export = exports.find("disk").expect("just added");
         (exports, export)
     }
 
+    fn tenure(export: &Export) -> u64 {
+        export.opened(0).tenure
+    }
+
     #[test]
     fn nobody_is_let_in_while_a_device_has_requests_of_who_is_gone() {
-        let (exports, export) = export();
-        export.claim(1, 0, |_| false).expect("free");
+        let (exports, export) = export(None);
+        export.claim(1, 0, 0, || 11).expect("free");
+        let work = export.begin(1, true, false).expect("it is his");
+        assert_eq!(export.leave(1).expect_err("it is under way").kind(), ErrorKind::Invalid);
         exports.forget(1);
-        assert!(export.admits(1, false).is_err());
-        let early =
-            export.claim(2, 0, |connection| connection == 1).expect_err("1 has requests at the device");
+        assert!(export.begin(1, false, false).is_err());
+        let early = export.claim(2, 0, 0, || 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
-        export.claim(2, 0, |_| false).expect("1 is through");
-        assert_eq!(export.users.lock().len(), 1, "who is gone is forgotten");
+        drop(work);
+        export.claim(2, 0, 0, || 33).expect("1 is through");
+        assert_eq!(export.state.lock().users.len(), 1, "who is gone is forgotten");
+        assert_eq!(tenure(&export), 22, "asking again begins nothing anew");
     }
 
     #[test]
     fn who_was_cut_off_may_ask_again_and_is_not_in_his_own_way() {
-        let (_, export) = export();
-        export.claim(1, 0, |_| false).expect("free");
-        export.claim(2, OPEN_TAKE_OVER, |_| false).expect("taken over");
-        assert_eq!(export.admits(1, false).expect_err("cut off").kind(), ErrorKind::Fenced);
-        assert_eq!(export.claim(1, 0, |_| false).expect_err("2 has it").kind(), ErrorKind::InUse);
-        export.claim(1, OPEN_TAKE_OVER, |connection| connection == 1).expect("his own open is under way");
-        export.admits(1, true).expect("it is his again");
+        let (_, export) = export(None);
+        export.claim(1, 0, 0, || 11).expect("free");
+        let _work = export.begin(1, true, false).expect("it is his");
+        let early = export.claim(2, OPEN_TAKE_OVER, 0, || 22).expect_err("1 has requests at the device");
+        assert_eq!(early.kind(), ErrorKind::Unavailable);
+        assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
+        export.claim(1, OPEN_TAKE_OVER, 0, || 33).expect("his own request is under way");
+        drop(export.begin(1, true, false).expect("it is his again"));
     }
 
     #[test]
     fn who_opened_it_to_read_does_not_write() {
-        let (_, export) = export();
-        export.claim(1, OPEN_READ_ONLY, |_| false).expect("free");
-        assert_eq!(export.admits(1, true).expect_err("a change").kind(), ErrorKind::ReadOnly);
-        export.claim(1, 0, |_| false).expect("nobody else is there");
-        export.admits(1, true).expect("opened to be written");
-        assert!(export.claim(2, 0, |_| false).is_err(), "1 is alone now");
+        let (_, export) = export(None);
+        let changes = |connection| export.begin(connection, true, false).map(drop);
+        export.claim(1, OPEN_READ_ONLY, 0, || 11).expect("free");
+        assert_eq!(changes(1).expect_err("a change").kind(), ErrorKind::ReadOnly);
+        export.claim(1, 0, 0, || 12).expect("nobody else is there");
+        changes(1).expect("opened to be written");
+        assert!(export.claim(2, 0, 0, || 22).is_err(), "1 is alone now");
+    }
+
+    #[test]
+    fn a_tenure_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now() {
+        let kept = Kept::default();
+        let (_, first) = export(Some(&kept));
+        first.claim(1, 0, 0, || 11).expect("free");
+        first.leave(1).expect("given back");
+        first.claim(1, 0, 11, || 12).expect("nobody had it meanwhile");
+        first.claim(2, OPEN_TAKE_OVER, 0, || 22).expect("taken over");
+        first.leave(2).expect("given back");
+        let (_, second) = export(Some(&kept));
+        for export in [&first, &second] {
+            for flags in [0, OPEN_TAKE_OVER, OPEN_SHARED, OPEN_READ_ONLY] {
+                let late = export.claim(1, flags, 11, || 13).expect_err("2 had it");
+                assert_eq!(late.kind(), ErrorKind::Fenced);
+            }
+            export.claim(2, 0, 22, || 23).expect("nobody had it since");
+            assert_eq!(tenure(export), 22);
+            export.leave(2).expect("given back");
+        }
+    }
+
+    #[test]
+    fn those_who_share_have_one_tenure_until_one_comes_who_does_not() {
+        let kept = Kept::default();
+        let (_, export) = export(Some(&kept));
+        export.claim(1, OPEN_SHARED, 0, || 11).expect("free");
+        export.claim(2, OPEN_SHARED, 0, || 22).expect("by agreement");
+        export.claim(3, OPEN_READ_ONLY, 0, || 33).expect("a reader");
+        assert_eq!(tenure(&export), 11);
+        export.claim(4, OPEN_TAKE_OVER, 0, || 44).expect("alone");
+        assert_eq!(export.claim(2, OPEN_SHARED, 11, || 23).expect_err("over").kind(), ErrorKind::Fenced);
+        export.claim(5, OPEN_SHARED | OPEN_TAKE_OVER, 0, || 55).expect("shared again");
+        assert_eq!(
+            (tenure(&export), *kept.0.lock()),
+            (55, Standing { tenure: 55, shared: true, failed_syncs: 0 })
+        );
+    }
+
+    #[test]
+    fn who_keeps_what_is_not_durable_is_another_after_a_sync_that_failed() {
+        let kept = Kept::default();
+        let (_, first) = export(Some(&kept));
+        first.claim(1, 0, 0, || 11).expect("free");
+        let keeper = first.opened(0).keeper;
+        let end = |syncs, outcome: Outcome| first.begin(1, true, syncs).expect("his").ended(&outcome);
+        let failed = |kind| Err(Error::new(kind, "the disk"));
+        end(true, Ok(Reply::Done));
+        end(false, failed(ErrorKind::Unavailable));
+        end(true, failed(ErrorKind::Invalid));
+        assert_eq!(first.opened(0).keeper, keeper, "no sync has failed");
+        end(true, failed(ErrorKind::Unavailable));
+        end(true, failed(ErrorKind::Unavailable));
+        assert_eq!(kept.0.lock().failed_syncs, 1, "nobody was told of a keeper in between");
+        let (_, second) = export(Some(&kept));
+        assert_ne!(second.opened(0).keeper, keeper);
+        assert_eq!(first.opened(0).keeper, second.opened(0).keeper, "it changes once");
     }
 }

@@ -1,7 +1,7 @@
 //! The target: shows devices to initiators, over any links that lead to it.
 //!
-//! Rooms: `exports` (what is shown, and to whom), `served` (a connection), `slots` (a command from its first
-//! part to its receipt).
+//! Rooms: `exports` (what is shown, and to whom), `standing` (what lasts of that), `served` (a connection),
+//! `slots` (a command from its first part to its receipt).
 //!
 //! Invariants: until its first sealed packet opens, a hello costs an entry of a bounded table and nothing
 //! more; a new connection of an initiator takes the place of its old one, and begins only when no device has
@@ -12,8 +12,9 @@
 mod exports;
 mod served;
 mod slots;
+mod standing;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +32,8 @@ use crate::initiator::PROLOGUE;
 use crate::session::handshake::refusal;
 use crate::session::{HANDSHAKE_BYTES, Refused, Seals, Security, answer};
 use exports::Exports;
-use served::{Served, Who};
+use served::{Random, Served, Who};
+pub use standing::{KeepStanding, Standing};
 
 /// What a target grants, and who it is.
 #[derive(Clone, Debug)]
@@ -93,14 +95,15 @@ pub struct Target {
     security: Security,
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
-    random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
+    random: Arc<Random>,
     exports: Arc<Exports>,
     half_open: Mutex<Vec<HalfOpen>>,
     /// It ends: nobody is let in any more.
     closed: AtomicBool,
-    connections: Arc<RwLock<HashMap<u64, Arc<Served>>>>,
+    /// In an order that does not depend on chance: a simulation is the same twice.
+    connections: RwLock<BTreeMap<u64, Arc<Served>>>,
     /// Ended, with requests at a device.
-    leaving: Arc<Mutex<Vec<Arc<Served>>>>,
+    leaving: Mutex<Vec<Arc<Served>>>,
 }
 
 impl Target {
@@ -120,19 +123,33 @@ impl Target {
             security,
             instance,
             clock,
-            random: Mutex::new(random),
+            random: Arc::new(Mutex::new(random)),
             exports: Arc::default(),
             half_open: Mutex::default(),
             closed: AtomicBool::new(false),
-            connections: Arc::default(),
-            leaving: Arc::default(),
+            connections: RwLock::default(),
+            leaving: Mutex::default(),
         })
     }
 
     /// Shows `device` as `name`. `keeper` names who keeps what is written and not flushed: when it changes
-    /// between two runs, such writes may be lost. None: this very process keeps them.
+    /// between two runs, such writes may be lost. None: this very process keeps them. Who was cut off is
+    /// known to this process alone.
     pub fn add(&self, name: &str, device: Arc<dyn PackedDevice>, keeper: Option<[u8; 16]>) -> Result<()> {
-        self.exports.add(name, device, keeper.unwrap_or(self.instance))
+        self.exports.add(name, device, keeper.unwrap_or(self.instance), None)
+    }
+
+    /// Shows `device`, which outlives this process, as `name`. `standing` is what `keep` was last told;
+    /// without a tenure everybody is cut off who had it before.
+    pub fn add_lasting(
+        &self,
+        name: &str,
+        device: Arc<dyn PackedDevice>,
+        keeper: [u8; 16],
+        standing: Standing,
+        keep: Box<dyn KeepStanding>,
+    ) -> Result<()> {
+        self.exports.add(name, device, keeper, Some((standing, keep)))
     }
 
     /// Hand-shakes that wait for their first sealed packet.
@@ -232,6 +249,7 @@ impl Target {
                     }
                     self.word(&served.connection, word, Path::new(Arc::clone(sender), *peer, waker.cloned()));
                 }
+                served.end_again_if_ended();
                 if closed {
                     self.drop_connection(&served);
                 }
@@ -392,17 +410,8 @@ impl Target {
             slots: half.slots,
             slot_bytes: half.slot_bytes,
         };
-        // Weak: the table holds whoever asks.
-        let (connections, leaving) = (Arc::downgrade(&self.connections), Arc::downgrade(&self.leaving));
-        let busy = Arc::new(move |connection| {
-            let (Some(connections), Some(leaving)) = (connections.upgrade(), leaving.upgrade()) else {
-                return false;
-            };
-            let there =
-                connections.read().get(&connection).is_some_and(|served: &Arc<Served>| served.is_busy());
-            there || leaving.lock().iter().any(|served| served.local == connection && served.is_busy())
-        });
-        let served = Served::new(who, half.seals, Arc::clone(&self.exports), busy, Arc::clone(&self.clock));
+        let (exports, random) = (Arc::clone(&self.exports), Arc::clone(&self.random));
+        let served = Served::new(who, half.seals, exports, random, Arc::clone(&self.clock));
         self.connections.write().insert(served.local, Arc::clone(&served));
         Known::Served(served)
     }
@@ -476,13 +485,8 @@ impl Target {
 
     /// How each connection does.
     #[must_use]
-    pub fn status(&self) -> Vec<(String, crate::LinkStatus)> {
-        let connections = self.connections.read();
-        let status = |served: &Arc<Served>| crate::LinkStatus {
-            connected: true,
-            links: crate::links_of(&served.connection),
-            ..Default::default()
-        };
-        connections.values().map(|served| (served.name.clone(), status(served))).collect()
+    pub fn status(&self) -> Vec<crate::LinkStatus> {
+        let (connections, now) = (self.connections.read(), self.clock.now_ns());
+        connections.values().map(|served| served.status(now)).collect()
     }
 }

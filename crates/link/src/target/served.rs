@@ -20,6 +20,9 @@ use crate::clock::Clock;
 use crate::connection::{Connection, Put, Role};
 use crate::path::{Piece, Pieces};
 
+/// Makes ids.
+pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
+
 /// Volumes that one connection may have open.
 const VOLUMES_MAX: usize = 200;
 
@@ -36,7 +39,7 @@ pub(super) struct Served {
     pub(super) instance: [u8; 16],
     pub(super) name: String,
     exports: Arc<Exports>,
-    peers: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    random: Arc<Random>,
     volumes: RwLock<Vec<Option<Arc<Export>>>>,
     clock: Arc<dyn Clock>,
     /// Requests that a device has.
@@ -62,7 +65,7 @@ impl Served {
         who: Who,
         seals: crate::session::Seals,
         exports: Arc<Exports>,
-        peers: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+        random: Arc<Random>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         let serving = Serving { slots: Slots::new(who.slots, who.slot_bytes), served: OnceLock::new() };
@@ -74,7 +77,7 @@ impl Served {
             instance: who.instance,
             name: who.name,
             exports,
-            peers,
+            random,
             volumes: RwLock::default(),
             clock,
             working: AtomicUsize::new(0),
@@ -86,10 +89,36 @@ impl Served {
         served
     }
 
-    /// Hands nothing more to any device. What a device has, it answers; see [`Served::is_busy`].
+    /// Hands nothing more to any device. What a device has, it answers; see [`Served::is_busy`]. The carriers
+    /// are let go at once: who listens at the same addresses next does not wait for a device.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
+        self.connection.close_links();
         self.exports.forget(self.local);
+    }
+
+    /// A thread that took a packet is through with it, which may have opened a link of a connection that
+    /// ended meanwhile.
+    pub(super) fn end_again_if_ended(&self) {
+        if self.ended.load(Ordering::SeqCst) {
+            self.connection.close_links();
+        }
+    }
+
+    /// How it does. Commands that come, or that a device has, use a credit; nothing waits for one here.
+    pub(super) fn status(&self, now: u64) -> crate::LinkStatus {
+        let (slots, busy) = self.connection.role.slots.counts();
+        crate::LinkStatus {
+            connected: true,
+            instance: self.instance,
+            peer: self.name.clone(),
+            heard_ms: now.saturating_sub(self.connection.heard_ns()) / crate::clock::MS,
+            slots,
+            slots_free: slots - busy,
+            pending: busy,
+            waiting: 0,
+            links: crate::links_of(&self.connection, now),
+        }
     }
 
     /// Whether a device still has requests of it.
@@ -111,6 +140,9 @@ impl Served {
     /// elsewhere, and must not fail because a device was closed behind it.
     pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
         let slot = carried.slot;
+        if let Some(work) = carried.work.take() {
+            work.ended(&outcome);
+        }
         // The slot keeps what is carried: it must not keep its own connection.
         carried.served = None;
         self.connection.role.slots.answered(carried, outcome);
@@ -148,16 +180,14 @@ impl Served {
                 self.answered(carried, Ok(Reply::Done));
             }
             Operation::Close => {
-                if let Some(volume) = self.volumes.write().get_mut(usize::from(command.volume)) {
-                    *volume = None;
-                }
-                self.answered(carried, Ok(Reply::Done));
+                let outcome = self.close(usize::from(command.volume));
+                self.answered(carried, outcome);
             }
             _ => self.submit(&command, carried),
         }
     }
 
-    fn submit(self: &Arc<Self>, command: &Command, carried: Box<Carried>) {
+    fn submit(self: &Arc<Self>, command: &Command, mut carried: Box<Carried>) {
         let export = self.volumes.read().get(usize::from(command.volume)).cloned().flatten();
         let Some(export) = export else {
             let text = format!("volume {} is not open on this connection", command.volume);
@@ -165,8 +195,10 @@ impl Served {
         };
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(command.operation, Write | WritePacked | Discard | WriteZeroes);
-        if let Err(error) = export.admits(self.local, changes) {
-            return self.answered(carried, Err(error));
+        let syncs = command.operation == Operation::Flush || command.flags & part::FUA != 0;
+        match export.begin(self.local, changes, syncs) {
+            Ok(work) => carried.work = Some(work),
+            Err(error) => return self.answered(carried, Err(error)),
         }
         let asks = match command.operation {
             Operation::Read => Asks::Read,
@@ -197,7 +229,7 @@ impl Served {
             let text = format!("a connection has at most {VOLUMES_MAX} volumes");
             return Err(Error::new(ErrorKind::Full, text));
         }
-        export.claim(self.local, command.flags, |connection| (self.peers)(connection))?;
+        export.claim(self.local, command.flags, command.address, || (self.random.lock())())?;
         if self.ended.load(Ordering::SeqCst) {
             // It ended meanwhile, perhaps before there was a claim to forget.
             self.exports.forget(self.local);
@@ -206,6 +238,18 @@ impl Served {
         volumes.push(Some(export));
         carried.buffer[..opened.len()].copy_from_slice(&opened);
         carried.length = opened.len();
+        Ok(Reply::Done)
+    }
+
+    /// Gives a volume back, unless its export is open on this connection as another one, too.
+    fn close(&self, volume: usize) -> Result<Reply> {
+        let mut volumes = self.volumes.write();
+        let Some(export) = volumes.get(volume).cloned().flatten() else { return Ok(Reply::Done) };
+        let same = volumes.iter().flatten().filter(|other| Arc::ptr_eq(other, &export)).count();
+        if same == 1 {
+            export.leave(self.local)?;
+        }
+        volumes[volume] = None;
         Ok(Reply::Done)
     }
 }

@@ -11,16 +11,16 @@
 use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{Exchange, Outcome, Reply as Answer};
 use sawmill_format::link::GRAIN_BYTES;
-use sawmill_format::link::part::{
-    Body, Command, Data, Operation, Part, Reply, TEXT_BYTES_MAX, data_at, reply_at,
-};
+use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, TEXT_BYTES_MAX};
 use sawmill_format::link::{control, part};
 
+use super::exports::AtWork;
 use super::served::Served;
 use crate::breach::Breach;
 use crate::connection::Put;
+use crate::going::{Going, Head};
 use crate::grains::{Grains, grains_of};
-use crate::path::{Piece, PieceKind, Pieces};
+use crate::path::{Piece, Pieces};
 use crate::status::status_of;
 use std::sync::Arc;
 
@@ -43,8 +43,7 @@ struct Slot {
     come: Grains,
     /// Here unless the device has it.
     carried: Option<Box<Carried>>,
-    head: bool,
-    to_send: Grains,
+    going: Going,
     status: u8,
     answer_bytes: u32,
 }
@@ -56,6 +55,8 @@ pub(super) struct Carried {
     /// Bytes of the request's payload or answer.
     pub(super) length: usize,
     pub(super) served: Option<Arc<Served>>,
+    /// While a device has it.
+    pub(super) work: Option<AtWork>,
 }
 
 /// The slots of a connection.
@@ -79,14 +80,19 @@ impl Slots {
                 phase: Phase::Idle,
                 command: None,
                 come: Grains::new(slot_bytes as usize),
-                carried: Some(Box::new(Carried { slot, buffer, length: 0, served: None })),
-                head: false,
-                to_send: Grains::new(slot_bytes as usize),
+                carried: Some(Box::new(Carried { slot, buffer, length: 0, served: None, work: None })),
+                going: Going::new(slot_bytes as usize),
                 status: 0,
                 answer_bytes: 0,
             })
         };
         Slots { slots: (0..count).map(slot).collect(), slot_bytes }
+    }
+
+    /// How many there are, and how many of them have a command that is not answered.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let busy = |slot: &&Mutex<Slot>| matches!(slot.lock().phase, Phase::Gathering | Phase::Working);
+        (self.slots.len(), self.slots.iter().filter(busy).count())
     }
 
     /// Takes a part; a command that it makes whole comes out.
@@ -109,9 +115,8 @@ impl Slots {
             if !matches!(slot.phase, Phase::Idle | Phase::Answered) {
                 return Err(Breach("a slot is used again before it was answered"));
             }
-            (slot.sequence, slot.phase, slot.command, slot.head) = (sequence, Phase::Gathering, None, false);
+            (slot.sequence, slot.phase, slot.command) = (sequence, Phase::Gathering, None);
             slot.come.clear();
-            slot.to_send.clear();
         }
         Ok(Some(slot))
     }
@@ -165,64 +170,34 @@ impl Slots {
             }
         };
         slot.carried = Some(carried);
-        (slot.phase, slot.head, slot.status, slot.answer_bytes) =
-            (Phase::Answered, true, status, bytes as u32);
-        slot.to_send.insert(0, grains_of(bytes));
+        (slot.phase, slot.status, slot.answer_bytes) = (Phase::Answered, status, bytes as u32);
+        slot.going.begin(bytes);
     }
 
     /// Puts a slot's answer into a packet.
     pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
         let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
         let slot = &mut *slot.lock();
-        if slot.phase != Phase::Answered {
+        let Some(carried) = slot.carried.as_ref().filter(|_| slot.phase == Phase::Answered) else {
             return Put::All;
-        }
-        let Some(carried) = &slot.carried else { return Put::All };
-        let (sequence, total) = (slot.sequence, slot.answer_bytes as usize);
-        while !pieces.is_full() {
-            if slot.head {
-                let inline = body.payload_room(reply_at::SIZE, total);
-                if slot.status != 0 && inline < total {
-                    return Put::More;
-                }
-                let reply = Reply { slot: index, sequence, status: slot.status, length: slot.answer_bytes };
-                if !body.reply(&reply, inline, |into| into.copy_from_slice(&carried.buffer[..inline])) {
-                    return Put::More;
-                }
-                slot.head = false;
-                slot.to_send.remove(0, grains_of(inline));
-                let bytes = inline as u32;
-                pieces.push(Piece { kind: PieceKind::Head, slot: index, sequence, offset: 0, bytes });
-            } else if let Some((first, end)) = slot.to_send.first_run() {
-                let offset = first as usize * GRAIN_BYTES;
-                let want = (end as usize * GRAIN_BYTES).min(total) - offset;
-                let bytes = body.payload_room(data_at::SIZE, want);
-                let from = &carried.buffer[offset..offset + bytes];
-                let at = offset as u32;
-                if bytes == 0 || !body.data((index, sequence), at, bytes, |into| into.copy_from_slice(from)) {
-                    return Put::More;
-                }
-                slot.to_send.remove(first, first + grains_of(bytes));
-                let bytes = bytes as u32;
-                pieces.push(Piece { kind: PieceKind::Body, slot: index, sequence, offset: at, bytes });
-            } else {
-                return Put::All;
-            }
-        }
-        if slot.head || slot.to_send.count() > 0 { Put::More } else { Put::All }
+        };
+        let (sequence, status, length) = (slot.sequence, slot.status, slot.answer_bytes);
+        let head = Head::Reply(Reply { slot: index, sequence, status, length });
+        let fill = |offset: usize, into: &mut [u8]| {
+            into.copy_from_slice(&carried.buffer[offset..offset + into.len()]);
+        };
+        slot.going.put((&head, length as usize), &fill, body, pieces)
     }
 
     /// A piece of an answer was lost. True: it must go again.
     pub(super) fn lost(&self, piece: &Piece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
-        if slot.phase != Phase::Answered || slot.sequence != piece.sequence {
-            return false;
+        let goes = slot.phase == Phase::Answered && slot.sequence == piece.sequence;
+        if goes {
+            slot.going.lost(piece);
         }
-        slot.head |= piece.kind == PieceKind::Head;
-        let first = piece.offset / GRAIN_BYTES as u32;
-        slot.to_send.insert(first, first + grains_of(piece.bytes as usize));
-        true
+        goes
     }
 }
 

@@ -1,13 +1,14 @@
 //! The device below the cache in tests: memory that notes what it is asked, and answers at once, when it is
 //! told to, or late and in any order on threads of its own, with failures by chance.
 
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation,
+    Outcome, Request,
 };
 use sawmill_link::{PackedDevice, Unpack};
 
@@ -35,8 +36,12 @@ struct Inside {
     memory: Unpack<Arc<MemoryDevice>>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Of a thousand requests that are not flushes, this many fail; half of these are carried out first.
+    /// Of a thousand requests this many fail; half of these are carried out first.
     failures: AtomicU32,
+    /// What is durable, when that is kept.
+    durable: Mutex<Option<Vec<u8>>>,
+    /// It lost what was not durable, and the next flush says so.
+    lost: AtomicBool,
 }
 
 struct Queue {
@@ -65,6 +70,8 @@ impl Below {
             queue: Mutex::new(queue),
             changed: Condvar::new(),
             failures: AtomicU32::new(0),
+            durable: Mutex::new(None),
+            lost: AtomicBool::new(false),
         });
         let count = if mode == Mode::Late { 2 } else { 0 };
         let thread = |_| {
@@ -81,6 +88,24 @@ impl Below {
 
     pub(crate) fn fail_per_mille(&self, failures: u32) {
         self.inside.failures.store(failures, SeqCst);
+    }
+
+    /// What is there now is durable, and later only what was flushed.
+    pub(crate) fn be_volatile(&self) {
+        *self.inside.durable.lock().unwrap() = Some(self.inside.bytes());
+    }
+
+    /// What was not flushed is gone; the next flush fails.
+    pub(crate) fn lose(&self) {
+        if let Some(durable) = &*self.inside.durable.lock().unwrap() {
+            self.memory().write_at(0, durable).unwrap();
+            self.inside.lost.store(true, SeqCst);
+        }
+    }
+
+    /// Nobody heard of it yet.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.inside.lost.load(SeqCst)
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -148,7 +173,19 @@ impl Queue {
 }
 
 impl Inside {
+    fn bytes(&self) -> Vec<u8> {
+        let device = self.memory.inner();
+        device.read_at(0, device.geometry().size_bytes as usize).unwrap()
+    }
+
     fn carry_out(&self, packed: bool, request: Request) {
+        if request.operation == Operation::Flush {
+            if self.lost.swap(false, SeqCst) {
+                return request.fail(failed());
+            }
+            let mut durable = self.durable.lock().unwrap();
+            *durable = durable.is_some().then(|| self.bytes());
+        }
         if packed { self.memory.submit_packed(request) } else { self.memory.submit(request) }
     }
 

@@ -41,6 +41,18 @@ fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
 }
 
 #[test]
+fn all_that_there_is_of_the_last_page_is_a_whole_page() {
+    let below = Unpack::new(MemoryDevice::new(2 * PAGE + 512));
+    let cache = Cache::new(below, &Options::default()).unwrap();
+    cache.write_at(PAGE, &[1; PAGE as usize + 512]).unwrap();
+    cache.flush().unwrap();
+    let stats = cache.stats();
+    assert_eq!((is(&stats.partial_writes), is(&stats.whole_pages_sent), is(&stats.bytes_saved)), (0, 2, 0));
+    cache.write_at(2 * PAGE + 1, &[1; 511]).unwrap();
+    assert_eq!(is(&stats.partial_writes), 1);
+}
+
+#[test]
 fn a_flush_sends_little_more_than_the_bytes_that_were_written() {
     for length in [1, 100, 512, 1024, 2048] {
         let (below, cache) = cache();

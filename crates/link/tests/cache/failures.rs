@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Operation};
 use sawmill_link::cache::{Cache, Options, Policy};
@@ -81,6 +82,66 @@ fn an_error_of_the_flush_below_is_the_flush_s() {
     let flush = submit(&cache, Operation::Flush, 0, b"");
     assert_eq!(fail_all(&below), 1);
     assert_eq!(flush.now(), UNAVAILABLE);
+}
+
+#[test]
+fn after_a_flush_that_failed_below_readers_see_what_is_there() {
+    let below = Below::new(SIZE_BYTES, Mode::Now);
+    below.be_volatile();
+    let options = Options { flush_interval_s: 0, ..Options::default() };
+    let cache = Cache::new(below.clone(), &options).unwrap();
+    cache.write_at(0, b"clean and lost").unwrap();
+    cache.write_at(8192, b"clean and lost").unwrap();
+    cache.tick(Instant::now());
+    assert_eq!(cache.stats().dirty_bytes.load(Relaxed), 0, "all of it was written below");
+    cache.write_at(6, b"not").unwrap();
+    below.set(Mode::Hold);
+    let under_way = submit(&cache, Operation::Read, 8192, &[0; 100]);
+    below.lose();
+    let flush = submit(&cache, Operation::Flush, 0, b"");
+    let reads = below.take_held();
+    assert_eq!(reads.iter().filter(|(_, request)| request.operation == Operation::Read).count(), 1);
+    let (reads, others): (Vec<_>, Vec<_>) =
+        reads.into_iter().partition(|(_, request)| request.operation == Operation::Read);
+    others.into_iter().for_each(|waiting| below.carry_out(waiting));
+    let flushes = below.take_held();
+    flushes.into_iter().for_each(|waiting| below.carry_out(waiting));
+    assert_eq!(flush.now(), UNAVAILABLE);
+    below.set(Mode::Now);
+    assert_eq!(cache.read_at(0, 14).unwrap(), b"\0\0\0\0\0\0not\0\0\0\0\0", "what is lost is not shown");
+    reads.into_iter().for_each(|waiting| below.carry_out(waiting));
+    assert!(under_way.now().unwrap().is_ok());
+    assert_eq!(cache.read_at(8192, 14).unwrap(), [0; 14], "nor where a fetch was under way");
+    cache.flush().unwrap();
+}
+
+#[test]
+fn bytes_saved_are_those_of_write_backs_that_succeeded_less_what_others_cost() {
+    let (below, cache) = cache_with(Options::default());
+    let saved = || cache.stats().bytes_saved.load(Relaxed);
+    let flush = |fail: bool| {
+        let flush = submit(&cache, Operation::Flush, 0, b"");
+        if fail {
+            fail_all(&below)
+        } else {
+            below.release()
+        };
+        flush.now().unwrap().is_ok()
+    };
+    cache.write_at(4096 + 100, &[1; 96]).unwrap();
+    assert!(!flush(true));
+    assert_eq!(saved(), 0, "it has to go again");
+    assert!(flush(false));
+    assert_eq!(saved(), 4000);
+    // In this page every second byte is known: its packed form is longer than a page.
+    (0..2048).for_each(|pair| cache.write_at(8192 + pair * 2, b"!").unwrap());
+    assert!(flush(false));
+    let cost = 16 + 2048 * 9 - 4096;
+    assert_eq!(saved(), 4000, "a counter does not go down");
+    (0..10).for_each(|page| cache.write_at((page << 20) + 100, b"!").unwrap());
+    assert!(flush(false));
+    let sent = cache.stats().bytes_sent.load(Relaxed) - 96 - 96 - (cost + 4096);
+    assert_eq!(saved(), 4000 + 10 * 4096 - cost - sent);
 }
 
 #[test]

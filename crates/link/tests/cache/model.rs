@@ -14,6 +14,8 @@ use sawmill_link::cache::{Cache, Options, Policy};
 
 use crate::below::{Below, FUA, Mode};
 
+const NO_FLAGS: Flags = Flags { fua: false, no_unmap: false };
+
 struct Random(u64);
 
 impl Random {
@@ -76,7 +78,7 @@ impl Owner<'_> {
             0..45 => {
                 let first = self.random.below(256) as u8;
                 let bytes: Vec<u8> = (0..length).map(|offset| first.wrapping_add(offset as u8)).collect();
-                let flags = if self.random.below(40) == 0 { FUA } else { Flags::default() };
+                let flags = if self.random.below(40) == 0 { FUA } else { NO_FLAGS };
                 let outcome = self.cache.call(Operation::Write, address, length as u64, flags, bytes.clone());
                 match outcome {
                     Ok(_) => self.model[range].copy_from_slice(&bytes),
@@ -100,7 +102,11 @@ impl Owner<'_> {
                 let _ = self.cache.discard(address, length as u64);
                 self.settle(place, &vec![0; length], step);
             }
-            96..97 => drop(self.cache.allocation(address, length as u64)),
+            96..97 => match self.random.below(8) {
+                0 if self.alone => self.lose(),
+                1..4 => drop(self.cache.call(Operation::Prefetch, address, length as u64, NO_FLAGS, vec![])),
+                _ => drop(self.cache.allocation(address, length as u64)),
+            },
             97..98 => self.cache.tick(Instant::now() + Duration::from_secs(step)),
             _ => {
                 let flushed = self.cache.flush().is_ok();
@@ -108,6 +114,21 @@ impl Owner<'_> {
                     self.check_below(step);
                 }
             }
+        }
+    }
+
+    /// The device below loses what was not flushed: then a flush fails, and from then on what is read is what
+    /// is there.
+    fn lose(&mut self) {
+        self.below.lose();
+        while self.below.has_lost() {
+            assert!(self.cache.flush().is_err(), "somebody must hear of the loss");
+        }
+        let places = (0..self.model.len()).step_by(5000);
+        for place in places {
+            let end = self.model.len().min(place + 5000);
+            let now = self.read(self.address(place as u64), end - place);
+            self.model[place..end].copy_from_slice(&now);
         }
     }
 
@@ -139,6 +160,7 @@ fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     let policy = [Policy::WriteBack, Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround];
     let policy = policy[random.below(4) as usize];
     let below = Below::over(MemoryDevice::new(SIZE_BYTES), mode, seed);
+    below.be_volatile();
     below.fail_per_mille(failures);
     let cache = Cache::new(below.clone(), &options(&mut random, policy)).unwrap();
     let model = vec![0; SIZE_BYTES as usize];

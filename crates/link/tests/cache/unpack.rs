@@ -1,12 +1,15 @@
 //! Any device as one that takes packed writes.
 
-use sawmill_device::layer::{Decision, Fault};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Sender, channel};
+
+use sawmill_device::layer::{Align, Decision, Fault};
 use sawmill_device::{
     BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Request,
 };
 use sawmill_format::packed_write;
 use sawmill_link::{PackedDevice, UNPACK_BYTES_MAX, Unpack};
-use std::sync::mpsc::{Sender, channel};
 
 use crate::below::failed;
 
@@ -58,14 +61,13 @@ fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
     let seen = std::sync::Mutex::new(Vec::new());
     let geometry = Geometry { request_bytes_max: 8192, ..*MemoryDevice::new(1 << 20).geometry() };
     let device = Unpack::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
-        if request.operation == Operation::Write {
-            seen.lock().unwrap().push((request.address, request.length, request.flags.fua));
-        }
+        seen.lock().unwrap().push((request.operation, request.address, request.length, request.flags.fua));
         Decision::Pass
     }));
     assert_eq!(write(&device, 500, &packed(&RANGES), true), (1, Ok(())));
-    let wanted = [(500, 3, true), (1500, 2, true), (70_500, 8192, true), (78_692, 808, true)];
-    assert_eq!(*seen.lock().unwrap(), wanted);
+    let wanted = [(500, 3), (1500, 2), (70_500, 8192), (78_692, 808)];
+    let wanted = wanted.map(|(address, length)| (Operation::Write, address, length, true));
+    assert_eq!(*seen.lock().unwrap(), wanted, "and nothing is read where bytes are taken as they are");
     assert_eq!(device.read_at(499, 5).unwrap(), b"\0abc\0");
     assert_eq!(device.read_at(1499, 4).unwrap(), b"\0de\0");
     assert_eq!(device.read_at(70_500, 8000).unwrap(), [7; 8000]);
@@ -109,4 +111,36 @@ fn a_read_only_device_refuses_packed_writes() {
     let geometry = Geometry { read_only: true, ..*MemoryDevice::new(1 << 20).geometry() };
     let device = Unpack::new(MemoryDevice::with_geometry(geometry));
     assert_eq!(write(&device, 0, &packed(&RANGES), false).1, Err(ErrorKind::ReadOnly));
+}
+
+#[test]
+fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one_block_all_arrive() {
+    let geometry = Geometry { block_bytes: 4096, ..*MemoryDevice::new(1 << 20).geometry() };
+    let memory = Arc::new(MemoryDevice::with_geometry(geometry));
+    memory.write_at(0, &[0xEE; 1 << 20]).unwrap();
+    let holding = AtomicBool::new(true);
+    let disk = Arc::new(Fault::new(memory.clone(), move |request: &Request| {
+        assert!(request.address.is_multiple_of(4096) && request.length.is_multiple_of(4096));
+        let read = request.operation == Operation::Read;
+        if read && holding.load(SeqCst) { Decision::Hold } else { Decision::Pass }
+    }));
+    let device = Unpack::new(Align::new(disk.clone(), 4096).unwrap());
+    let ranges: [(u32, &[u8]); 5] =
+        [(10, b"one"), (4096 + 5, b"two"), (4096 + 50, b"too"), (4096 + 500, b"toe"), (40_000, b"six")];
+    let (tell, hear) = channel();
+    let bytes = packed(&ranges);
+    let length = bytes.len() as u64;
+    let payload = Box::new(Payload { bytes, fills: 0, tell });
+    device.submit_packed(Request::new(Operation::Write, 0, length, Flags::default(), payload));
+    assert_eq!(disk.held(), 3, "a read of each block is under way");
+    while disk.held() > 0 {
+        assert!(hear.try_recv().is_err());
+        disk.release();
+    }
+    assert_eq!(hear.try_recv().unwrap(), (1, Ok(())));
+    let mut wanted = vec![0xEE; 1 << 20];
+    ranges
+        .iter()
+        .for_each(|(at, bytes)| wanted[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes));
+    assert!(memory.read_at(0, 1 << 20).unwrap() == wanted);
 }

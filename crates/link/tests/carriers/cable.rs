@@ -62,6 +62,21 @@ impl Cable {
         ip(&all).expect("the link is set");
     }
 
+    /// What `ip link show` says of the interface at this end.
+    pub(crate) fn shown(&self, end: End) -> String {
+        let words = ["-n", &self.space(end), "link", "show", "dev", "cable"];
+        let output = Command::new("ip").args(words).output().expect("ip runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Another interface at this end, with so many queues each way.
+    pub(crate) fn add_pair_of_queues(&self, end: End, name: &str, queues: u32) {
+        let (space, queues) = (self.space(end), queues.to_string());
+        let link = ["-n", &space, "link", "add", name, "numtxqueues", &queues, "numrxqueues", &queues];
+        ip(&[&link[..], &["type", "veth"]].concat()).expect("added");
+        ip(&["-n", &space, "link", "set", "dev", name, "up"]).expect("up");
+    }
+
     /// Lets this end send at most so fast; more than `limit_bytes` do not queue.
     pub(crate) fn slow_down(&self, end: End, rate: &str, limit_bytes: u32) -> bool {
         let (space, limit) = (self.space(end), limit_bytes.to_string());

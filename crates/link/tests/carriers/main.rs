@@ -6,6 +6,7 @@ mod packets;
 mod quiet;
 mod tcp;
 mod udp;
+mod xdp;
 
 #[global_allocator]
 static ALLOCATOR: sawmill_sys::CountingAllocator = sawmill_sys::CountingAllocator;

@@ -1,6 +1,8 @@
 //! Nothing is allocated while packets travel (WZBLK §2.2.7).
 
-use sawmill_link::carrier::{Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_udp};
+use sawmill_link::carrier::{
+    Listener, Peer, Receiver, Sender, UdpOptions, connect, open_ethernet, open_express, open_udp,
+};
 use sawmill_sys::CountingAllocator;
 
 use crate::cable::{Cable, End};
@@ -53,5 +55,13 @@ fn nothing_is_allocated_while_packets_travel_over_ethernet() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (sender, _own) = cable.at(End::A, || open_ethernet("cable").expect("Ethernet"));
     let (there, mut receiver) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
+    travel(&sender, &there.own(), &mut receiver);
+}
+
+#[test]
+fn nothing_is_allocated_while_packets_travel_past_the_network_layer() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let Ok((sender, _own)) = cable.at(End::A, || open_express("cable")) else { return };
+    let (there, mut receiver) = cable.at(End::B, || open_express("cable").expect("as the other end"));
     travel(&sender, &there.own(), &mut receiver);
 }

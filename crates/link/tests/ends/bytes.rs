@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use sawmill_device::{BlockDevice, BlockDeviceExt, MemoryDevice, conformance};
+use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice, conformance};
 use sawmill_link::PackedDevice;
 use sawmill_link::cache::{Cache, Options, Policy};
+use sawmill_link::initiator::InitiatorOptions;
 
-use crate::pair::{Pair, key};
+use crate::pair::{PATIENCE, Pair, attach, free_addresses, key, listen, open};
 
 const SIZE_BYTES: u64 = 64 << 20;
 
@@ -47,6 +49,36 @@ fn small_writes_cross_the_link_packed_and_none_is_read_before() {
     for index in 0..1000 {
         assert_eq!(memory.read_at(at(index), 10).expect("there"), [index as u8; 10]);
     }
+}
+
+#[test]
+fn a_target_that_lost_what_it_had_in_memory_fails_a_flush_of_the_cache_and_then_its_bytes_are_shown() {
+    let addresses = free_addresses(&["udp"]);
+    let with_kept = || {
+        let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
+        memory.write_at(0, b"kept").expect("memory takes it");
+        memory
+    };
+    let first = listen(with_kept(), &addresses, key());
+    let attached = attach(&addresses, key(), InitiatorOptions::default());
+    let options = Options { flush_interval_s: 0, ..Options::default() };
+    let cache = Cache::new(open(&attached), &options).expect("options that fit");
+    cache.write_at(4096, b"lost").expect("taken");
+    cache.tick(Instant::now());
+    let began = Instant::now();
+    while cache.stats().dirty_bytes.load(Ordering::Relaxed) > 0 && began.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    cache.write_at(8192, b"dirty").expect("taken");
+    drop(first);
+    let memory = with_kept();
+    let _second = listen(Arc::<MemoryDevice>::clone(&memory), &addresses, key());
+    let lost = cache.flush().expect_err("what was answered is gone");
+    assert_eq!(lost.kind(), ErrorKind::Unavailable, "{lost}");
+    assert_eq!(cache.read_at(4096, 4).expect("read"), [0; 4], "the cache shows what is not there");
+    assert_eq!(cache.read_at(0, 4).expect("read"), *b"kept");
+    cache.flush().expect("what is dirty now is at the new target");
+    assert_eq!(memory.read_at(8192, 5).expect("there"), *b"dirty");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::unguessable;
 use sawmill_link::target::{Target, TargetOptions};
 
-use crate::pair::key;
+use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
 
 /// One direction of a cable.
 #[derive(Default)]
@@ -112,4 +112,25 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         initiator.receive(&Peer::Stream, &mut packet);
     }
     assert!(told.lock().expect("nobody panics with it").is_none(), "the next target is to be asked");
+}
+
+#[test]
+fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests() {
+    let addresses = free_addresses(&["udp", "tcp", "udp"]);
+    let device = Arc::new(Holding(*MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let listener = listen(Arc::clone(&device) as Arc<dyn BlockDevice>, &addresses, key());
+    let attached = attach(&addresses, key(), InitiatorOptions::default());
+    let remote = open(&attached);
+    let told = Arc::default();
+    let told = Box::new(Told(Arc::clone(&told)));
+    remote.submit(Request::new(Operation::Write, 0, 512, Flags::default(), told));
+    let began = std::time::Instant::now();
+    while device.1.lock().expect("nobody panics with it").is_empty() {
+        assert!(began.elapsed() < PATIENCE, "the device never has the write");
+        std::thread::yield_now();
+    }
+    drop(listener);
+    assert_eq!(device.1.lock().expect("nobody panics with it").len(), 1, "it keeps it");
+    // Fails if anybody still has the old one's sockets.
+    drop(listen(device, &addresses, key()));
 }

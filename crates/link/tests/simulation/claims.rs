@@ -20,8 +20,8 @@ use sawmill_link::{PackedDevice, Unpack};
 
 use crate::network::{Dice, WorldClock};
 
-const MS: u64 = 1_000_000;
-const SECOND: u64 = 1000 * MS;
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1000 * MS;
 const TARGET: u8 = 0;
 
 type Wire = Arc<Mutex<VecDeque<(u8, u8, Vec<u8>)>>>;
@@ -42,16 +42,16 @@ impl Sender for WireSender {
     }
 }
 
-struct World {
-    clock: Arc<WorldClock>,
-    wire: Wire,
-    dice: Dice,
-    lose_permille: u64,
+pub(crate) struct World {
+    pub(crate) clock: Arc<WorldClock>,
+    pub(crate) wire: Wire,
+    pub(crate) dice: Dice,
+    pub(crate) lose_permille: u64,
     /// Who is cut off.
-    cut: Vec<u8>,
+    pub(crate) cut: Vec<u8>,
     /// All that came to the target.
     recorded: Vec<(u8, Vec<u8>)>,
-    target: Arc<Target>,
+    pub(crate) target: Arc<Target>,
     initiators: BTreeMap<u8, Arc<Initiator>>,
 }
 
@@ -65,7 +65,7 @@ fn ids(dice: &mut Dice) -> Box<dyn FnMut() -> u64 + Send> {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let (clock, mut dice) = (Arc::new(WorldClock::default()), Dice::new(seed));
         clock.set(SECOND);
         let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
@@ -83,17 +83,17 @@ impl World {
     }
 
     /// The target's process is another one from now on.
-    fn restart(&mut self, options: TargetOptions) {
+    pub(crate) fn restart(&mut self, options: TargetOptions) {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
         self.target = Target::new(options, key(), clock, ids(&mut self.dice));
         self.wire.lock().expect("one thread").retain(|(from, ..)| *from != TARGET);
     }
 
-    fn show(&self, name: &str, device: impl BlockDevice + 'static, keeper: u8) {
+    pub(crate) fn show(&self, name: &str, device: impl BlockDevice + 'static, keeper: u8) {
         self.target.add(name, Arc::new(Unpack::new(device)), Some([keeper; 16])).expect("shown once");
     }
 
-    fn initiator(&mut self, me: u8, options: InitiatorOptions) -> Arc<Initiator> {
+    pub(crate) fn initiator(&mut self, me: u8, options: InitiatorOptions) -> Arc<Initiator> {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
         let initiator = Initiator::new(options, key(), 1, clock, ids(&mut self.dice));
         let sender = Arc::new(WireSender(Arc::clone(&self.wire), me));
@@ -102,7 +102,7 @@ impl World {
         initiator
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let now = self.clock.now_ns();
         let due =
             self.initiators.values().map(|each| each.deadline_ns()).chain([self.target.deadline_ns()]).min();
@@ -128,19 +128,24 @@ impl World {
         self.target.tick();
     }
 
-    fn to_target(&self, from: u8, bytes: &mut [u8]) {
+    pub(crate) fn to_target(&self, from: u8, bytes: &mut [u8]) {
         let sender: Arc<dyn Sender> = Arc::new(WireSender(Arc::clone(&self.wire), TARGET));
         self.target.receive((&sender, None), &Peer::Ethernet([from; 6]), bytes);
     }
 
-    fn run(&mut self, most_ns: u64) {
+    pub(crate) fn run(&mut self, most_ns: u64) {
         let until = self.clock.now_ns() + most_ns;
         while self.clock.now_ns() < until {
             self.step();
         }
     }
 
-    fn open(&mut self, initiator: &Arc<Initiator>, name: &str, mode: OpenMode) -> Result<RemoteDevice> {
+    pub(crate) fn open(
+        &mut self,
+        initiator: &Arc<Initiator>,
+        name: &str,
+        mode: OpenMode,
+    ) -> Result<RemoteDevice> {
         let answer = initiator.ask_open(name, mode);
         for _ in 0..100_000 {
             if let Some(answer) = answer.poll() {
@@ -152,7 +157,7 @@ impl World {
     }
 
     /// Waits for an answer.
-    fn answer(&mut self, told: &Told) -> Outcome {
+    pub(crate) fn answer(&mut self, told: &Told) -> Outcome {
         for _ in 0..100_000 {
             if let Some(outcome) = told.lock().expect("one thread").take() {
                 return outcome;
@@ -162,13 +167,13 @@ impl World {
         panic!("no answer");
     }
 
-    fn write(&mut self, device: &RemoteDevice, address: u64, bytes: Vec<u8>) -> Outcome {
+    pub(crate) fn write(&mut self, device: &RemoteDevice, address: u64, bytes: Vec<u8>) -> Outcome {
         let told = ask(device, Operation::Write, address, bytes);
         self.answer(&told)
     }
 }
 
-type Told = Arc<Mutex<Option<Outcome>>>;
+pub(crate) type Told = Arc<Mutex<Option<Outcome>>>;
 
 struct Asked(Vec<u8>, Told);
 
@@ -187,24 +192,24 @@ impl Exchange for Asked {
     }
 }
 
-fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Request, Told) {
+pub(crate) fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Request, Told) {
     let (told, length) = (Told::default(), bytes.len() as u64);
     let asked = Box::new(Asked(bytes, Arc::clone(&told)));
     (Request::new(operation, address, length, Flags::default(), asked), told)
 }
 
-fn ask(device: &RemoteDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Told {
+pub(crate) fn ask(device: &RemoteDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Told {
     let (request, told) = request(operation, address, bytes);
     device.submit(request);
     told
 }
 
-fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8> {
+pub(crate) fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8> {
     memory.read_at(address, length).expect("memory reads")
 }
 
 /// Memory that answers nothing from an address on, and forgets what it was asked for.
-struct Stuck(MemoryDevice, u64, Mutex<Vec<Request>>);
+pub(crate) struct Stuck(pub(crate) MemoryDevice, pub(crate) u64, pub(crate) Mutex<Vec<Request>>);
 
 impl BlockDevice for Stuck {
     fn geometry(&self) -> &Geometry {
@@ -219,7 +224,7 @@ impl BlockDevice for Stuck {
     }
 }
 
-fn small_slots() -> InitiatorOptions {
+pub(crate) fn small_slots() -> InitiatorOptions {
     InitiatorOptions { slot_bytes: 4096, slots: 8, ..InitiatorOptions::default() }
 }
 
@@ -392,6 +397,26 @@ fn patience_begins_when_somebody_was_last_heard() {
     assert_eq!(world.answer(&told).expect_err("30 s are over").kind(), ErrorKind::Unreachable);
     let told = ask(&device, Operation::Write, 0, vec![1; 10]);
     assert!(world.answer(&told).is_err(), "and so does everything later");
+}
+
+#[test]
+fn who_has_given_up_waits_for_nothing() {
+    let mut world = World::new(9);
+    world.show("disk", MemoryDevice::new(1 << 20), 1);
+    let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
+    let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
+    world.target.close();
+    world.step();
+    world.cut.push(1);
+    let told = ask(&device, Operation::Write, 0, vec![1; 10]);
+    world.run(40 * SECOND);
+    assert_eq!(world.answer(&told).expect_err("given up").kind(), ErrorKind::Unreachable);
+    // A thread that waits until then does not wait at all when it is past.
+    assert!(initiator.deadline_ns() > world.clock.now_ns() + SECOND, "it was asking when it gave up");
+    initiator.lose_way(0);
+    let sender = Arc::new(WireSender(Arc::clone(&world.wire), 1));
+    initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);
+    assert!(initiator.deadline_ns() > world.clock.now_ns() + SECOND, "a link came back");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 use sawmill_link::clock::Clock;
+use sawmill_link::target::Standing;
 
 use crate::network::{Dice, WorldClock};
 
@@ -33,6 +34,8 @@ pub(crate) struct Disk {
     geometry: Geometry,
     clock: Arc<WorldClock>,
     delay_ns_max: u64,
+    /// What its target keeps beside it.
+    pub(crate) standing: Arc<Mutex<Standing>>,
     state: Mutex<State>,
 }
 
@@ -45,7 +48,7 @@ impl Disk {
             request_bytes_max: 1 << 20,
             read_only: false,
             shared_cache: true,
-            operations: Operations { discard: false, write_zeroes: true, allocation: false },
+            operations: Operations { discard: true, write_zeroes: true, allocation: false },
         };
         let bytes = vec![0; size_bytes as usize];
         let state = State {
@@ -56,7 +59,7 @@ impl Disk {
             due: BinaryHeap::new(),
             next: 0,
         };
-        Disk { geometry, clock, delay_ns_max, state: Mutex::new(state) }
+        Disk { geometry, clock, delay_ns_max, standing: Arc::default(), state: Mutex::new(state) }
     }
 
     /// When something will be answered.
@@ -119,15 +122,13 @@ fn apply(state: &mut State, request: &mut Request) {
     let (start, end) = (request.address as usize, (request.address + request.length) as usize);
     match request.operation {
         Operation::Read => request.buffer().copy_from_slice(&state.bytes[start..end]),
-        Operation::Write => {
-            request.fill(0, &mut state.bytes[start..end]);
-            if request.flags.fua {
-                state.durable[start..end].copy_from_slice(&state.bytes[start..end]);
-            }
-        }
-        Operation::WriteZeroes => state.bytes[start..end].fill(0),
+        Operation::Write => request.fill(0, &mut state.bytes[start..end]),
+        Operation::WriteZeroes | Operation::Discard => state.bytes[start..end].fill(0),
         Operation::Flush => state.durable.copy_from_slice(&state.bytes),
         _ => {}
+    }
+    if request.flags.fua && request.operation != Operation::Read {
+        state.durable[start..end].copy_from_slice(&state.bytes[start..end]);
     }
 }
 

@@ -7,8 +7,17 @@
 //! Invariant: one thread and one clock: a seed is a story. Not here: real carriers, real threads.
 
 mod claims;
+mod day;
 mod disk;
+mod lengths;
+mod load;
+mod mischief;
 mod network;
 mod oracle;
 mod story;
+mod tenures;
+mod users;
 mod worlds;
+
+#[global_allocator]
+static ALLOCATOR: sawmill_sys::CountingAllocator = sawmill_sys::CountingAllocator;

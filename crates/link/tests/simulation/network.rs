@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use sawmill_link::carrier::{Batch, Peer, Sender};
@@ -86,13 +87,15 @@ pub(crate) struct Counts {
     pub(crate) replayed: u64,
 }
 
-/// All links.
+/// All links of all initiators.
 pub(crate) struct Network {
     pub(crate) dice: Dice,
     pub(crate) flying: BinaryHeap<Reverse<Flying>>,
     pub(crate) faults: Vec<Faults>,
     /// Cut until then: what is sent is lost.
     pub(crate) cut_until_ns: Vec<u64>,
+    /// Without a carrier at the initiator's end.
+    pub(crate) dead: Vec<bool>,
     /// Which run of the target's process sends: what an earlier one says is not heard.
     pub(crate) target_run: u64,
     order: u64,
@@ -108,6 +111,7 @@ impl Network {
             flying: BinaryHeap::new(),
             faults: vec![Faults::default(); links],
             cut_until_ns: vec![0; links],
+            dead: vec![false; links],
             target_run: 0,
             order: 0,
             past: Vec::new(),
@@ -119,6 +123,23 @@ impl Network {
         let delay = 20_000 + self.dice.below(self.faults[link].delay_ns_max + 1);
         self.order += 1;
         self.flying.push(Reverse(Flying { at_ns: now + delay, order: self.order, to, link, bytes }));
+    }
+
+    /// Whether nothing gets through any of these links.
+    pub(crate) fn is_cut(&self, now: u64, links: Range<usize>) -> bool {
+        links.into_iter().all(|link| self.dead[link] || now < self.cut_until_ns[link])
+    }
+
+    /// Nothing bad happens any more.
+    pub(crate) fn calm(&mut self) {
+        self.faults.fill(Faults::default());
+        self.cut_until_ns.fill(0);
+    }
+
+    /// Forgets what could be said again, and gives back the memory that it took.
+    pub(crate) fn forget(&mut self) {
+        self.past = Vec::new();
+        self.flying.shrink_to_fit();
     }
 
     /// Somebody says again what he heard, long ago perhaps.

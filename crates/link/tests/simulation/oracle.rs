@@ -1,105 +1,132 @@
-//! What a reader may see: for each cell, the writes that may be the newest.
+//! What a reader of one device may see: for each cell, the writes that may be the newest.
 //!
 //! A write may be seen from its submission on. When it is answered, writes that were answered before it was
-//! submitted can be seen no more, by anybody who asks later. A power cut makes what was durable possible
-//! again, and a flush must say so.
+//! submitted can be seen no more, by anybody who asks later. Who is cut off writes no more: what he had under
+//! way is there by then, or never. A power cut makes what was durable possible again, and a flush must say
+//! so to whoever wrote.
 //!
 //! Invariant: a value outside a cell's set is a lost write, or one that was done again. Not here: how reads
 //! come.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Bytes of a cell: writes begin and end at them.
 pub(crate) const CELL: u64 = 16;
 
+type Values = BTreeMap<u64, BTreeSet<u64>>;
+
 struct Write {
-    cells: std::ops::Range<u64>,
-    answered: bool,
+    user: u64,
+    /// Zeroes were written, and no pattern.
+    zeroes: bool,
+    ranges: Vec<Range<u64>>,
+    /// Nothing more comes of it: answered, or its user was cut off.
+    settled: bool,
     /// Power cuts before it was submitted.
     cuts: u64,
 }
 
-/// The judge.
-#[derive(Default)]
+/// The judge of a device.
 pub(crate) struct Oracle {
+    /// First of its cells, counted over all devices: so that a cell of one is not taken for that of another.
+    first: u64,
     /// Values that each cell may have; absent: zero alone.
-    may: BTreeMap<u64, BTreeSet<u64>>,
+    may: Values,
     writes: BTreeMap<u64, Write>,
     /// For each write under way: the values of its cells that were settled before it came.
     before: BTreeMap<u64, BTreeSet<u64>>,
     reads: BTreeMap<u64, Read>,
     /// Values that a power cut may bring back.
-    durable: BTreeMap<u64, BTreeSet<u64>>,
+    durable: Values,
     flushes: BTreeMap<u64, Flush>,
     /// The newest flush that was answered well.
     newest_flush: u64,
-    /// Writes that were answered and that no flush covers.
-    unflushed: BTreeSet<u64>,
-    /// Answered writes that a power cut may have taken: a flush must say so.
-    taken: BTreeSet<u64>,
+    /// Each user's writes that were answered and that no flush of his covers.
+    unflushed: BTreeMap<u64, BTreeSet<u64>>,
+    /// Answered writes of each that a power cut may have taken: a flush must say so.
+    taken: BTreeMap<u64, BTreeSet<u64>>,
     cuts: u64,
 }
 
 /// A flush under way: what it may make durable, and the writes that it covers.
 struct Flush {
+    user: u64,
     cuts: u64,
-    may: BTreeMap<u64, BTreeSet<u64>>,
+    may: Values,
     covers: BTreeSet<u64>,
 }
 
 struct Read {
-    cells: std::ops::Range<u64>,
-    may: BTreeMap<u64, BTreeSet<u64>>,
+    cells: Range<u64>,
+    may: Values,
 }
 
-fn cells(address: u64, length: u64) -> std::ops::Range<u64> {
+fn cells(address: u64, length: u64) -> Range<u64> {
     address / CELL..(address + length) / CELL
 }
 
 impl Oracle {
+    /// Of a device of zeroes, whose first byte is that of `base` of all devices.
+    pub(crate) fn new(base: u64) -> Self {
+        Oracle {
+            first: base / CELL,
+            may: Values::new(),
+            writes: BTreeMap::new(),
+            before: BTreeMap::new(),
+            reads: BTreeMap::new(),
+            durable: Values::new(),
+            flushes: BTreeMap::new(),
+            newest_flush: 0,
+            unflushed: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            cuts: 0,
+        }
+    }
+
     fn of(&self, cell: u64) -> BTreeSet<u64> {
         self.may.get(&cell).cloned().unwrap_or_else(|| BTreeSet::from([0]))
     }
 
-    pub(crate) fn write_submitted(&mut self, id: u64, address: u64, length: u64) {
-        let cells = cells(address, length);
+    /// A change of these ranges (address, length) was asked for.
+    pub(crate) fn write_submitted(&mut self, id: u64, user: u64, zeroes: bool, ranges: &[(u64, u64)]) {
+        let ranges: Vec<_> = ranges.iter().map(|(address, length)| cells(*address, *length)).collect();
         let mut before = BTreeSet::new();
-        for cell in cells.clone() {
+        for cell in ranges.iter().cloned().flatten() {
             let mut may = self.of(cell);
-            let settled = |value: &u64| self.writes.get(value).is_none_or(|write| write.answered);
+            let settled = |value: &u64| self.writes.get(value).is_none_or(|write| write.settled);
             before.extend(may.iter().copied().filter(settled));
             may.insert(id);
             self.may.insert(cell, may);
         }
         for read in self.reads.values_mut() {
-            for cell in cells.clone().filter(|cell| read.cells.contains(cell)) {
+            for cell in ranges.iter().cloned().flatten().filter(|cell| read.cells.contains(cell)) {
                 read.may.entry(cell).or_insert_with(|| BTreeSet::from([0])).insert(id);
             }
         }
         for flush in self.flushes.values_mut() {
             // Written before the flush is carried out, perhaps.
-            for cell in cells.clone() {
+            for cell in ranges.iter().cloned().flatten() {
                 flush.may.entry(cell).or_insert_with(|| BTreeSet::from([0])).insert(id);
             }
         }
         self.before.insert(id, before);
-        self.writes.insert(id, Write { cells, answered: false, cuts: self.cuts });
+        self.writes.insert(id, Write { user, zeroes, ranges, settled: false, cuts: self.cuts });
     }
 
     /// With `durable` it needs no flush.
     pub(crate) fn write_answered(&mut self, id: u64, durable: bool) {
         let Some(write) = self.writes.get_mut(&id) else { return };
-        write.answered = true;
+        write.settled = true;
         if write.cuts < self.cuts {
             // Its answer may have been on its way when the power failed: it is there, or it is not.
             return;
         }
         if !durable {
-            self.unflushed.insert(id);
+            self.unflushed.entry(write.user).or_default().insert(id);
         }
-        let cells = write.cells.clone();
         let before = self.before.remove(&id).unwrap_or_default();
-        for cell in cells {
+        for cell in write.ranges.iter().cloned().flatten() {
             if let Some(may) = self.may.get_mut(&cell) {
                 may.retain(|value| *value == id || !before.contains(value));
                 if durable {
@@ -109,56 +136,69 @@ impl Oracle {
         }
     }
 
+    /// A user was cut off: his writes that are not there by now never will be.
+    pub(crate) fn cut_off(&mut self, user: u64) {
+        self.writes.values_mut().filter(|write| write.user == user).for_each(|write| write.settled = true);
+    }
+
     pub(crate) fn read_submitted(&mut self, id: u64, address: u64, length: u64) {
         let cells = cells(address, length);
         let may = cells.clone().map(|cell| (cell, self.of(cell))).collect();
         self.reads.insert(id, Read { cells, may });
     }
 
+    /// A request of somebody who was cut off failed.
+    pub(crate) fn failed(&mut self, id: u64) {
+        self.reads.remove(&id);
+        self.flushes.remove(&id);
+    }
+
     /// The bytes of a read, or what is wrong with them.
     pub(crate) fn read_answered(&mut self, id: u64, bytes: &[u8]) -> Result<(), String> {
         let read = self.reads.remove(&id).ok_or("a read was answered twice")?;
+        let shown = |id: &u64| if self.writes.get(id).is_some_and(|write| write.zeroes) { 0 } else { *id };
         for (cell, seen) in read.cells.clone().zip(bytes.chunks_exact(CELL as usize)) {
             let value = u64::from_le_bytes(seen[..8].try_into().expect("eight bytes"));
             let twin = u64::from_le_bytes(seen[8..16].try_into().expect("eight bytes"));
-            let tied = twin == value.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if value == 0 { 0 } else { cell };
+            let tied = twin == twin_of(value, self.first + cell);
             let may = &read.may[&cell];
-            if !tied || !may.contains(&value) {
+            if !tied || !may.iter().any(|id| shown(id) == value) {
                 return Err(format!("cell {cell}: read {value} ({twin:x}), and it may be {may:?}"));
             }
         }
         Ok(())
     }
 
-    pub(crate) fn flush_submitted(&mut self, id: u64) {
-        self.flushes
-            .insert(id, Flush { cuts: self.cuts, may: self.may.clone(), covers: self.unflushed.clone() });
+    pub(crate) fn flush_submitted(&mut self, id: u64, user: u64) {
+        let covers = self.unflushed.get(&user).cloned().unwrap_or_default();
+        self.flushes.insert(id, Flush { user, cuts: self.cuts, may: self.may.clone(), covers });
     }
 
     /// A flush was answered: what may be durable now, or what is wrong.
     pub(crate) fn flush_answered(&mut self, id: u64, well: bool) -> Result<(), String> {
         let flush = self.flushes.remove(&id).ok_or("a flush was answered twice")?;
         let whole = flush.cuts == self.cuts;
-        if well && whole && !self.taken.is_empty() {
+        let taken = self.taken.entry(flush.user).or_default();
+        if well && whole && !taken.is_empty() {
             return Err("a flush was answered well, and writes before it are lost".into());
         }
         match well {
             // Of a flush that the power cut met: carried out before it, and its answer was on its way.
-            true => self.taken.retain(|write| !flush.covers.contains(write)),
-            false => self.taken.clear(),
+            true => taken.retain(|write| !flush.covers.contains(write)),
+            false => taken.clear(),
         }
         self.may_be_durable(&flush.may, well && whole && id > self.newest_flush);
         if well && whole {
             self.newest_flush = self.newest_flush.max(id);
         }
-        if whole {
+        if whole && let Some(unflushed) = self.unflushed.get_mut(&flush.user) {
             // Durable, or told to be in doubt: no later flush speaks for them again.
-            self.unflushed.retain(|write| !flush.covers.contains(write));
+            unflushed.retain(|write| !flush.covers.contains(write));
         }
         Ok(())
     }
 
-    fn may_be_durable(&mut self, may: &BTreeMap<u64, BTreeSet<u64>>, nothing_else: bool) {
+    fn may_be_durable(&mut self, may: &Values, nothing_else: bool) {
         for (cell, may) in may {
             let durable = self.durable.entry(*cell).or_insert_with(|| BTreeSet::from([0]));
             if nothing_else {
@@ -187,17 +227,23 @@ impl Oracle {
             self.durable.insert(cell, widened);
         }
         self.cuts += 1;
-        self.taken.append(&mut self.unflushed);
+        for (user, unflushed) in &mut self.unflushed {
+            self.taken.entry(*user).or_default().append(unflushed);
+        }
     }
 }
 
-/// The bytes of a write.
-pub(crate) fn pattern(id: u64, address: u64, into: &mut [u8], offset: u64) {
+/// What stands behind a value in a cell: it ties the two together.
+fn twin_of(value: u64, cell: u64) -> u64 {
+    value.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if value == 0 { 0 } else { cell }
+}
+
+/// The bytes of a write, from `at` of all devices on.
+pub(crate) fn pattern(id: u64, at: u64, into: &mut [u8]) {
     for (index, byte) in into.iter_mut().enumerate() {
-        let at = address + offset + index as u64;
+        let at = at + index as u64;
         let (cell, inside) = (at / CELL, (at % CELL) as usize);
-        let twin = id.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if id == 0 { 0 } else { cell };
-        let word = if inside < 8 { id } else { twin };
+        let word = if inside < 8 { id } else { twin_of(id, cell) };
         *byte = word.to_le_bytes()[inside % 8];
     }
 }

@@ -1,34 +1,46 @@
 //! A story: a load on a link in a bad world, by seed, then peace, and a last look at everything.
 //!
-//! Invariant: after the faults end, everything is answered within a bound of the world's time. Not here: the
-//! judge (`oracle`), the network, the disk.
+//! Invariants: a request waits no longer than a bound of the world's time, not counting when nothing got
+//! through any of its links; who was cut off is served no more; at rest all credits are back. Not here: the
+//! judge (`oracle`), the network, the disk, what goes wrong (`mischief`).
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender as Tell, channel};
 use std::sync::{Arc, Mutex};
 
-use sawmill_device::{BlockDevice, Exchange, Flags, Operation, Outcome as Told, Request};
+use sawmill_device::ErrorKind;
 use sawmill_link::Unpack;
-use sawmill_link::carrier::{Peer, Sender};
 use sawmill_link::clock::Clock;
-use sawmill_link::initiator::{Answer, Initiator, InitiatorOptions, OpenMode, RemoteDevice};
-use sawmill_link::session::{PreSharedKey, Security};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::initiator::{Answer, OpenMode};
+use sawmill_link::target::{KeepStanding, Standing, Target, TargetOptions};
 
 use crate::disk::Disk;
-use crate::network::{Dice, FalseSender, Faults, Network, Side, WorldClock};
-use crate::oracle::{CELL, Oracle, pattern};
+use crate::load::{Asked, Drawn, Ended, Kind, SIZE_BYTES, draw, submit};
+use crate::network::{Dice, Network, Side, WorldClock};
+use crate::oracle::{CELL, Oracle};
+use crate::users::{Cast, Place, SEATS, User, peer};
 
-const MS: u64 = 1_000_000;
-const SIZE_BYTES: u64 = 256 << 10;
-const OPERATIONS: u64 = 400;
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const OPERATIONS: u64 = 400;
+/// Requests under way before some must be answered.
+const CROWD: usize = 40;
+/// Until nothing is on its way any more.
+const CALM_NS: u64 = 20_000 * MS;
+/// The target knows by then who has gone, even if word of it was lost.
+const LEFT_NS_MAX: u64 = 150_000 * MS;
 /// Everything must be answered so long after the last fault.
 const PEACE_NS: u64 = 60_000 * MS;
+/// And at any time so long after it was asked for, not counting when its user's links were all cut. With one
+/// credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
+const WAIT_NS_MAX: u64 = 60_000 * MS;
 
 /// What happened in stories.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) operations: u64,
+    pub(crate) packed: u64,
+    pub(crate) discards: u64,
     pub(crate) packets: u64,
     pub(crate) lost: u64,
     pub(crate) doubled: u64,
@@ -41,11 +53,17 @@ pub(crate) struct Outcome {
     pub(crate) reconnections: u64,
     pub(crate) time_outs: u64,
     pub(crate) replayed: u64,
+    pub(crate) taken_over: u64,
+    pub(crate) refused: u64,
+    pub(crate) longest_wait_ms: u64,
+    pub(crate) world_s: u64,
 }
 
 impl Outcome {
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.operations += other.operations;
+        self.packed += other.packed;
+        self.discards += other.discards;
         self.packets += other.packets;
         self.lost += other.lost;
         self.doubled += other.doubled;
@@ -58,87 +76,34 @@ impl Outcome {
         self.reconnections += other.reconnections;
         self.time_outs += other.time_outs;
         self.replayed += other.replayed;
-    }
-}
-
-enum Ended {
-    Read(u64, Vec<u8>, bool),
-    Write(u64, bool, bool),
-    Flush(u64, bool),
-}
-
-struct Asked {
-    id: u64,
-    operation: Operation,
-    address: u64,
-    buffer: Vec<u8>,
-    fua: bool,
-    tell: Tell<Ended>,
-}
-
-impl Exchange for Asked {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        pattern(self.id, self.address, into, offset);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.buffer
-    }
-
-    fn complete(self: Box<Self>, told: Told) {
-        let well = told.is_ok();
-        let ended = match self.operation {
-            Operation::Read => Ended::Read(self.id, self.buffer, well),
-            Operation::Flush => Ended::Flush(self.id, well),
-            _ => Ended::Write(self.id, self.fua, well),
-        };
-        self.tell.send(ended).expect("the story listens");
+        self.taken_over += other.taken_over;
+        self.refused += other.refused;
+        self.longest_wait_ms = self.longest_wait_ms.max(other.longest_wait_ms);
+        self.world_s += other.world_s;
     }
 }
 
 /// A story.
 pub(crate) struct Story {
     seed: u64,
-    dice: Dice,
-    clock: Arc<WorldClock>,
-    network: Arc<Mutex<Network>>,
-    links: usize,
-    packet_bytes: usize,
-    disk: Arc<Disk>,
-    target: Arc<Target>,
-    initiator: Arc<Initiator>,
-    device: Option<RemoteDevice>,
-    oracle: Oracle,
+    pub(crate) dice: Dice,
+    pub(crate) place: Place,
+    pub(crate) cast: Cast,
+    pub(crate) disks: Vec<Arc<Disk>>,
+    pub(crate) target: Arc<Target>,
+    pub(crate) users: Vec<User>,
+    pub(crate) oracles: Vec<Oracle>,
     tell: Tell<Ended>,
     hear: Receiver<Ended>,
-    under_way: u64,
+    /// By number: who asked what, and when.
+    under_way: BTreeMap<u64, Asked>,
     next_id: u64,
-    outcome: Outcome,
-    secure: bool,
-    /// Bumped when the power fails: the disk's memory is another one.
-    boot: u8,
-}
-
-fn security(secure: bool) -> Security {
-    if secure { Security::Key(PreSharedKey::from_bytes([7; 32])) } else { Security::Insecure }
-}
-
-fn target_of(
-    seed: u64,
-    slot_bytes_max: u32,
-    secure: bool,
-    clock: &Arc<WorldClock>,
-    disk: &Arc<Disk>,
-    boot: u8,
-) -> Arc<Target> {
-    let mut dice = Dice::new(seed);
-    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(clock);
-    let random = Box::new(move || dice.next());
-    let options = TargetOptions { slot_bytes_max, ..TargetOptions::default() };
-    let target = Target::new(options, security(secure), clock, random);
-    let device = Arc::new(Unpack::new(Arc::clone(disk)));
-    target.add("disk", device, Some([boot; 16])).expect("the first export");
-    target
+    next_user: u64,
+    pub(crate) outcome: Outcome,
+    /// Bumped when the power fails: the disks' memory is another one.
+    pub(crate) boot: u8,
+    /// Targets started anew may grant less than the first one.
+    pub(crate) grants_vary: bool,
 }
 
 impl Story {
@@ -146,75 +111,84 @@ impl Story {
         let mut dice = Dice::new(seed);
         let clock = Arc::new(WorldClock::default());
         let links = 1 + dice.below(4) as usize;
-        let packet_bytes = [1200, 1472, 8972, 60_000][dice.below(4) as usize];
-        let network = Arc::new(Mutex::new(Network::new(seed, links)));
-        let disk_ns = [0, MS / 2, 20 * MS][dice.below(3) as usize];
-        let disk = Arc::new(Disk::new(seed, SIZE_BYTES, disk_ns, Arc::clone(&clock)));
-        let secure = dice.permille(300);
-        let boot = 1;
-        let target = target_of(dice.next(), 256 << 10, secure, &clock, &disk, boot);
-        let mut ids = Dice::new(dice.next());
-        let options = InitiatorOptions {
-            name: "story".into(),
+        let place = Place {
+            network: Arc::new(Mutex::new(Network::new(seed, links * SEATS))),
+            clock: Arc::clone(&clock),
+            links,
+            packet_bytes: [1200, 1472, 8972, 60_000][dice.below(4) as usize],
+            secure: dice.permille(300),
             slots: [1, 4, 64][dice.below(3) as usize],
             slot_bytes: [4096, 16384][dice.below(2) as usize],
-            timeout_s: 0,
         };
-        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
-        let initiator = Initiator::new(options, security(secure), links, world, Box::new(move || ids.next()));
+        let disk_ns = [0, MS / 2, 20 * MS][dice.below(3) as usize];
+        let devices = 1 + dice.below(2);
+        let disk =
+            |device| Arc::new(Disk::new(seed ^ (device << 32), SIZE_BYTES, disk_ns, Arc::clone(&clock)));
+        let disks: Vec<_> = (0..devices).map(disk).collect();
+        let casts = [Cast::Alone, Cast::Reader, Cast::Writers, Cast::Heirs];
+        let cast = casts[dice.below(4) as usize];
+        let boot = 1;
+        let target = target_of(&place, &disks, boot, 256 << 10, dice.next());
         let (tell, hear) = channel();
         Story {
             seed,
             dice,
-            clock,
-            network,
-            links,
-            packet_bytes,
-            disk,
+            place,
+            cast,
+            disks,
             target,
-            initiator,
-            device: None,
-            oracle: Oracle::default(),
+            users: Vec::new(),
+            oracles: (0..devices).map(|device| Oracle::new(device * SIZE_BYTES)).collect(),
             tell,
             hear,
-            under_way: 0,
+            under_way: BTreeMap::new(),
             next_id: 1,
+            next_user: 1,
             outcome: Outcome::default(),
-            secure,
             boot,
+            grants_vary: true,
         }
     }
 
-    fn sender(&self, link: usize, to: Side, run: Option<u64>) -> Arc<dyn Sender> {
-        Arc::new(FalseSender {
-            network: Arc::clone(&self.network),
-            clock: Arc::clone(&self.clock),
-            to,
-            link,
-            packet_bytes_max: self.packet_bytes,
-            run,
-        })
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.place.clock.now_ns()
     }
 
-    fn say(&self, text: &str) {
+    pub(crate) fn say(&self, text: &str) {
         if std::env::var_os("SAWMILL_SEED").is_some() {
-            println!("{:>9} us: {text}", self.clock.now_ns() / 1000);
+            println!("{:>9} us: {text}", self.now_ns() / 1000);
         }
     }
 
-    fn fail(&self, why: &str) -> ! {
-        let (now, ends) = (self.clock.now_ns() / 1000, (self.initiator.status(), self.target.status()));
-        panic!("seed {}: at {now} us: {why}\n{ends:#?}", self.seed);
+    pub(crate) fn fail(&self, why: &str) -> ! {
+        let users: Vec<_> = self.users.iter().map(|user| (user.number, user.initiator.status())).collect();
+        let (now, target) = (self.now_ns() / 1000, self.target.status());
+        panic!("seed {}: at {now} us: {why}\n{users:#?}\n{target:#?}", self.seed);
     }
 
     /// The whole of it.
     pub(crate) fn tell(mut self) -> Outcome {
-        for link in 0..self.links {
-            self.initiator.add_way(link, self.sender(link, Side::Target, None), peer(), None);
+        self.begin();
+        self.go_on(OPERATIONS);
+        self.peace();
+        self.look();
+        self.told()
+    }
+
+    /// Whoever is there from the beginning opens the devices.
+    pub(crate) fn begin(&mut self) {
+        let shared = matches!(self.cast, Cast::Reader | Cast::Writers);
+        let first = OpenMode { shared, ..OpenMode::default() };
+        self.enter(0, first);
+        if shared {
+            self.enter(1, OpenMode { read_only: self.cast == Cast::Reader, ..first });
         }
-        self.open();
+    }
+
+    /// The load, and what goes wrong meanwhile.
+    pub(crate) fn go_on(&mut self, operations: u64) {
         self.choose_faults();
-        for operation in 0..OPERATIONS {
+        for operation in 0..operations {
             if operation % 40 == 39 {
                 self.mischief();
             }
@@ -222,81 +196,109 @@ impl Story {
             for _ in 0..self.dice.below(6) {
                 self.step();
             }
-            while self.under_way > 40 {
+            while self.under_way.len() > CROWD {
                 self.step();
             }
         }
-        self.peace();
-        self.finish();
-        let network = self.network.lock().expect("one thread");
+    }
+
+    /// What came of it, counted to here.
+    pub(crate) fn told(mut self) -> Outcome {
+        let network = self.place.network.lock().expect("one thread");
         let counts = &network.counts;
         self.outcome.packets = counts.sent;
         (self.outcome.lost, self.outcome.doubled) = (counts.lost, counts.doubled);
         (self.outcome.damaged, self.outcome.replayed) = (counts.damaged, counts.replayed);
-        let links = self.initiator.status().links;
-        self.outcome.time_outs = links.iter().map(|link| link.sent.time_outs).sum();
         drop(network);
+        let links = self.users.iter().flat_map(|user| user.initiator.status().links);
+        self.outcome.time_outs = links.map(|link| link.sent.time_outs).sum();
+        self.outcome.world_s = self.now_ns() / (1000 * MS);
         self.outcome
     }
 
-    fn open(&mut self) {
-        let mode = OpenMode::default();
-        let answer: Answer = self.initiator.ask_open("disk", mode);
-        let bytes = loop {
-            match answer.poll() {
-                Some(Ok(bytes)) => break bytes,
-                Some(Err(error)) => self.fail(&format!("it cannot be opened: {error}")),
-                None => self.step(),
+    /// Somebody sits down and opens all devices; with *take over* whoever has one is cut off from it then.
+    pub(crate) fn enter(&mut self, seat: usize, mode: OpenMode) {
+        let user = User::new(&self.place, self.next_user, seat, mode, &mut self.dice);
+        let initiator = Arc::clone(&user.initiator);
+        self.next_user += 1;
+        self.users.iter_mut().for_each(|other| other.leaves |= mode.take_over);
+        self.users.push(user);
+        for device in 0..self.disks.len() {
+            let name = format!("disk{device}");
+            let bytes = loop {
+                let answer = initiator.ask_open(&name, mode);
+                match self.answer(&answer) {
+                    Ok(bytes) => break bytes,
+                    // Requests of who had it are at the disk.
+                    Err(error) if error.kind() == ErrorKind::Unavailable => self.step(),
+                    Err(error) => self.fail(&format!("{name} cannot be opened: {error}")),
+                }
+            };
+            let opened = initiator.opened(&name, mode, &bytes).expect("a geometry");
+            // What was answered before must be known to be so.
+            self.listen();
+            let (new, others) = self.users.split_last_mut().expect("just pushed");
+            new.devices.push(opened);
+            new.barred.push(false);
+            for other in others.iter_mut().filter(|_| mode.take_over) {
+                other.barred[device] = true;
+                self.oracles[device].cut_off(other.number);
             }
-            if self.clock.now_ns() > PEACE_NS {
-                self.fail("it is not opened");
-            }
-        };
-        self.device = Some(self.initiator.opened("disk", mode, &bytes).expect("a geometry"));
+        }
     }
 
-    fn choose_faults(&mut self) {
-        for link in 0..self.links {
-            let faults = Faults {
-                lose_permille: [0, 5, 100][self.dice.below(3) as usize],
-                double_permille: [0, 20, 200][self.dice.below(3) as usize],
-                damage_permille: [0, 5, 50][self.dice.below(3) as usize],
-                full_permille: [0, 20, 300][self.dice.below(3) as usize],
-                delay_ns_max: [0, MS / 10, 30 * MS][self.dice.below(3) as usize],
-            };
-            self.network.lock().expect("one thread").faults[link] = faults;
+    fn answer(&mut self, answer: &Answer) -> sawmill_device::Result<Vec<u8>> {
+        let since = self.now_ns();
+        loop {
+            if let Some(answer) = answer.poll() {
+                return answer;
+            }
+            if self.now_ns() > since + WAIT_NS_MAX {
+                self.fail("it is not opened");
+            }
+            self.step();
         }
     }
 
     /// The next thing that happens in the world.
-    fn step(&mut self) {
-        let now = self.clock.now_ns();
+    pub(crate) fn step(&mut self) {
+        let now = self.now_ns();
         let flying = {
-            let network = self.network.lock().expect("one thread");
+            let network = self.place.network.lock().expect("one thread");
             network.flying.peek().map_or(u64::MAX, |Reverse(flying)| flying.at_ns)
         };
-        let disk = self.disk.next_ns().unwrap_or(u64::MAX);
-        let timers = self.initiator.deadline_ns().min(self.target.deadline_ns());
+        let disk = self.disks.iter().filter_map(|disk| disk.next_ns()).min().unwrap_or(u64::MAX);
+        let timers = self.users.iter().map(|user| user.initiator.deadline_ns());
+        let timers = timers.min().unwrap_or(u64::MAX).min(self.target.deadline_ns());
         let next = flying.min(disk).min(timers).max(now + 1_000);
-        self.clock.set(next);
+        for user in &mut self.users {
+            let network = self.place.network.lock().expect("one thread");
+            if network.is_cut(now, user.links(&self.place)) {
+                user.cut_ns += next - now;
+            }
+        }
+        self.place.clock.set(next);
         if flying <= next {
             self.deliver();
         }
         if disk <= next {
-            self.disk.run(next);
+            self.disks.iter().for_each(|disk| disk.run(next));
         }
-        self.initiator.tick();
+        self.users.iter().for_each(|user| user.initiator.tick());
         self.target.tick();
         self.listen();
+        if let Some((id, asked)) = self.under_way.first_key_value().map(|(id, asked)| (*id, *asked)) {
+            self.judge_wait(id, &asked);
+        }
     }
 
     /// A few packets that have come, as one batch.
     fn deliver(&mut self) {
-        let now = self.clock.now_ns();
-        self.initiator.begin_batch();
+        let now = self.now_ns();
+        self.users.iter().for_each(|user| user.initiator.begin_batch());
         let mut touched = Vec::new();
         loop {
-            let mut network = self.network.lock().expect("one thread");
+            let mut network = self.place.network.lock().expect("one thread");
             match network.flying.peek() {
                 Some(Reverse(flying)) if flying.at_ns <= now => {}
                 _ => break,
@@ -305,14 +307,19 @@ impl Story {
             let run = network.target_run;
             drop(network);
             match flying.to {
-                Side::Initiator => self.initiator.receive(&peer(), &mut flying.bytes),
+                Side::Initiator => {
+                    let seat = flying.link / self.place.links;
+                    for user in self.users.iter().filter(|user| user.seat == seat) {
+                        user.initiator.receive(&peer(), &mut flying.bytes);
+                    }
+                }
                 Side::Target => {
                     if let Some(connection) = Target::connection_of(&flying.bytes)
                         && self.target.begin_batch(connection)
                     {
                         touched.push(connection);
                     }
-                    let sender = self.sender(flying.link, Side::Initiator, Some(run));
+                    let sender = self.place.sender(flying.link, Side::Initiator, Some(run));
                     self.target.receive((&sender, None), &peer(), &mut flying.bytes);
                 }
             }
@@ -320,177 +327,216 @@ impl Story {
         for connection in touched {
             self.target.end_batch(connection);
         }
-        self.initiator.end_batch();
+        self.users.iter().for_each(|user| user.initiator.end_batch());
     }
 
-    fn listen(&mut self) {
+    pub(crate) fn listen(&mut self) {
         while let Ok(ended) = self.hear.try_recv() {
-            self.under_way -= 1;
-            let (Ended::Read(id, _, well) | Ended::Write(id, _, well) | Ended::Flush(id, well)) = &ended;
-            self.say(&format!("{id}: {}", if *well { "done" } else { "failed" }));
-            let judged = match ended {
-                Ended::Read(id, bytes, true) => self.oracle.read_answered(id, &bytes),
-                Ended::Write(id, fua, true) => {
-                    self.oracle.write_answered(id, fua);
-                    Ok(())
-                }
-                Ended::Flush(id, well) => {
-                    self.outcome.losses_told += u64::from(!well);
-                    self.oracle.flush_answered(id, well)
-                }
-                Ended::Read(id, _, false) | Ended::Write(id, _, false) => Err(format!("request {id} failed")),
-            };
-            if let Err(why) = judged {
+            self.under_way.remove(&ended.id);
+            let said = ended.error.as_ref().map_or("done".to_owned(), |error| format!("failed: {error}"));
+            self.say(&format!("{} of {}: {said}", ended.id, ended.asked.user));
+            self.judge_wait(ended.id, &ended.asked);
+            if let Err(why) = self.judge(ended) {
                 self.fail(&why);
             }
+        }
+    }
+
+    /// Of a request that was answered, or that was not yet.
+    fn judge_wait(&mut self, id: u64, asked: &Asked) {
+        let Some(user) = self.users.iter().find(|user| user.number == asked.user) else { return };
+        let waited = self.now_ns() - asked.since_ns;
+        let waited = waited - (user.cut_ns - asked.cut_ns).min(waited);
+        self.outcome.longest_wait_ms = self.outcome.longest_wait_ms.max(waited / MS);
+        if waited > WAIT_NS_MAX {
+            self.fail(&format!("request {id} waited for {} ms", waited / MS));
+        }
+    }
+
+    fn judge(&mut self, ended: Ended) -> Result<(), String> {
+        let Ended { id, asked, error, bytes } = ended;
+        let oracle = &mut self.oracles[asked.device];
+        let user = self.users.iter().find(|user| user.number == asked.user);
+        // Who was cut off, or has gone.
+        let may_fail = user.is_none_or(|user| user.leaves);
+        match (asked.kind, error) {
+            (_, None) if asked.barred => Err(format!("request {id}: who was cut off was served")),
+            (Kind::Read, None) => oracle.read_answered(id, &bytes),
+            (Kind::Flush, None) => oracle.flush_answered(id, true),
+            (_, None) => {
+                oracle.write_answered(id, asked.fua);
+                Ok(())
+            }
+            (_, Some(_)) if may_fail => {
+                self.outcome.refused += 1;
+                oracle.failed(id);
+                Ok(())
+            }
+            (Kind::Flush, Some(_)) => {
+                self.outcome.losses_told += 1;
+                oracle.flush_answered(id, false)
+            }
+            (_, Some(error)) => Err(format!("request {id} failed: {error}")),
         }
     }
 
     fn ask(&mut self) {
         // What was answered before a flush is asked for must be known to be so.
         self.listen();
-        let (id, kind) = (self.next_id, self.dice.below(100));
+        let who = self.dice.below(self.users.len() as u64) as usize;
+        let drawn = draw(&mut self.dice, self.disks.len(), self.users[who].is_reader());
+        self.submit(who, &drawn);
+    }
+
+    pub(crate) fn submit(&mut self, who: usize, drawn: &Drawn) {
+        let (id, now) = (self.next_id, self.now_ns());
         self.next_id += 1;
-        let hot = if self.dice.permille(700) { 8 << 10 } else { SIZE_BYTES };
-        let most = [CELL, 512, 5000, 40_000][self.dice.below(4) as usize] / CELL;
-        let length = ((1 + self.dice.below(most)) * CELL).min(hot);
-        let address = self.dice.below((hot - length) / CELL + 1) * CELL;
-        let flags = Flags { fua: kind < 8, no_unmap: false };
-        let (operation, address, length) = match kind {
-            0..45 => (Operation::Write, address, length),
-            45..90 => (Operation::Read, address, length),
-            _ => (Operation::Flush, 0, 0),
-        };
-        match operation {
-            Operation::Write => self.oracle.write_submitted(id, address, length),
-            Operation::Read => self.oracle.read_submitted(id, address, length),
-            _ => self.oracle.flush_submitted(id),
+        let user = &self.users[who];
+        let oracle = &mut self.oracles[drawn.device];
+        let barred = user.barred[drawn.device];
+        match drawn.kind {
+            Kind::Flush => oracle.flush_submitted(id, user.number),
+            Kind::Read => oracle.read_submitted(id, drawn.ranges[0].0, drawn.ranges[0].1),
+            // Nothing may come of it.
+            _ if barred => {}
+            kind => {
+                let zeroes = matches!(kind, Kind::Zeroes | Kind::Discard);
+                oracle.write_submitted(id, user.number, zeroes, &drawn.ranges);
+            }
         }
-        self.say(&format!("{id}: {operation:?} {address}+{length}"));
-        let buffer = if operation == Operation::Read { vec![0; length as usize] } else { Vec::new() };
-        let asked = Asked { id, operation, address, buffer, fua: flags.fua, tell: self.tell.clone() };
-        self.under_way += 1;
         self.outcome.operations += 1;
-        let request = Request::new(operation, address, length, flags, Box::new(asked));
-        self.device.as_ref().expect("opened").submit(request);
+        self.outcome.packed += u64::from(drawn.kind == Kind::Packed);
+        self.outcome.discards += u64::from(drawn.kind == Kind::Discard);
+        let asked = Asked {
+            kind: drawn.kind,
+            device: drawn.device,
+            fua: drawn.fua,
+            user: user.number,
+            barred,
+            since_ns: now,
+            cut_ns: user.cut_ns,
+        };
+        self.under_way.insert(id, asked);
+        self.say(&format!("{id} of {}: {drawn:?}", asked.user));
+        submit(&self.users[who].devices[drawn.device], id, drawn, asked, self.tell.clone());
         self.listen();
     }
 
-    fn mischief(&mut self) {
-        let link = self.dice.below(self.links as u64) as usize;
-        match self.dice.below(13) {
-            0..3 => {
-                self.outcome.partitions += 1;
-                let long = self.dice.below(3000 * MS);
-                self.say(&format!("link {link} is cut for {} ms", long / MS));
-                let until = self.clock.now_ns() + long;
-                self.network.lock().expect("one thread").cut_until_ns[link] = until;
-            }
-            3..5 => {
-                self.outcome.link_deaths += 1;
-                self.say(&format!("link {link} dies"));
-                self.initiator.lose_way(link);
-                for _ in 0..self.dice.below(50) {
-                    self.step();
-                }
-                self.say(&format!("link {link} comes back"));
-                self.initiator.add_way(link, self.sender(link, Side::Target, None), peer(), None);
-            }
-            5..7 => self.choose_faults(),
-            7..9 => self.restart(false),
-            9 => {
-                self.outcome.reconnections += 1;
-                self.say("the initiator connects anew");
-                self.initiator.reconnect();
-            }
-            10 => {
-                self.outcome.partitions += 1;
-                self.say("nobody hears anybody for longer than a target waits");
-                let until = self.clock.now_ns() + 130_000 * MS;
-                self.network.lock().expect("one thread").cut_until_ns.fill(until);
-                while self.clock.now_ns() < until {
-                    self.step();
-                }
-            }
-            11 => {
-                self.say("somebody says again what he heard");
-                let now = self.clock.now_ns();
-                let packets = self.dice.below(60);
-                self.network.lock().expect("one thread").replay(now, packets);
-            }
-            _ => self.restart(true),
-        }
-    }
-
-    /// The target's process dies and is started anew; or its machine, with what it had in memory.
-    fn restart(&mut self, power_cut: bool) {
-        self.say(if power_cut { "the power fails" } else { "the target is killed" });
-        self.network.lock().expect("one thread").target_run += 1;
-        self.disk.forsaken();
-        self.listen();
-        self.outcome.restarts += 1;
-        if power_cut {
-            self.outcome.power_cuts += 1;
-            self.disk.power_cut(CELL as usize);
-            self.oracle.power_cut();
-            self.boot += 1;
-        }
-        let slot_bytes_max = [4096, 8192, 256 << 10][self.dice.below(3) as usize];
-        self.target =
-            target_of(self.dice.next(), slot_bytes_max, self.secure, &self.clock, &self.disk, self.boot);
-    }
-
-    fn peace(&mut self) {
+    /// Nothing bad happens any more, and everything is answered.
+    pub(crate) fn peace(&mut self) {
         self.say("peace");
-        {
-            let mut network = self.network.lock().expect("one thread");
-            for link in 0..self.links {
-                network.faults[link] = Faults::default();
-                network.cut_until_ns[link] = 0;
-            }
-        }
-        let until = self.clock.now_ns() + PEACE_NS;
-        while self.under_way > 0 {
+        self.place.network.lock().expect("one thread").calm();
+        let until = self.now_ns() + PEACE_NS;
+        while !self.under_way.is_empty() {
             self.step();
-            if self.clock.now_ns() > until {
-                self.fail(&format!("{} requests hang", self.under_way));
+            if self.now_ns() > until {
+                self.fail(&format!("{} requests hang", self.under_way.len()));
             }
         }
     }
 
-    /// Reads everything, twice: the two agree.
-    fn finish(&mut self) {
-        for _ in 0..2 {
-            let length = 4096;
-            for address in (0..SIZE_BYTES).step_by(length as usize) {
-                let id = self.next_id;
-                self.next_id += 1;
-                self.oracle.read_submitted(id, address, length);
-                let asked = Asked {
-                    id,
-                    operation: Operation::Read,
-                    address,
-                    buffer: vec![0; length as usize],
-                    fua: false,
-                    tell: self.tell.clone(),
-                };
-                self.under_way += 1;
-                let flags = Flags::default();
-                let request = Request::new(Operation::Read, address, length, flags, Box::new(asked));
-                self.device.as_ref().expect("opened").submit(request);
+    /// Everybody reads everything: what each sees is legal, and all credits are back then.
+    pub(crate) fn look(&mut self) {
+        for who in 0..self.users.len() {
+            for device in 0..self.disks.len() {
+                if self.users[who].leaves {
+                    continue;
+                }
+                let length = 4096;
+                for address in (0..SIZE_BYTES).step_by(length as usize) {
+                    let ranges = vec![(address, length)];
+                    self.submit(who, &Drawn { kind: Kind::Read, device, ranges, fua: false });
+                }
+                self.peace();
             }
+        }
+        if !self.disks.iter().all(|disk| disk.is_idle()) {
+            self.fail("a disk still has requests, and nobody waits for them");
+        }
+        for user in &self.users {
+            let status = user.initiator.status();
+            if status.slots_free != status.slots || status.pending != 0 || status.waiting != 0 {
+                self.fail("credits leaked");
+            }
+        }
+    }
+
+    /// A rest: all that was written is looked at, then everything is zero and durable, nothing is on its way,
+    /// and nobody here remembers anything.
+    pub(crate) fn rest(&mut self) {
+        self.bury_leavers();
+        self.peace();
+        self.look();
+        let who = self.users.iter().position(|user| !user.is_reader()).expect("somebody writes");
+        for device in 0..self.disks.len() {
+            // The first says what was lost, if anything was.
+            for _ in 0..2 {
+                self.submit(who, &Drawn { kind: Kind::Flush, device, ranges: Vec::new(), fua: false });
+                self.peace();
+            }
+            let ranges = vec![(0, SIZE_BYTES)];
+            self.submit(who, &Drawn { kind: Kind::Zeroes, device, ranges, fua: true });
             self.peace();
         }
-        if !self.disk.is_idle() {
-            self.fail("the disk still has requests, and nobody waits for them");
+        let (until, most) = (self.now_ns() + CALM_NS, self.now_ns() + LEFT_NS_MAX);
+        while self.now_ns() < until || self.target.status().len() != self.users.len() {
+            self.step();
+            if self.now_ns() > most {
+                self.fail("the target keeps a connection of somebody who has gone");
+            }
         }
-        let status = self.initiator.status();
-        if status.slots_free != status.slots || status.pending != 0 {
-            self.fail("credits leaked");
+        for (device, oracle) in self.oracles.iter_mut().enumerate() {
+            *oracle = Oracle::new(device as u64 * SIZE_BYTES);
         }
+        self.place.network.lock().expect("one thread").forget();
+        (self.tell, self.hear) = channel();
+    }
+
+    pub(crate) fn new_target(&mut self) {
+        let grants = if self.grants_vary { [4096, 8192, 256 << 10] } else { [256 << 10; 3] };
+        let slot_bytes_max = grants[self.dice.below(3) as usize];
+        self.target = target_of(&self.place, &self.disks, self.boot, slot_bytes_max, self.dice.next());
+    }
+
+    /// The power fails for disks and judges.
+    pub(crate) fn power_cut(&mut self) {
+        self.disks.iter().for_each(|disk| disk.power_cut(CELL as usize));
+        self.oracles.iter_mut().for_each(Oracle::power_cut);
+        self.boot = self.boot.wrapping_add(1);
     }
 }
 
-fn peer() -> Peer {
-    Peer::Ethernet([0; 6])
+/// How an export stands, as the target's process last wrote it down.
+struct Kept {
+    standing: Arc<Mutex<Standing>>,
+    network: Arc<Mutex<Network>>,
+    /// Which run of the process this is: a dead one writes nothing.
+    run: u64,
+}
+
+impl KeepStanding for Kept {
+    fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
+        if self.network.lock().expect("one thread").target_run == self.run {
+            *self.standing.lock().expect("one thread") = *standing;
+        }
+        Ok(())
+    }
+}
+
+fn target_of(place: &Place, disks: &[Arc<Disk>], boot: u8, slot_bytes_max: u32, seed: u64) -> Arc<Target> {
+    let mut dice = Dice::new(seed);
+    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
+    let random = Box::new(move || dice.next());
+    let options = TargetOptions { slot_bytes_max, ..TargetOptions::default() };
+    let target = Target::new(options, place.security(), clock, random);
+    let run = place.network.lock().expect("one thread").target_run;
+    for (device, disk) in disks.iter().enumerate() {
+        let (standing, network) = (Arc::clone(&disk.standing), Arc::clone(&place.network));
+        let known = *standing.lock().expect("one thread");
+        let keep = Box::new(Kept { standing, network, run });
+        let shown = Arc::new(Unpack::new(Arc::clone(disk)));
+        let name = format!("disk{device}");
+        target.add_lasting(&name, shown, [boot; 16], known, keep).expect("shown once");
+    }
+    target
 }

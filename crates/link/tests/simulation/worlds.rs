@@ -25,6 +25,15 @@ fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() 
         assert!(sum.lost > 0 && sum.doubled > 0 && sum.damaged > 0, "the network was good: {shown}");
         assert!(sum.restarts > 0 && sum.power_cuts > 0 && sum.losses_told > 0, "no target died: {shown}");
         assert!(sum.reconnections > 0, "nobody connected anew: {shown}");
+        assert!(sum.taken_over > 0 && sum.refused > 0, "nobody was cut off: {shown}");
+        assert!(sum.packed > 0 && sum.discards > 0, "nothing was packed or discarded: {shown}");
         assert!(sum.link_deaths > 0 && sum.partitions > 0, "no link died: {shown}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_story() {
+    for seed in 1..9 {
+        assert_eq!(Story::new(seed).tell(), Story::new(seed).tell(), "seed {seed}");
     }
 }

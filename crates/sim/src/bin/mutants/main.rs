@@ -138,7 +138,7 @@ fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<S
         return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
     }
     for (test, name) in there.tests {
-        let run = cargo("180", &["--test", test, name])?;
+        let run = cargo("400", &["--test", test, name])?;
         if run.status.code() == Some(TIMED_OUT) {
             return Ok(Some(format!("by {test}: somebody waits for ever")));
         }

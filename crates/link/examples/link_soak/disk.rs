@@ -1,0 +1,76 @@
+//! A disk of the soak: bytes in memory that never grow or shrink, answered by a thread of its own, so that
+//! answers come after the thread that asked has gone on.
+//!
+//! Invariant: requests are carried out one after the other, in the order in which they came. Not here: what
+//! was written (`worker`).
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
+
+/// A disk.
+pub(crate) struct Disk {
+    geometry: Geometry,
+    /// Here until it is dropped: its end ends the thread.
+    ask: Option<Sender<Request>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Disk {
+    /// A disk of zeroes.
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        let geometry = Geometry {
+            size_bytes,
+            block_bytes: 512,
+            preferred_bytes: 4096,
+            request_bytes_max: 1 << 20,
+            read_only: false,
+            shared_cache: true,
+            operations: Operations { discard: true, write_zeroes: true, allocation: false },
+        };
+        let (ask, asked) = channel();
+        // Written, so that all of its memory is there from the beginning.
+        let bytes = (0..size_bytes).map(|_| 0).collect();
+        let thread = thread::spawn(move || serve(bytes, &asked));
+        Disk { geometry, ask: Some(ask), thread: Some(thread) }
+    }
+}
+
+fn serve(mut bytes: Vec<u8>, asked: &Receiver<Request>) {
+    for mut request in asked {
+        let (start, end) = (request.address as usize, (request.address + request.length) as usize);
+        match request.operation {
+            Operation::Read => request.buffer().copy_from_slice(&bytes[start..end]),
+            Operation::Write => request.fill(0, &mut bytes[start..end]),
+            Operation::Discard | Operation::WriteZeroes => bytes[start..end].fill(0),
+            Operation::Flush | Operation::Prefetch | Operation::Allocation => {}
+        }
+        request.done();
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn submit(&self, request: Request) {
+        if let Err(error) = request.check(&self.geometry) {
+            return request.fail(error);
+        }
+        if let Some(ask) = &self.ask {
+            // A request that nobody takes fails when it is dropped.
+            let _ = ask.send(request);
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(self.ask.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

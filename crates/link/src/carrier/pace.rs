@@ -1,0 +1,155 @@
+//! When a receiver of frames lets them gather instead of being woken for each: what a card's interrupt
+//! moderation does, for the waiter (WZBLK §2.2.5).
+//!
+//! A wake-up costs both ends more than a frame of 9000 bytes. While frames come in a steady flow the receiver
+//! therefore sleeps through some of them, a *nap*, for as long as about [`NAP_FRAMES`] take to come. Whether
+//! the flow is steady is judged by what each nap brings: where the last frame came in its first half, the
+//! sender had nothing more to send, likely because he waited for us. Then no nap follows until many more
+//! frames came, and more after each such failure: who has few requests under way is not delayed.
+//!
+//! Invariant: a nap lasts at most [`NAP_NS_MAX`]. Not here: sleeping, clocks, the ring.
+
+use std::time::Duration;
+
+/// So many frames a nap is to bring.
+const NAP_FRAMES: u64 = 32;
+/// Fewer are not worth it.
+const WORTH_FRAMES: u64 = 4;
+/// Shorter ones are not worth their system call; longer ones would be felt.
+const NAP_NS_MIN: u64 = 40_000;
+const NAP_NS_MAX: u64 = 500_000;
+/// So many frames must have come before the first nap, and at most after failures.
+const PATIENCE_MIN: u64 = 64;
+const PATIENCE_MAX: u64 = 4096;
+
+/// Frames that were taken at once: how many, and when the first and the last of them came.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) frames: u64,
+    pub(super) first_ns: u64,
+    pub(super) last_ns: u64,
+}
+
+impl Taken {
+    pub(super) fn add(&mut self, arrived_ns: u64) {
+        if self.frames == 0 {
+            self.first_ns = arrived_ns;
+        }
+        self.last_ns = arrived_ns;
+        self.frames += 1;
+    }
+}
+
+/// Decides on naps.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// The mean time between two frames while they flow.
+    gap_ns: u64,
+    /// Frames since the last nap that failed, and how many there must be before the next nap.
+    frames: u64,
+    patience: u64,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Pace { gap_ns: NAP_NS_MAX, frames: 0, patience: PATIENCE_MIN }
+    }
+
+    /// How long to sleep before looking for the next frames, if at all.
+    pub(super) fn nap(&self) -> Option<Duration> {
+        let nap_ns = (self.gap_ns * NAP_FRAMES).clamp(NAP_NS_MIN, NAP_NS_MAX);
+        let is_worth_it = self.gap_ns * WORTH_FRAMES <= nap_ns;
+        (is_worth_it && self.frames >= self.patience).then(|| Duration::from_nanos(nap_ns))
+    }
+
+    /// These were taken.
+    pub(super) fn took(&mut self, taken: &Taken) {
+        self.frames = self.frames.saturating_add(taken.frames);
+        if taken.frames > 1 {
+            let gap_ns = taken.last_ns.saturating_sub(taken.first_ns) / (taken.frames - 1);
+            self.gap_ns = (3 * self.gap_ns + gap_ns.min(NAP_NS_MAX)) / 4;
+        }
+    }
+
+    /// A nap from `began_ns` to `ended_ns` brought these, which were taken.
+    pub(super) fn napped(&mut self, began_ns: u64, ended_ns: u64, taken: &Taken) {
+        let half_ns = began_ns + ended_ns.saturating_sub(began_ns) / 2;
+        if taken.frames >= WORTH_FRAMES && taken.last_ns >= half_ns {
+            self.patience = (self.patience / 2).max(PATIENCE_MIN);
+        } else {
+            self.patience = (self.patience * 4).min(PATIENCE_MAX);
+            self.frames = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    fn taken(frames: u64, first_ns: u64, last_ns: u64) -> Taken {
+        Taken { frames, first_ns, last_ns }
+    }
+
+    /// A pace that saw a flow with such a gap for long.
+    fn in_flow(gap_ns: u64) -> Pace {
+        let mut pace = Pace::new();
+        for round in 0..PATIENCE_MIN {
+            let first_ns = round * 2 * gap_ns;
+            pace.took(&taken(2, first_ns, first_ns + gap_ns));
+        }
+        pace
+    }
+
+    #[test]
+    fn a_steady_flow_is_slept_through_for_32_frames_and_no_longer_than_half_a_millisecond() {
+        let naps = [1, 5, 10, 15, 72].map(|gap_us| in_flow(gap_us * US).nap().expect("a flow").as_micros());
+        assert_eq!(naps, [40, 160, 320, 480, 500]);
+        assert_eq!(in_flow(200 * US).nap(), None, "too few would come");
+    }
+
+    #[test]
+    fn nobody_naps_before_many_frames_came() {
+        let mut pace = Pace::new();
+        for _ in 0..PATIENCE_MIN - 1 {
+            assert_eq!(pace.nap(), None);
+            pace.took(&taken(1, 0, 0));
+        }
+        assert_eq!(pace.nap(), None);
+    }
+
+    #[test]
+    fn a_nap_after_whose_start_nothing_came_is_followed_by_rarer_and_rarer_ones() {
+        let mut pace = in_flow(5 * US);
+        let mut frames_between = Vec::new();
+        for _ in 0..6 {
+            let mut frames = 0;
+            while pace.nap().is_none() {
+                pace.took(&taken(2, 0, 5 * US));
+                frames += 2;
+            }
+            frames_between.push(frames);
+            pace.napped(0, 80 * US, &taken(8, 5 * US, 39 * US));
+        }
+        assert_eq!(frames_between, [0, 256, 1024, 4096, 4096, 4096]);
+    }
+
+    #[test]
+    fn a_nap_that_was_filled_is_followed_by_the_next_and_makes_up_for_failures() {
+        let mut pace = in_flow(5 * US);
+        for _ in 0..3 {
+            pace.napped(0, 80 * US, &taken(0, 0, 0));
+        }
+        assert_eq!(pace.nap(), None);
+        for _ in 0..PATIENCE_MAX {
+            pace.took(&taken(1, 0, 0));
+        }
+        for _ in 0..6 {
+            assert!(pace.nap().is_some());
+            pace.napped(0, 80 * US, &taken(16, 5 * US, 80 * US));
+        }
+        assert_eq!(pace.patience, PATIENCE_MIN);
+    }
+}

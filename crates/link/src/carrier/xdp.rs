@@ -1,0 +1,148 @@
+//! Raw Ethernet past the kernel's network layer (AF_XDP): the same frames on the wire as [`super::ethernet`],
+//! so either end may use either.
+//!
+//! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than it does
+//! for AF_PACKET (docs/decisions/0024).
+//!
+//! Invariants: as [`super::ethernet`]'s; what a send took and the kernel had no room for is pushed again by
+//! the receiver, within a millisecond. What is sent passes the interface's queueing discipline by.
+//! Not here: more than one receive queue; programs (`sawmill-sys`).
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sawmill_sys::net::{ETHERNET_HEADER_BYTES, Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
+
+use super::ethernet::ETHERTYPE;
+use super::wait::wait_for_packets;
+use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
+
+/// After so many frames the receiver comes back, that others get their turn.
+const FRAMES_AT_ONCE: usize = 256;
+/// The kernel does not say when it has room for what it would not send.
+const PUSH_AGAIN: Duration = Duration::from_millis(1);
+
+struct Shared {
+    socket: Arc<XdpSocket>,
+    outbox: Mutex<XdpOutbox>,
+    /// The outbox holds what the kernel has not sent.
+    pending: AtomicBool,
+    waker: Arc<Waker>,
+    refused: AtomicBool,
+}
+
+impl Shared {
+    /// Has the kernel send what is left, if anything is; answers whether something is left still.
+    fn push(&self) -> io::Result<bool> {
+        if !self.pending.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let mut outbox = self.outbox.lock();
+        let pushed = outbox.push();
+        self.pending.store(outbox.is_pending(), Ordering::Release);
+        pushed.map(|()| outbox.is_pending())
+    }
+}
+
+/// Sends frames.
+#[derive(Clone)]
+pub struct ExpressSender {
+    shared: Arc<Shared>,
+}
+
+/// Receives frames.
+pub struct ExpressReceiver {
+    shared: Arc<Shared>,
+    inbox: XdpInbox,
+}
+
+/// Opens this interface, which must have one receive queue and no XDP program.
+///
+/// Errors: those of [`open_xdp`].
+pub fn open_express(interface: &str) -> io::Result<(ExpressSender, ExpressReceiver)> {
+    let (socket, outbox, inbox) = open_xdp(interface, ETHERTYPE)?;
+    let shared = Arc::new(Shared {
+        socket,
+        outbox: Mutex::new(outbox),
+        pending: AtomicBool::new(false),
+        waker: Arc::new(Waker::new()?),
+        refused: AtomicBool::new(false),
+    });
+    Ok((ExpressSender { shared: shared.clone() }, ExpressReceiver { shared, inbox }))
+}
+
+impl ExpressSender {
+    /// The interface, its MTU and hardware address, as they were when it was opened.
+    #[must_use]
+    pub fn interface(&self) -> &Interface {
+        self.shared.socket.interface()
+    }
+
+    /// What others send to.
+    #[must_use]
+    pub fn own(&self) -> Peer {
+        Peer::Ethernet(self.interface().mac)
+    }
+}
+
+impl Sender for ExpressSender {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        self.interface().mtu_bytes.min(PACKET_BYTES_MAX)
+    }
+
+    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
+        let mut header = [0; ETHERNET_HEADER_BYTES];
+        header[..6].copy_from_slice(to);
+        header[6..12].copy_from_slice(&self.interface().mac);
+        header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
+        let mut outbox = self.shared.outbox.lock();
+        let sent = outbox.send(&header, (from..batch.len()).map(|index| batch.packet(index)));
+        let was_pending = self.shared.pending.swap(outbox.is_pending(), Ordering::AcqRel);
+        if outbox.is_pending() && !was_pending {
+            self.shared.waker.wake();
+        }
+        if matches!(sent, Ok(0)) {
+            self.shared.refused.store(true, Ordering::Release);
+        }
+        sent
+    }
+}
+
+impl Receiver for ExpressReceiver {
+    fn receive(
+        &mut self,
+        wait: Option<Duration>,
+        writable_too: bool,
+        each: &mut dyn FnMut(&Peer, &mut [u8]),
+    ) -> io::Result<Woken> {
+        let Shared { socket, waker, refused, .. } = &*self.shared;
+        let wait = match self.shared.push()? {
+            true => Some(wait.map_or(PUSH_AGAIN, |wait| wait.min(PUSH_AGAIN))),
+            false => wait,
+        };
+        let is_there = self.inbox.has_frame();
+        let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
+        let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
+        let handed = self.inbox.receive(FRAMES_AT_ONCE, &mut |from, payload| match whole_packet(payload) {
+            Some(packet) => {
+                woken.packets += 1;
+                each(&Peer::Ethernet(from), packet);
+            }
+            None => woken.malformed += 1,
+        });
+        if handed == 0 && !woken.waker {
+            // An interface that went away ends no wait.
+            rustix::net::sockopt::socket_error(socket.as_fd())??;
+        }
+        Ok(woken)
+    }
+
+    fn waker(&self) -> Arc<Waker> {
+        self.shared.waker.clone()
+    }
+}

@@ -1,0 +1,108 @@
+//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they take.
+//!
+//! Invariants: what is in a packet is in no other one until it counts as lost; a failure's text goes whole.
+//! No allocation after `new`.
+//!
+//! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
+
+use sawmill_format::link::GRAIN_BYTES;
+use sawmill_format::link::part::{Body, Command, Reply, command_at, data_at, reply_at};
+
+use crate::connection::Put;
+use crate::grains::{Grains, grains_of};
+use crate::path::{Piece, PieceKind, Pieces};
+
+/// What goes first, though it may arrive last.
+pub(crate) enum Head {
+    Command(Command),
+    Reply(Reply),
+}
+
+/// Writes the bytes from an offset on.
+type Fill<'a> = &'a dyn Fn(usize, &mut [u8]);
+
+impl Head {
+    /// Slot and sequence.
+    fn use_of_slot(&self) -> (u16, u64) {
+        match self {
+            Head::Command(command) => (command.slot, command.sequence),
+            Head::Reply(reply) => (reply.slot, reply.sequence),
+        }
+    }
+
+    /// Puts it into a packet with as much of its `bytes` as has room, and says how much that is.
+    fn put(&self, body: &mut Body<'_>, bytes: usize, fill: Fill<'_>) -> Option<usize> {
+        let fill = |into: &mut [u8]| fill(0, into);
+        match self {
+            Head::Command(command) => {
+                let inline = body.payload_room(command_at::SIZE, bytes);
+                body.command(command, inline, fill).then_some(inline)
+            }
+            Head::Reply(reply) => {
+                let inline = body.payload_room(reply_at::SIZE, bytes);
+                let whole = reply.status == 0 || inline == bytes;
+                (whole && body.reply(reply, inline, fill)).then_some(inline)
+            }
+        }
+    }
+}
+
+/// What of a use of a slot is not in any packet.
+pub(crate) struct Going {
+    head: bool,
+    rest: Grains,
+}
+
+impl Going {
+    /// Nothing, of a slot of so many bytes.
+    pub(crate) fn new(slot_bytes: usize) -> Self {
+        Going { head: false, rest: Grains::new(slot_bytes) }
+    }
+
+    /// A head and so many bytes are to go, and nothing else.
+    pub(crate) fn begin(&mut self, bytes: usize) {
+        self.head = true;
+        self.rest.clear();
+        self.rest.insert(0, grains_of(bytes));
+    }
+
+    /// Puts as much as there is room for into a packet, of a head with so many bytes.
+    pub(crate) fn put(
+        &mut self,
+        (head, bytes): (&Head, usize),
+        fill: Fill<'_>,
+        body: &mut Body<'_>,
+        pieces: &mut Pieces,
+    ) -> Put {
+        let (slot, sequence) = head.use_of_slot();
+        while !pieces.is_full() {
+            let (kind, offset, put) = if self.head {
+                let Some(inline) = head.put(body, bytes, fill) else { return Put::More };
+                self.head = false;
+                (PieceKind::Head, 0, inline)
+            } else if let Some((first, end)) = self.rest.first_run() {
+                let offset = first as usize * GRAIN_BYTES;
+                let want = (end as usize * GRAIN_BYTES).min(bytes) - offset;
+                let room = body.payload_room(data_at::SIZE, want);
+                let name = (slot, sequence);
+                if room == 0 || !body.data(name, offset as u32, room, |into| fill(offset, into)) {
+                    return Put::More;
+                }
+                (PieceKind::Body, offset, room)
+            } else {
+                return Put::All;
+            };
+            let first = (offset / GRAIN_BYTES) as u32;
+            self.rest.remove(first, first + grains_of(put));
+            pieces.push(Piece { kind, slot, sequence, offset: offset as u32, bytes: put as u32 });
+        }
+        if self.head || self.rest.count() > 0 { Put::More } else { Put::All }
+    }
+
+    /// A piece of this use was lost: it goes again.
+    pub(crate) fn lost(&mut self, piece: &Piece) {
+        self.head |= piece.kind == PieceKind::Head;
+        let first = piece.offset / GRAIN_BYTES as u32;
+        self.rest.insert(first, first + grains_of(piece.bytes as usize));
+    }
+}

@@ -1,0 +1,229 @@
+//! Raw Ethernet by AF_XDP.
+
+use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use sawmill_link::carrier::{
+    BROADCAST, ExpressReceiver, ExpressSender, Peer, Receiver, Sender, open_ethernet, open_express,
+};
+
+use crate::cable::{Cable, End};
+use crate::packets::{PATIENCE, all_sizes_arrive, batch_of, expect_in_order};
+
+fn try_open(cable: &Cable, end: End, name: &str) -> Result<(ExpressSender, ExpressReceiver), Option<Errno>> {
+    cable.at(end, || open_express(name)).map_err(|error| Errno::from_io_error(&error))
+}
+
+/// None, with the reason printed, where this kernel has no AF_XDP.
+fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
+    match try_open(cable, end, "cable") {
+        Err(Some(Errno::AFNOSUPPORT | Errno::NOSYS | Errno::OPNOTSUPP)) => {
+            println!("skipped: the kernel has no AF_XDP, or none for this MTU");
+            None
+        }
+        opened => Some(opened.expect("AF_XDP")),
+    }
+}
+
+/// Does it until it succeeds: the kernel frees an interface a little after its last descriptor was closed.
+fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
+    let begin = Instant::now();
+    loop {
+        match what() {
+            Ok(done) => return done,
+            Err(reason) => assert!(begin.elapsed() < PATIENCE, "{reason}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn is_free_again(cable: &Cable) {
+    let is_shown = || cable.shown(End::A).contains("xdp");
+    after_a_while(|| if is_shown() { Err(cable.shown(End::A)) } else { Ok(()) });
+    after_a_while(|| try_open(cable, End::A, "cable").map_err(|error| format!("{error:?}")));
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_over_every_mtu() {
+    // Frames that never, just not and just may lie in several chunks; that just fit one and just do not.
+    for mtu_bytes in [1500, 3058, 3059, 3826, 3827, 9000, 16110] {
+        let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
+        let Some((sender, mut own)) = open(&cable, End::A) else { return };
+        let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+        let to = there.own();
+        assert_eq!((sender.packet_bytes_max(&to), sender.interface().mtu_bytes), (mtu_bytes, mtu_bytes));
+        all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
+    }
+}
+
+#[test]
+fn an_end_with_af_packet_understands_one_with_af_xdp() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let Some((express, mut express_in)) = open(&cable, End::A) else { return };
+    let (plain, mut plain_in) = cable.at(End::B, || open_ethernet("cable").expect("Ethernet"));
+    all_sizes_arrive(&express, &plain.own(), &mut plain_in, &mut express_in);
+    all_sizes_arrive(&plain, &express.own(), &mut express_in, &mut plain_in);
+}
+
+#[test]
+fn a_broadcast_arrives_with_its_sender_and_frames_for_others_do_not() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let Some((sender, mut own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let stranger = Peer::Ethernet([2, 0, 0, 0, 0, 99]);
+    for (to, number) in [(stranger, 1), (BROADCAST, 2), (there.own(), 3)] {
+        assert_eq!(sender.send(&to, &batch_of(number, &[60]), 0).expect("sent"), 1);
+    }
+    let mut from = Vec::new();
+    while from.len() < 2 {
+        let came = &mut |peer: &Peer, bytes: &mut [u8]| from.push((*peer, bytes[0]));
+        assert!(receiver.receive(Some(PATIENCE), false, came).expect("lives").packets > 0);
+    }
+    assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
+    assert_eq!(there.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent"), 1);
+    expect_in_order(&mut own, 4, 1);
+}
+
+#[test]
+fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let Some((sender, _own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let udp = |end, address| cable.at(end, || UdpSocket::bind(address).expect("UDP"));
+    let (a, b) = (udp(End::A, "10.97.0.1:9"), udp(End::B, "10.97.0.2:9"));
+    b.set_read_timeout(Some(PATIENCE)).expect("set");
+    for bytes in [1, 1000, 8900] {
+        assert_eq!(sender.send(&there.own(), &batch_of(0, &[9000]), 0).expect("sent"), 1);
+        a.send_to(&vec![7; bytes], "10.97.0.2:9").expect("sent");
+        let mut room = [0; 9000];
+        let (came, from) = b.recv_from(&mut room).expect("other traffic comes");
+        assert_eq!((&room[..came], from.to_string()), (&vec![7; bytes][..], "10.97.0.1:9".to_owned()));
+        expect_in_order(&mut receiver, 0, 1);
+    }
+}
+
+#[test]
+fn an_interface_has_one_user_and_is_free_again_after_him() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let Some(first) = open(&cable, End::A) else { return };
+    assert!(cable.shown(End::A).contains("xdp"), "{}", cable.shown(End::A));
+    assert_eq!(try_open(&cable, End::A, "cable").err(), Some(Some(Errno::BUSY)));
+    drop(first);
+    is_free_again(&cable);
+}
+
+/// What [`the_program_goes_with_a_process_that_was_killed`] starts as another process; alone it does nothing.
+#[test]
+#[ignore = "a part of another test"]
+fn hold_until_killed() {
+    let Ok(interface) = std::env::var("HOLD_INTERFACE") else { return };
+    let _held = after_a_while(|| open_express(&interface).map_err(|error| error.to_string()));
+    println!("held");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn the_program_goes_with_a_process_that_was_killed() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    if open(&cable, End::A).is_none() {
+        return;
+    }
+    let mut holder = cable.at(End::A, || {
+        let mut command = Command::new(std::env::current_exe().expect("known"));
+        command.args(["--ignored", "--exact", "--nocapture", "xdp::hold_until_killed"]);
+        command.env("HOLD_INTERFACE", "cable").stdout(Stdio::piped()).spawn().expect("started")
+    });
+    let lines = BufReader::new(holder.stdout.take().expect("piped")).lines();
+    let held = lines.map_while(Result::ok).any(|line| line.ends_with("held"));
+    assert!(held && cable.shown(End::A).contains("xdp"), "{}", cable.shown(End::A));
+    holder.kill().expect("killed");
+    holder.wait().expect("gone");
+    is_free_again(&cable);
+}
+
+#[test]
+fn what_cannot_be_opened_is_an_error_that_says_why() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    if open(&cable, End::A).is_none() {
+        return;
+    }
+    let error = |name| try_open(&cable, End::A, name).err().expect("refused").expect("the system's");
+    assert_eq!((error("nosuch0"), error("lo")), (Errno::NODEV, Errno::INVAL));
+    cable.link(End::A, &["down"]);
+    assert_eq!(error("cable"), Errno::NETDOWN);
+    cable.add_pair_of_queues(End::A, "wide", 2);
+    assert_eq!(error("wide"), Errno::TOOBIG);
+}
+
+#[test]
+fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let Some((sender, mut own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    cable.link(End::A, &["down"]);
+    let error = sender.send(&there.own(), &batch_of(0, &[100]), 0).expect_err("down");
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
+    let error = own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("what was taken does not go");
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
+    cable.link(End::A, &["up"]);
+    own.receive(Some(Duration::ZERO), false, &mut |_, _| ()).expect("it lives again");
+    expect_in_order(&mut receiver, 0, 1);
+    all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
+    // A namespace lives as long as somebody has a socket there; an end that goes takes the other along.
+    drop((cable, there, receiver));
+    while own.receive(Some(Duration::from_millis(1)), false, &mut |_, _| ()).is_ok() {}
+    assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
+}
+
+#[test]
+fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let Some((sender, _own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let batch = batch_of(0, &[1500, 1500, 1501, 1500]);
+    assert_eq!(sender.send(&there.own(), &batch, 0).expect("what fits goes"), 2);
+    expect_in_order(&mut receiver, 0, 2);
+    let error = sender.send(&there.own(), &batch, 2).expect_err("too long");
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::MSGSIZE));
+    assert_eq!(sender.send(&there.own(), &batch, 3).expect("the next fits"), 1);
+    expect_in_order(&mut receiver, 3, 1);
+    let error = sender.send(&Peer::Stream, &batch, 0).expect_err("no stream");
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_waker_ends_a_wait_and_a_loaded_receiver_hears_it_too() {
+    let Some(cable) = Cable::of_mtu(1500) else { return };
+    let Some((sender, _own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let waker = receiver.waker();
+    std::thread::scope(|scope| {
+        scope.spawn(|| waker.wake());
+        assert!(receiver.receive(None, false, &mut |_, _| ()).expect("lives").waker);
+    });
+    assert_eq!(sender.send(&there.own(), &batch_of(0, &[24]), 0).expect("sent"), 1);
+    waker.wake();
+    let woken = receiver.receive(None, false, &mut |_, _| ()).expect("lives");
+    assert!(woken.waker && woken.packets == 1, "{woken:?}");
+}
+
+#[test]
+fn many_more_frames_than_there_are_chunks_pass() {
+    let Some(cable) = Cable::of_mtu(9000) else { return };
+    let Some((sender, mut own)) = open(&cable, End::A) else { return };
+    let Some((there, mut receiver)) = open(&cable, End::B) else { return };
+    let batch = batch_of(0, &[9000; 40]);
+    for _ in 0..200 {
+        let mut sent = 0;
+        while sent < batch.len() {
+            sent += sender.send(&there.own(), &batch, sent).expect("sent");
+            own.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
+        }
+        expect_in_order(&mut receiver, 0, sent);
+    }
+}

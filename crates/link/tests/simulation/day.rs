@@ -1,0 +1,58 @@
+//! A day of the world: a target's exports, its users and its disks through load, trouble and rest, again and
+//! again; and what both ends keep of it.
+//!
+//! Invariant: at each rest the ends have as many bytes as they had when the first one had been welcomed, but
+//! for tables of a bounded size. Not here: what goes wrong (`mischief`), what is right (`oracle`).
+
+use sawmill_sys::CountingAllocator;
+
+use crate::story::{MS, Outcome, Story};
+use crate::users::Cast;
+
+/// A target keeps answers to a few hellos, tables keep the room that they once needed.
+const TABLES_BYTES_MAX: i64 = 32 << 10;
+const DAY_S: u64 = 24 * 3600;
+/// Load and trouble between two rests.
+const OPERATIONS: u64 = 400;
+
+/// Lives so long, and says what happened, how often it rested, and by how much what is kept differed most
+/// from what was kept at first.
+fn live(seed: u64, cast: Cast, long_s: u64) -> (Outcome, u64, i64) {
+    let mut story = Story::new(seed);
+    story.cast = cast;
+    story.grants_vary = false;
+    story.begin();
+    story.rest();
+    let (first, mut rests, mut most) = (CountingAllocator::bytes_of_this_thread(), 0, 0);
+    while story.now_ns() < long_s * 1000 * MS {
+        story.go_on(OPERATIONS);
+        story.rest();
+        rests += 1;
+        let more = CountingAllocator::bytes_of_this_thread() - first;
+        most = most.max(more);
+        if more > TABLES_BYTES_MAX {
+            story.fail(&format!("after {rests} rests {more} bytes more are kept than at first"));
+        }
+    }
+    (story.told(), rests, most)
+}
+
+const CASTS: [Cast; 4] = [Cast::Alone, Cast::Reader, Cast::Writers, Cast::Heirs];
+
+#[test]
+fn an_hour_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
+    for (seed, cast) in CASTS.into_iter().enumerate() {
+        let (outcome, rests, most) = live(seed as u64 + 1, cast, 900);
+        println!("{cast:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
+        assert!(rests > 1 && outcome.operations > OPERATIONS);
+    }
+}
+
+#[test]
+#[ignore = "minutes: cargo test --release -p sawmill-link --test simulation -- --ignored --nocapture day"]
+fn a_day_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
+    for (seed, cast) in CASTS.into_iter().enumerate() {
+        let (outcome, rests, most) = live(seed as u64 + 11, cast, DAY_S / 4);
+        println!("{cast:?}: {rests} rests, {most} bytes more at most: {outcome:?}");
+    }
+}

@@ -1,0 +1,160 @@
+//! How long the packets of a link are: as long as its way carries, also when that changes.
+//!
+//! Invariant: one thread and one clock. Not here: loss by chance (`story`).
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation, Outcome, Request};
+use sawmill_link::Unpack;
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
+use sawmill_link::session::{PreSharedKey, Security};
+use sawmill_link::target::{Target, TargetOptions};
+
+use crate::network::{Dice, Side, WorldClock};
+
+const SECOND: u64 = 1_000_000_000;
+const CARRIER_BYTES: usize = 8972;
+const PATIENCE_NS: u64 = 600 * SECOND;
+
+type Wire = Arc<Mutex<VecDeque<(Side, Vec<u8>)>>>;
+
+struct End(Wire, Side);
+
+impl Sender for End {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        CARRIER_BYTES
+    }
+
+    fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        let packets = (from..batch.len()).map(|index| (self.1, batch.packet(index).to_vec()));
+        self.0.lock().expect("one thread").extend(packets);
+        Ok(batch.len() - from)
+    }
+}
+
+/// Both ends, and a way that loses what is longer than it carries.
+struct World {
+    clock: Arc<WorldClock>,
+    wire: Wire,
+    /// What the way carries, to the target and back.
+    carries_bytes: [usize; 2],
+    target: Arc<Target>,
+    initiator: Arc<Initiator>,
+}
+
+fn ids(seed: u64) -> Box<dyn FnMut() -> u64 + Send> {
+    let mut dice = Dice::new(seed);
+    Box::new(move || dice.next())
+}
+
+impl World {
+    fn new(carries_bytes: [usize; 2]) -> Self {
+        let (clock, wire) = (Arc::new(WorldClock::default()), Wire::default());
+        clock.set(SECOND);
+        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
+        let key = || Security::Key(PreSharedKey::from_bytes([5; 32]));
+        let target = Target::new(TargetOptions::default(), key(), Arc::clone(&world), ids(1));
+        target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None).expect("shown once");
+        let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, world, ids(2));
+        let sender = Arc::new(End(Arc::clone(&wire), Side::Target));
+        initiator.add_way(0, sender, Peer::Ethernet([1; 6]), None);
+        World { clock, wire, carries_bytes, target, initiator }
+    }
+
+    fn packet_bytes(&self) -> usize {
+        self.initiator.status().links.first().map_or(0, |link| link.packet_bytes)
+    }
+
+    fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+        let end_ns = self.clock.now_ns() + PATIENCE_NS;
+        let back: Arc<dyn Sender> = Arc::new(End(Arc::clone(&self.wire), Side::Initiator));
+        while !is_so(self) {
+            let now = self.clock.now_ns();
+            assert!(now < end_ns, "in vain: {what}");
+            let come: Vec<_> = self.wire.lock().expect("one thread").drain(..).collect();
+            let due = self.initiator.deadline_ns().min(self.target.deadline_ns());
+            self.clock.set(if come.is_empty() { due.max(now + 10_000) } else { now + 10_000 });
+            for (to, mut bytes) in come {
+                match to {
+                    Side::Target if bytes.len() <= self.carries_bytes[0] => {
+                        self.target.receive((&back, None), &Peer::Ethernet([2; 6]), &mut bytes);
+                    }
+                    Side::Initiator if bytes.len() <= self.carries_bytes[1] => {
+                        self.initiator.receive(&Peer::Ethernet([1; 6]), &mut bytes);
+                    }
+                    _ => {}
+                }
+            }
+            self.initiator.tick();
+            self.target.tick();
+        }
+    }
+
+    /// Moves 64 KiB each way.
+    fn moves_bytes(&mut self) {
+        let asked = self.initiator.ask_open("disk", OpenMode::default());
+        let mut opened = None;
+        self.until("the disk opens", |_| {
+            opened = opened.take().or_else(|| asked.poll());
+            opened.is_some()
+        });
+        let answer = opened.expect("just seen").expect("it opens");
+        let disk = self.initiator.opened("disk", OpenMode::default(), &answer).expect("it opens");
+        for operation in [Operation::Write, Operation::Read] {
+            let done = Arc::new(Mutex::new(None));
+            let exchange = Box::new(Moved(vec![7; 64 << 10], Arc::clone(&done)));
+            disk.submit(Request::new(operation, 0, 64 << 10, Flags::default(), exchange));
+            self.until("64 KiB move", |_| done.lock().expect("one thread").is_some());
+            assert_eq!(done.lock().expect("one thread").take(), Some(true));
+        }
+    }
+}
+
+struct Moved(Vec<u8>, Arc<Mutex<Option<bool>>>);
+
+impl Exchange for Moved {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        *self.1.lock().expect("one thread") = Some(outcome.is_ok());
+    }
+}
+
+#[test]
+fn a_way_that_carries_short_packets_only_is_used_with_these() {
+    let mut world = World::new([1500, 1500]);
+    world.until("the link is joined", |world| world.packet_bytes() == 1420);
+    world.moves_bytes();
+}
+
+#[test]
+fn a_way_that_carries_less_back_than_there_is_used_and_stays_in_use() {
+    let mut world = World::new([9000, 1500]);
+    world.until("the link is joined", |world| world.packet_bytes() == 1420);
+    let later_ns = world.clock.now_ns() + 120 * SECOND;
+    while world.clock.now_ns() < later_ns {
+        world.moves_bytes();
+        let next_ns = world.clock.now_ns() + SECOND;
+        world.until("a while", |world| world.clock.now_ns() >= next_ns);
+    }
+    assert_eq!(world.packet_bytes(), 1420);
+}
+
+#[test]
+fn a_link_that_was_joined_with_short_packets_uses_long_ones_once_its_way_carries_them() {
+    let mut world = World::new([1500, 1500]);
+    world.until("the link is joined", |world| world.packet_bytes() == 1420);
+    world.carries_bytes = [9000, 9000];
+    world.until("its packets are as long as may be", |world| world.packet_bytes() == CARRIER_BYTES);
+    world.moves_bytes();
+}

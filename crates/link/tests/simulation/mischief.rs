@@ -1,0 +1,115 @@
+//! What goes wrong in a story.
+//!
+//! Invariant: whatever it is, it ends by itself or with the story's peace. Not here: who judges (`oracle`).
+
+use sawmill_link::initiator::OpenMode;
+
+use crate::network::Faults;
+use crate::story::{MS, Story};
+use crate::users::{Cast, SEATS};
+
+/// Longer than a target waits for somebody silent.
+const SILENCE_NS: u64 = 130_000 * MS;
+
+impl Story {
+    pub(crate) fn choose_faults(&mut self) {
+        for link in 0..self.place.links * SEATS {
+            let faults = Faults {
+                lose_permille: [0, 5, 100][self.dice.below(3) as usize],
+                double_permille: [0, 20, 200][self.dice.below(3) as usize],
+                damage_permille: [0, 5, 50][self.dice.below(3) as usize],
+                full_permille: [0, 20, 300][self.dice.below(3) as usize],
+                delay_ns_max: [0, MS / 10, 30 * MS][self.dice.below(3) as usize],
+            };
+            self.place.network.lock().expect("one thread").faults[link] = faults;
+        }
+    }
+
+    /// Something goes wrong, by chance.
+    pub(crate) fn mischief(&mut self) {
+        let who = self.dice.below(self.users.len() as u64) as usize;
+        let link = self.dice.below(self.place.links as u64) as usize;
+        let kinds = if self.cast == Cast::Heirs { 18 } else { 13 };
+        match self.dice.below(kinds) {
+            0..3 => self.cut(who, link),
+            3..5 => self.kill_link(who, link),
+            5..7 => self.choose_faults(),
+            7..9 => self.restart(false),
+            9 => {
+                self.outcome.reconnections += 1;
+                self.say(&format!("{} connects anew", self.users[who].number));
+                self.users[who].initiator.reconnect();
+            }
+            10 => self.silence(),
+            11 => {
+                self.say("somebody says again what he heard");
+                let (now, packets) = (self.now_ns(), self.dice.below(60));
+                self.place.network.lock().expect("one thread").replay(now, packets);
+            }
+            12 => self.restart(true),
+            _ => self.take_over(),
+        }
+    }
+
+    fn cut(&mut self, who: usize, link: usize) {
+        self.outcome.partitions += 1;
+        let long = self.dice.below(3000 * MS);
+        self.say(&format!("link {link} of {} is cut for {} ms", self.users[who].number, long / MS));
+        let until = self.now_ns() + long;
+        let all = self.users[who].seat * self.place.links + link;
+        self.place.network.lock().expect("one thread").cut_until_ns[all] = until;
+    }
+
+    fn kill_link(&mut self, who: usize, link: usize) {
+        self.outcome.link_deaths += 1;
+        self.say(&format!("link {link} of {} dies", self.users[who].number));
+        self.users[who].lose_way(&self.place, link);
+        for _ in 0..self.dice.below(50) {
+            self.step();
+        }
+        self.say("it comes back");
+        self.users[who].add_way(&self.place, link);
+    }
+
+    fn silence(&mut self) {
+        self.outcome.partitions += 1;
+        self.say("nobody hears anybody for longer than a target waits");
+        let until = self.now_ns() + SILENCE_NS;
+        self.place.network.lock().expect("one thread").cut_until_ns.fill(until);
+        while self.now_ns() < until {
+            self.step();
+        }
+    }
+
+    /// The target's process dies and is started anew; or its machine, with what it had in memory.
+    fn restart(&mut self, power_cut: bool) {
+        self.say(if power_cut { "the power fails" } else { "the target is killed" });
+        self.place.network.lock().expect("one thread").target_run += 1;
+        self.disks.iter().for_each(|disk| disk.forsaken());
+        self.listen();
+        self.outcome.restarts += 1;
+        if power_cut {
+            self.outcome.power_cuts += 1;
+            self.power_cut();
+        }
+        self.new_target();
+    }
+
+    /// Somebody new takes the devices over from whoever has them, who does not know, and goes on.
+    fn take_over(&mut self) {
+        self.bury_leavers();
+        self.outcome.taken_over += 1;
+        let taken: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
+        let seat = (0..SEATS).find(|seat| !taken.contains(seat)).expect("a seat is free");
+        self.say("somebody takes over");
+        self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
+    }
+
+    /// Whoever was cut off ends.
+    pub(crate) fn bury_leavers(&mut self) {
+        for user in self.users.extract_if(.., |user| user.leaves) {
+            user.initiator.close();
+        }
+        self.listen();
+    }
+}

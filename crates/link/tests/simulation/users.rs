@@ -1,0 +1,119 @@
+//! Who uses the target's devices in a story: initiators that come and go, each with links of its own.
+//!
+//! Invariant: a seat has one user at a time; packets of who sat there before may still come. Not here: what
+//! they ask (`load`), what goes wrong (`story`).
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use sawmill_link::carrier::{Peer, Sender};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use sawmill_link::session::{PreSharedKey, Security};
+
+use crate::network::{Dice, FalseSender, Network, Side, WorldClock};
+
+/// Users at a time.
+pub(crate) const SEATS: usize = 3;
+
+/// Who is there besides the one who writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cast {
+    /// Nobody.
+    Alone,
+    /// One who only reads.
+    Reader,
+    /// Another one who writes.
+    Writers,
+    /// Others, who take over one after the other.
+    Heirs,
+}
+
+/// What all users have in common.
+pub(crate) struct Place {
+    pub(crate) clock: Arc<WorldClock>,
+    pub(crate) network: Arc<Mutex<Network>>,
+    /// Links of a user.
+    pub(crate) links: usize,
+    pub(crate) packet_bytes: usize,
+    pub(crate) secure: bool,
+    pub(crate) slots: u16,
+    pub(crate) slot_bytes: u32,
+}
+
+impl Place {
+    pub(crate) fn security(&self) -> Security {
+        if self.secure { Security::Key(PreSharedKey::from_bytes([7; 32])) } else { Security::Insecure }
+    }
+
+    /// The end of a link that sends to this side.
+    pub(crate) fn sender(&self, link: usize, to: Side, run: Option<u64>) -> Arc<dyn Sender> {
+        Arc::new(FalseSender {
+            network: Arc::clone(&self.network),
+            clock: Arc::clone(&self.clock),
+            to,
+            link,
+            packet_bytes_max: self.packet_bytes,
+            run,
+        })
+    }
+}
+
+/// A user.
+pub(crate) struct User {
+    pub(crate) number: u64,
+    pub(crate) seat: usize,
+    pub(crate) mode: OpenMode,
+    pub(crate) initiator: Arc<Initiator>,
+    pub(crate) devices: Vec<RemoteDevice>,
+    /// Somebody takes over: what he asks for may fail from now on.
+    pub(crate) leaves: bool,
+    /// By device: somebody else has taken it over.
+    pub(crate) barred: Vec<bool>,
+    /// For how long nothing got through any of its links.
+    pub(crate) cut_ns: u64,
+}
+
+impl User {
+    /// Somebody in this seat, with all links and no device yet.
+    pub(crate) fn new(place: &Place, number: u64, seat: usize, mode: OpenMode, dice: &mut Dice) -> Self {
+        let mut ids = Dice::new(dice.next());
+        let options = InitiatorOptions {
+            name: "story".into(),
+            slots: place.slots,
+            slot_bytes: place.slot_bytes,
+            timeout_s: 0,
+        };
+        let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
+        let random = Box::new(move || ids.next());
+        let initiator = Initiator::new(options, place.security(), place.links, world, random);
+        let (devices, barred) = (Vec::new(), Vec::new());
+        let user = User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
+        (0..place.links).for_each(|link| user.add_way(place, link));
+        user
+    }
+
+    /// Its links among all.
+    pub(crate) fn links(&self, place: &Place) -> Range<usize> {
+        self.seat * place.links..(self.seat + 1) * place.links
+    }
+
+    pub(crate) fn add_way(&self, place: &Place, link: usize) {
+        let all = self.seat * place.links + link;
+        place.network.lock().expect("one thread").dead[all] = false;
+        self.initiator.add_way(link, place.sender(all, Side::Target, None), peer(), None);
+    }
+
+    pub(crate) fn lose_way(&self, place: &Place, link: usize) {
+        place.network.lock().expect("one thread").dead[self.seat * place.links + link] = true;
+        self.initiator.lose_way(link);
+    }
+
+    pub(crate) fn is_reader(&self) -> bool {
+        self.mode.read_only
+    }
+}
+
+pub(crate) fn peer() -> Peer {
+    Peer::Ethernet([0; 6])
+}
