@@ -26,6 +26,8 @@ pub(crate) const DRIVERS_FOLDER: &str = "drivers";
 
 /// The folder in a user's state folder with a socket for each end of a link that runs.
 const LINKS_FOLDER: &str = "links";
+/// The folder in a user's state folder with what lasts of each file and disk that a target shows.
+const EXPORTS_FOLDER: &str = "exports";
 
 /// What the process environment says about places.
 #[derive(Clone, Debug, Default)]
@@ -129,6 +131,11 @@ impl Places {
     /// The folder of the ends of links.
     pub(crate) fn links_folder(&self) -> Result<PathBuf> {
         Ok(self.state_folder()?.join(LINKS_FOLDER))
+    }
+
+    /// The folder of what lasts of exports.
+    pub(crate) fn exports_folder(&self) -> Result<PathBuf> {
+        Ok(self.state_folder()?.join(EXPORTS_FOLDER))
     }
 
     /// The socket of the NBD door when none is named.

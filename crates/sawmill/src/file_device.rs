@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::fs::OFlags;
 use sawmill_device::layer::Align;
 use sawmill_device::{
@@ -111,12 +111,15 @@ struct Queue {
 #[derive(Default)]
 struct Syncs {
     failed: AtomicBool,
+    /// Held by each that is under way.
+    going: RwLock<()>,
 }
 
 impl Syncs {
     fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let lost =
             || io::Error::other("a sync failed before: what was not durable then may be lost; open it anew");
+        let going = self.going.read();
         if self.failed.load(Ordering::SeqCst) {
             return Err(lost());
         }
@@ -124,7 +127,9 @@ impl Syncs {
         if done.is_err() {
             self.failed.store(true, Ordering::SeqCst);
         }
-        // One that overlapped a failed one may have been told well of what that one lost.
+        drop(going);
+        // The kernel tells one of those that overlap, whosever bytes it lost: all of them are waited for.
+        drop(self.going.write());
         if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(lost())) } else { done }
     }
 }
@@ -241,6 +246,8 @@ fn write_zeroes(file: &File, address: u64, length: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use sawmill_device::conformance;
 
     use super::*;
@@ -276,5 +283,25 @@ mod tests {
         assert!(sync.run(|| Err(io::Error::other("the disk"))).is_err());
         let later = sync.run(|| panic!("it was tried again"));
         assert!(later.expect_err("what was lost stays lost").to_string().contains("failed before"));
+    }
+
+    #[test]
+    fn a_sync_that_overlapped_one_that_failed_has_failed() {
+        let (sync, (begun, wait), (passed, pass)) = (Syncs::default(), channel(), channel());
+        std::thread::scope(|scope| {
+            let failing = move || {
+                begun.send(()).unwrap();
+                pass.recv().unwrap();
+                // The kernel has told this one, and the other one is through already.
+                Err(io::Error::other("the disk"))
+            };
+            let failing = scope.spawn(|| sync.run(failing));
+            let passing = sync.run(|| {
+                wait.recv().unwrap();
+                passed.send(()).map_err(io::Error::other)
+            });
+            assert!(passing.is_err(), "what it was for may be lost");
+            assert!(failing.join().unwrap().is_err());
+        });
     }
 }

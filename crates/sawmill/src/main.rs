@@ -18,6 +18,7 @@ mod config;
 mod control;
 mod doors;
 mod driving;
+mod durable;
 mod exit;
 mod file_device;
 #[cfg(test)]

@@ -6,9 +6,9 @@
 
 use std::path::PathBuf;
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -20,8 +20,8 @@ use sawmill_volume::{GcReport, RealWorld, Safety, Volume, World};
 
 use crate::admin::order::{GcAnswer, Order};
 use crate::admin::status::{
-    CacheStatus, DoorStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus,
-    VolumeDoor, VolumeStatus, milliseconds,
+    CacheStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus, VolumeDoor,
+    VolumeStatus, milliseconds,
 };
 use crate::config::VolumeAddress;
 use crate::doors::added::{Added, as_noted};
@@ -29,6 +29,7 @@ use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::{Asked, HandOffOrder};
+use crate::link::told::Teller;
 
 /// What this process has of a volume.
 enum Held {
@@ -237,6 +238,8 @@ pub(crate) struct Serving {
     hand_off: HandOffBell,
     /// A hand-off is on its way.
     is_handing_off: AtomicBool,
+    /// Says how the links do, if the volumes are shown over some.
+    link: OnceLock<Teller>,
 }
 
 impl Serving {
@@ -249,7 +252,14 @@ impl Serving {
         hand_off: HandOffBell,
     ) -> Self {
         let (doors, cache) = (Doors::default(), Mutex::new(cache));
-        Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off: AtomicBool::new(false) }
+        let (is_handing_off, link) = (AtomicBool::new(false), OnceLock::new());
+        Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
+    }
+
+    /// The volumes are shown over a link as well, which the status tells of from now on.
+    pub(crate) fn is_end_of_link(&self, tell: Teller) {
+        // A process is one end.
+        let _ = self.link.set(tell);
     }
 
     /// The status document: of everything, or of one volume.
@@ -263,7 +273,6 @@ impl Serving {
                 stores.push(StoreStatus::new(url, &served.store.meter()));
             }
         }
-        let doors = self.doors.all();
         ProcessStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: process::id(),
@@ -274,12 +283,10 @@ impl Serving {
                 .filter(|served| !self.is_at_another(served))
                 .map(|served| self.volume_status(served))
                 .collect(),
-            doors: doors
-                .iter()
-                .map(|open| DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts()))
-                .collect(),
+            doors: self.doors.status(),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),
+            link: self.link.get().map(|tell| tell()),
         }
     }
 

@@ -258,7 +258,7 @@ pub(crate) fn open_volume(
 }
 
 /// Fails when somebody listens where we want to. (Who comes in between is met when we listen.)
-fn check_free(listen: &Listen, option: &str) -> Result<()> {
+pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     let taken = match listen {
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
         Listen::Tcp(address) => {

@@ -9,6 +9,7 @@ use super::status::{
     CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, OperationStatus, ProcessStatus,
     StoreStatus, VolumeStatus,
 };
+use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 
 /// What a metric's number does over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +220,91 @@ const CALL: &[Metric<CallStatus>] = &[
 /// Per store and kind of call.
 const CALL_LATENCY: (&str, &str) = ("sawmill_store_request_seconds", "Duration of requests to the store.");
 
+/// Per end of links, without labels.
+const END: &[Metric<EndTold>] = &[gauge(
+    "sawmill_link_connections",
+    "Connections of a target that initiators have; of an `attach`, whether it is connected.",
+    |e| e.connections.iter().filter(|c| c.connected).count() as u64,
+)];
+
+/// Per connection, labels `connection` (the same at both ends) and `peer`.
+const CONNECTION: &[Metric<ConnectionTold>] = &[
+    gauge("sawmill_link_connected", "1 while there is a connection, 0 while the target is away.", |c| {
+        u64::from(c.connected)
+    }),
+    gauge("sawmill_link_unheard_seconds", "Seconds since anything was heard of the other end.", |c| {
+        c.heard_ms / 1000
+    }),
+    gauge("sawmill_link_credits", "Requests that the target has room for.", |c| c.slots as u64),
+    gauge("sawmill_link_credits_in_use", "Credits with a request that is not done.", |c| {
+        c.slots.saturating_sub(c.slots_free) as u64
+    }),
+    gauge("sawmill_link_requests_in_flight", "Requests that wait for their answer.", |c| c.pending as u64),
+    gauge("sawmill_link_requests_waiting", "Requests that wait for a credit, or for the target.", |c| {
+        c.waiting as u64
+    }),
+];
+
+/// Per link, labels `connection`, `peer`, `link` (the same at both ends) and `address`.
+const LINK: &[Metric<LinkTold>] = &[
+    gauge("sawmill_link_up", "1 while the link carries requests, 0 while it is down or silent.", |l| {
+        u64::from(l.state == "open")
+    }),
+    gauge("sawmill_link_state_seconds", "Seconds since the link came up, fell silent or went down.", |l| {
+        l.state_ms / 1000
+    }),
+    gauge("sawmill_link_packet_bytes", "Bytes of the longest packet that the link carries.", |l| {
+        l.packet_bytes as u64
+    }),
+    gauge("sawmill_link_window_bytes", "Bytes that may be on their way.", |l| l.window_bytes as u64),
+    counter("sawmill_link_sent_packets_total", "Packets sent.", |l| l.sent_packets),
+    counter("sawmill_link_sent_bytes_total", "Bytes of packets sent.", |l| l.sent_bytes),
+    counter("sawmill_link_received_packets_total", "Packets received that were good and new.", |l| {
+        l.received_packets
+    }),
+    counter("sawmill_link_received_bytes_total", "Bytes of those packets.", |l| l.received_bytes),
+    counter("sawmill_link_lost_packets_total", "Packets that counted as lost.", |l| l.lost_packets),
+    counter(
+        "sawmill_link_sent_again_total",
+        "Pieces of lost packets (commands, data, replies) that were sent again, by any link.",
+        |l| l.sent_again,
+    ),
+    counter("sawmill_link_time_outs_total", "Times that an answer was overdue.", |l| l.time_outs),
+    counter("sawmill_link_refused_packets_total", "Packets dropped because they did not open.", |l| {
+        l.refused_packets
+    }),
+    counter("sawmill_link_doubled_packets_total", "Packets dropped because they had come before.", |l| {
+        l.doubled_packets
+    }),
+];
+
+/// Per link as well.
+const LINK_RTT: (&str, &str) = ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its receipt.");
+
+/// The byte-granular cache of an `attach`, without labels.
+const LINK_CACHE: &[Metric<CacheTold>] = &[
+    gauge("sawmill_link_cache_dirty_bytes", "Bytes that the target does not have yet.", |k| k.dirty_bytes),
+    gauge("sawmill_link_cache_pages", "Pages in the cache.", |k| k.pages),
+    counter("sawmill_link_cache_written_bytes_total", "Payload bytes of writes.", |k| {
+        k.written_by_user_bytes
+    }),
+    counter("sawmill_link_cache_partial_writes_total", "Writes of part of a page.", |k| k.partial_writes),
+    counter(
+        "sawmill_link_cache_sent_bytes_total",
+        "Bytes written to the target, with their positions.",
+        |k| k.sent_bytes,
+    ),
+    counter(
+        "sawmill_link_cache_saved_bytes_total",
+        "Bytes that writing whole pages would have sent more.",
+        |k| k.saved_bytes,
+    ),
+    counter("sawmill_link_cache_fetched_bytes_total", "Bytes read from the target.", |k| k.fetched_bytes),
+    counter("sawmill_link_cache_errors_total", "Writes that the target answered with an error.", |k| {
+        k.write_back_errors
+    }),
+];
+
 /// Every metric as rows of name, kind, labels and help.
 #[cfg(test)]
 fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
@@ -238,6 +324,11 @@ fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
     rows.extend(of(STORE, "store"));
     rows.extend(of(CALL, "store, call"));
     rows.push((CALL_LATENCY.0, Kind::Histogram, "store, call", CALL_LATENCY.1));
+    rows.extend(of(END, ""));
+    rows.extend(of(CONNECTION, "connection, peer"));
+    rows.extend(of(LINK, "connection, peer, link, address"));
+    rows.push((LINK_RTT.0, Kind::Gauge, "connection, peer, link, address", LINK_RTT.1));
+    rows.extend(of(LINK_CACHE, ""));
     rows
 }
 
@@ -277,6 +368,7 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     for (labels, stats) in &calls {
         text.histogram(CALL_LATENCY.0, labels, &stats.latency);
     }
+    text.link(process.link.as_ref());
     text.text
 }
 
@@ -330,6 +422,30 @@ impl Exposition {
         }
     }
 
+    /// What there is to say of links; without any, what could be said.
+    fn link(&mut self, end: Option<&EndTold>) {
+        let connections = end.map_or(&[][..], |end| &end.connections);
+        let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
+        self.table(END, &ends);
+        let of = |c: &ConnectionTold| labels(&[("connection", &c.id), ("peer", &c.peer)]);
+        let told: Vec<_> = connections.iter().map(|c| (of(c), c)).collect();
+        self.table(CONNECTION, &told);
+        let of_link = |c: &ConnectionTold, l: &LinkTold| {
+            let address = l.address.as_deref().unwrap_or_default();
+            format!("{},{}", of(c), labels(&[("link", &l.link.to_string()), ("address", address)]))
+        };
+        let links: Vec<_> =
+            connections.iter().flat_map(|c| c.links.iter().map(move |l| (of_link(c, l), l))).collect();
+        self.table(LINK, &links);
+        self.head(LINK_RTT.0, Kind::Gauge, LINK_RTT.1);
+        for (labels, link) in &links {
+            self.sample(LINK_RTT.0, labels, link.rtt_us as f64 / 1e6);
+        }
+        let caches: Vec<_> =
+            end.and_then(|end| end.cache.as_ref()).iter().map(|cache| (String::new(), *cache)).collect();
+        self.table(LINK_CACHE, &caches);
+    }
+
     fn histogram(&mut self, name: &str, labels: &str, histogram: &Histogram) {
         // The bounds are fixed, whatever was counted, so that series of different times can be added up.
         const FIRST_US_LOG2: usize = 6;
@@ -371,6 +487,17 @@ mod tests {
         process.stores.push(StoreStatus { url: "memory:".into(), put, ..StoreStatus::default() });
         process.doors.push(DoorStatus { door: "nbd".into(), ..DoorStatus::default() });
         process.cache = Some(CacheStatus::default());
+        let link = LinkTold { link: 1, state: "open".into(), rtt_us: 250, ..LinkTold::default() };
+        let connection = ConnectionTold {
+            id: "ab12".into(),
+            peer: "client".into(),
+            slots: 64,
+            slots_free: 60,
+            links: vec![link, LinkTold { link: 2, state: "silent".into(), ..LinkTold::default() }],
+            ..ConnectionTold::default()
+        };
+        let cache = Some(CacheTold { saved_bytes: 4000, ..CacheTold::default() });
+        process.link = Some(EndTold { connections: vec![connection], cache, ..EndTold::default() });
         process
     }
 
@@ -416,6 +543,20 @@ mod tests {
         assert!(text.contains("sawmill_uptime_seconds 90\n"));
         assert!(text.contains("sawmill_health{volume=\"disk\\\"1\",state=\"serving\"} 1\n"));
         assert!(text.contains("sawmill_health{volume=\"disk\\\"1\",state=\"fenced\"} 0\n"));
+    }
+
+    #[test]
+    fn a_link_is_told_by_both_ends_under_the_same_labels() {
+        let text = exposition(&sample_process());
+        let connection = "connection=\"ab12\",peer=\"client\"";
+        assert!(text.contains(&format!("sawmill_link_credits_in_use{{{connection}}} 4\n")), "{text}");
+        let link = |number| format!("{{{connection},link=\"{number}\",address=\"\"}}");
+        assert!(text.contains(&format!("sawmill_link_up{} 1\n", link(1))));
+        assert!(text.contains(&format!("sawmill_link_up{} 0\n", link(2))), "a silent link carries nothing");
+        assert!(text.contains(&format!("sawmill_link_rtt_seconds{} 0.00025\n", link(1))));
+        assert!(text.contains("sawmill_link_cache_saved_bytes_total 4000\n"));
+        let without = exposition(&ProcessStatus::default());
+        assert!(!without.lines().any(|line| line.starts_with("sawmill_link")), "{without}");
     }
 
     #[test]

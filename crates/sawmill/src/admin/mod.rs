@@ -156,6 +156,11 @@ impl Admin {
         Admin { stop, shared: None, thread: None, sockets: Mutex::default(), loopback: None, address: None }
     }
 
+    /// Where browsers find it, if it has a loopback address.
+    pub(crate) fn url(&self) -> Option<String> {
+        self.address.map(|address| format!("http://{address}/"))
+    }
+
     /// The loopback address's socket once more, for another process.
     pub(crate) fn listener(&self) -> Option<Result<OwnedFd>> {
         let cannot = |error| Failure::io("cannot hand the admin server's socket over", &error);

@@ -11,6 +11,7 @@ pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 
     #[test]
     fn the_page_loads_nothing_from_elsewhere() {
@@ -29,11 +30,15 @@ mod tests {
         process.stores.push(super::super::status::StoreStatus::default());
         process.doors.push(super::super::status::DoorStatus::default());
         process.cache = Some(super::super::status::CacheStatus::default());
+        let mut connection = ConnectionTold::default();
+        connection.links.push(LinkTold { address: Some(String::new()), ..LinkTold::default() });
+        let (connections, cache) = (vec![connection], Some(CacheTold::default()));
+        process.link = Some(EndTold { connections, cache, ..EndTold::default() });
         let document = serde_json::to_string(&process).unwrap();
         // The script reads the document through short names; it says itself which.
         let script = DASHBOARD.split("<script>").nth(1).unwrap();
         let mut read = 0;
-        for prefix in ["v.", "c.", "p.", "s.", "k."] {
+        for prefix in ["v.", "c.", "p.", "s.", "k.", "e.", "j.", "l."] {
             for (at, _) in script.match_indices(prefix) {
                 let before = script[..at].chars().next_back().unwrap_or(' ');
                 if before.is_alphanumeric() || matches!(before, '_' | '.' | '\'' | '"') {

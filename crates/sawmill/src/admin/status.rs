@@ -1,4 +1,5 @@
-//! The status document: what a serving process tells about itself, as JSON over HTTP and as metrics.
+//! The status document: what a process with doors or links tells about itself, as JSON over HTTP and as
+//! metrics.
 //!
 //! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count; the document says
 //! everything that the metrics say, because the metrics are made from it. Fields are only ever added.
@@ -12,6 +13,8 @@ use sawmill_store::{CallStats, LATENCY_BUCKETS, MeterSnapshot};
 use sawmill_volume::cache::CacheStats;
 use sawmill_volume::{Counters, Health, Positions, Status};
 use serde::{Deserialize, Serialize};
+
+use crate::link::told::EndTold;
 
 /// A serving process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ pub(crate) struct ProcessStatus {
     pub(crate) stores: Vec<StoreStatus>,
     /// The read cache, if it has one.
     pub(crate) cache: Option<CacheStatus>,
+    /// Its links, if it is an end of some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<EndTold>,
 }
 
 /// One served volume.

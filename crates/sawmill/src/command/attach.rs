@@ -4,6 +4,7 @@
 //! what the cache holds is flushed, then the link ends. Whoever was cut off by another ends by itself. Not
 //! here: how a link works (`sawmill-link`), what is told of it (`link::told`).
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,7 +22,9 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Context;
-use super::serve::{notify, say};
+use super::serve::{notify, parse_loopback, say};
+use crate::admin::status::{ProcessStatus, milliseconds};
+use crate::admin::{Admin, Door, Subject};
 use crate::config::check_name;
 use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{Doors, Shown};
@@ -30,12 +33,14 @@ use crate::exit::{Exit, Failure, Result};
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
-use crate::link::told::{CacheTold, ConnectionTold, EndTold, Telling};
-use crate::units::{parse_duration, parse_size};
-use crate::wiring::make_folder;
+use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
+use crate::units::{human_size, parse_duration, parse_size};
+use crate::wiring::{check_free, make_folder};
 
 /// How often the cache is told the time, and it is looked how the link does.
 const TICK: Duration = Duration::from_secs(1);
+/// How long doors may take to close when nothing is waited for any more.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 /// How often the target is asked whether this is still our device.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
@@ -47,8 +52,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// When another takes the device over it ends with 6.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Where: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT] or
-    /// eth:INTERFACE; all of them lead to one target, and are used at once.
+    /// Where: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT],
+    /// eth:INTERFACE or xdp:INTERFACE; all of them lead to one target, and are used at once.
     #[arg(value_name = "LINK")]
     link: String,
 
@@ -75,6 +80,11 @@ pub(super) struct Arguments {
     /// Let requests fail when nothing was heard of the target for so long, whole seconds; 0: they wait.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
     timeout: Duration,
+
+    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback address,
+    /// 127.0.0.1:9101 say.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
 
     #[command(flatten)]
     cache: CacheOptions,
@@ -117,19 +127,35 @@ enum PolicyName {
 }
 
 impl CacheOptions {
-    fn options(&self) -> Option<Options> {
-        let policy = match self.cache? {
+    /// What was asked for. Looked at before anybody is cut off for a cache that cannot be.
+    fn options(&self) -> Result<Option<Options>> {
+        let Some(policy) = self.cache else { return Ok(None) };
+        let cache_bytes = self.cache_bytes;
+        let dirty_bytes = self.dirty_bytes.unwrap_or(cache_bytes / 4);
+        if cache_bytes < Options::CACHE_BYTES_MIN {
+            let least = human_size(Options::CACHE_BYTES_MIN);
+            return Err(Failure::usage(format!(
+                "--cache-bytes {cache_bytes} is too little; give {least} or more"
+            )));
+        }
+        if !(Options::DIRTY_BYTES_MIN..=cache_bytes).contains(&dirty_bytes) {
+            let least = human_size(Options::DIRTY_BYTES_MIN);
+            let text =
+                format!("--dirty-bytes {dirty_bytes} must be from {least} to --cache-bytes ({cache_bytes})");
+            return Err(Failure::usage(text));
+        }
+        let policy = match policy {
             PolicyName::Back => Policy::WriteBack,
             PolicyName::Through => Policy::WriteThrough,
             PolicyName::Around => Policy::WriteAround,
         };
-        Some(Options {
+        Ok(Some(Options {
             policy,
-            cache_bytes_max: self.cache_bytes,
-            dirty_bytes_max: self.dirty_bytes.unwrap_or(self.cache_bytes / 4),
+            cache_bytes_max: cache_bytes,
+            dirty_bytes_max: dirty_bytes,
             flush_interval_s: whole_seconds(self.flush_interval),
             ..Options::default()
-        })
+        }))
     }
 }
 
@@ -150,6 +176,7 @@ enum Event<'a> {
         /// The first of `doors`.
         uri: String,
         doors: Vec<DoorOf>,
+        admin: Option<String>,
     },
     Link {
         connected: bool,
@@ -198,6 +225,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
     }
+    let began = Instant::now();
     let place = LinkPlace::parse(&arguments.link)?;
     let export = place.export()?.to_owned();
     let name = name_of(arguments, &export)?;
@@ -206,10 +234,13 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let security = arguments.key.security()?;
     let timeout_s = whole_seconds(arguments.timeout);
     let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
+    let plans = plans(&arguments.doors, &folder);
+    let cache = arguments.cache.options()?;
+    check_addresses(&plans, arguments.admin)?;
     let remote = Remote::connect(&place, security, options)?;
     let Arguments { read_only, take_over, shared, .. } = *arguments;
     let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
-    let front = match arguments.cache.options() {
+    let front = match cache {
         Some(options) => Front::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?)),
         None => Front::Plain(Arc::clone(&device)),
     };
@@ -225,10 +256,12 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     };
     forward_signals(ring.clone())?;
     make_folder(&folder)?;
-    doors.open_all(&plans(&arguments.doors, &folder), &[shown])?;
-    let _telling = Telling::start(&context.places.links_folder()?, teller(&place, &remote, &front))?;
+    doors.open_all(&plans, &[shown])?;
+    let tell = teller(&place, &remote, &front);
+    let _telling = Telling::start(&context.places.links_folder()?, Arc::clone(&tell))?;
+    let admin = arguments.admin.map(|at| admin(at, tell, &doors, began)).transpose()?;
     let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
-    attachment.announce()?;
+    attachment.announce(admin.as_ref())?;
     notify(sd_notify::NotifyState::Ready);
     let failure = attachment.go_on(&hear);
     notify(sd_notify::NotifyState::Stopping);
@@ -237,7 +270,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
 
 fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
     match &arguments.name {
-        Some(name) => check_name(name).map(|()| name.clone()),
+        Some(name) => check_name(name)
+            .map(|()| name.clone())
+            .map_err(|error| Failure::usage(format!("--name: {error}"))),
         None => {
             let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
             let name: String = export.chars().map(plain).collect();
@@ -258,6 +293,35 @@ fn plans(doors: &DoorOptions, folder: &std::path::Path) -> Vec<DoorPlan> {
     plans
 }
 
+/// Before anybody is cut off for a door that cannot open.
+fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> {
+    for plan in plans {
+        if let DoorPlan::Nbd { listen, .. } = plan {
+            check_free(listen, "--nbd")?;
+        }
+    }
+    admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
+}
+
+fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Result<Admin> {
+    let doors = Arc::downgrade(doors);
+    let status = move |_: Option<&str>| ProcessStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms: milliseconds(began.elapsed()),
+        doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
+        link: Some(tell()),
+        ..ProcessStatus::default()
+    };
+    let no_volume = || Failure::usage("an attached device is no volume: its target knows what is stored");
+    let subject = Subject {
+        status: Box::new(status),
+        wait: Box::new(move |_, _, _| Err(no_volume())),
+        order: Box::new(move |_, _| Err(no_volume())),
+    };
+    Admin::start(subject, vec![Door::Loopback(at)])
+}
+
 fn forward_signals(ring: Sender<Heard>) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
@@ -271,14 +335,13 @@ fn forward_signals(ring: Sender<Heard>) -> Result<()> {
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
 }
 
-fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> impl Fn() -> EndTold + Send + 'static {
+fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
     // Weak, so that whoever asks cannot keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
     let (place, front) = (place.clone(), front.clone());
-    move || {
-        let connection = |initiator: Arc<Initiator>| {
-            ConnectionTold::new(place.to_string(), &initiator.status(), &place.addresses)
-        };
+    Arc::new(move || {
+        let connection =
+            |initiator: Arc<Initiator>| ConnectionTold::new(&initiator.status(), &place.addresses);
         EndTold {
             kind: "attach".into(),
             name: place.to_string(),
@@ -286,7 +349,7 @@ fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> impl Fn() -> End
             connections: initiator.upgrade().map(connection).into_iter().collect(),
             cache: front.cache_told(),
         }
-    }
+    })
 }
 
 /// A device that is attached.
@@ -301,7 +364,11 @@ struct Attachment {
 }
 
 impl Attachment {
-    fn announce(&self) -> Result<()> {
+    fn announce(&self, admin: Option<&Admin>) -> Result<()> {
+        let admin = admin.and_then(Admin::url);
+        if let Some(url) = &admin {
+            tracing::info!("dashboard at {url}");
+        }
         let addresses = self.doors.addresses(&self.name);
         if !self.json {
             return addresses.iter().try_for_each(|(_, address)| crate::output::line(address));
@@ -315,6 +382,7 @@ impl Attachment {
             read_only: geometry.read_only,
             uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
             doors,
+            admin,
         });
         Ok(())
     }
@@ -379,7 +447,11 @@ impl Attachment {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("ending at once; what was not flushed is lost");
+                // What waits for the target fails. A kernel that has a request of this process otherwise, of
+                // a thread that flushes a device of ours even, would not let the process end.
+                self.remote.initiator().close();
                 self.doors.stop_now();
+                let _ = hear.recv_timeout(CLOSED_WITHIN);
                 self.emit(&Event::Stopped { flushed: false });
                 return Ok(Exit::Negative);
             }

@@ -5,26 +5,26 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use sawmill_format::link::greeting::{NAME_BYTES_MAX, Seek};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
+use sawmill_link::carrier::address::AddressError;
 use sawmill_link::carrier::{Batch, LinkAddress, Peer, reach};
 use sawmill_link::initiator::InitiatorOptions;
 use sawmill_link::session::{PreSharedKey, unguessable};
 use serde::Serialize;
 
 use super::Context;
-use crate::doors::plan::resolve;
 use crate::exit::{Exit, Failure, Result};
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
-use crate::link::told::{self, CacheTold, ConnectionTold, EndTold, LinkTold};
+use crate::link::told::{self, CacheTold, ConnectionTold, EndTold, LinkTold, RateTold};
 use crate::output;
-use crate::units::{human_count, human_size, parse_duration};
+use crate::units::{human_count, human_duration, human_size, parse_duration};
 
 /// How often a question is said again that may have got lost.
 const SEEK_EVERY: Duration = Duration::from_millis(250);
@@ -63,10 +63,10 @@ struct Find {
     #[arg(long, value_name = "INTERFACE")]
     interface: Vec<String>,
 
-    /// Ask by UDP at this address, HOST:PORT, which may be a broadcast address; as often as there are.
-    /// Without any question asked for: 255.255.255.255:9700.
-    #[arg(long, value_name = "ADDRESS", value_parser = resolve)]
-    udp: Vec<SocketAddr>,
+    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address; as often as
+    /// there are. Without any question asked for: 255.255.255.255 on each interface.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_asked)]
+    udp: Vec<AskedAt>,
 
     /// Only the target of this name.
     #[arg(long, value_name = "NAME")]
@@ -75,6 +75,39 @@ struct Find {
     /// How long to wait for answers.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     wait: Duration,
+}
+
+/// Where a question goes by UDP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct AskedAt {
+    to: SocketAddr,
+    /// By this interface, whatever the routes say.
+    interface: Option<String>,
+}
+
+fn parse_asked(text: &str) -> Result<AskedAt, String> {
+    let text = if text.starts_with("udp:") { text.to_owned() } else { format!("udp:{text}") };
+    let read = text.parse().map_err(|error: AddressError| error.to_string())?;
+    let LinkAddress::Udp(place) = read else { return Err(format!("'{text}' is no address of UDP")) };
+    let to = place.resolve().map_err(|error| format!("'{text}': {error}"))?;
+    Ok(AskedAt { to, interface: place.interface })
+}
+
+/// Everybody, by each interface: without a route to all there is no one interface for them, and with one the
+/// others would not be asked.
+fn everybody() -> Vec<AskedAt> {
+    const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
+    let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
+    let hears = |path: &Path| {
+        let flags = std::fs::read_to_string(path.join("flags")).unwrap_or_default();
+        let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
+        flags.is_ok_and(|flags| flags & UP_AND_BROADCAST == UP_AND_BROADCAST)
+    };
+    let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let interfaces = interfaces.filter(|entry| hears(&entry.path()));
+    let by = |entry: std::fs::DirEntry| AskedAt { to, interface: entry.file_name().into_string().ok() };
+    let all: Vec<AskedAt> = interfaces.map(by).collect();
+    if all.is_empty() { vec![AskedAt { to, interface: None }] } else { all }
 }
 
 #[derive(Args)]
@@ -130,30 +163,36 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
         return Err(Failure::usage(format!("--name: a target's name has at most {NAME_BYTES_MAX} bytes")));
     }
     let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
-    let all = everywhere.then(|| SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT)));
+    let at = if everywhere { everybody() } else { asked.udp.clone() };
     let token = unguessable()();
     let question = question(token, name)?;
     let deadline = Instant::now() + asked.wait;
-    let mut found = BTreeMap::new();
+    let (mut found, mut failed, mut asking) = (BTreeMap::new(), None, 0);
     std::thread::scope(|scope| {
         let question = &question;
-        let by_udp = asked.udp.iter().chain(&all).map(|to| {
-            let to = *to;
-            scope.spawn(move || seek_udp(to, question, token, deadline))
-        });
+        let by_udp = at.iter().map(|at| scope.spawn(move || seek_udp(at, question, token, deadline)));
         let by_ethernet = asked
             .interface
             .iter()
             .map(|name| scope.spawn(move || seek_ethernet(name, question, token, deadline)));
-        let seekers: Vec<_> = by_udp.chain(by_ethernet.collect::<Vec<_>>()).collect();
+        let seekers: Vec<_> = by_udp.collect::<Vec<_>>().into_iter().chain(by_ethernet).collect();
         for seeker in seekers {
             let died = |_| Failure::new(Exit::Internal, "a thread that asked has died");
-            for one in seeker.join().map_err(died)?? {
-                found.insert((one.name.clone(), one.address.clone()), one);
+            match seeker.join().map_err(died)? {
+                Ok(all) => {
+                    asking += 1;
+                    found.extend(all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)));
+                }
+                // Of all interfaces some lead nowhere.
+                Err(failure) if everywhere => failed = Some(failure),
+                Err(failure) => return Err(failure),
             }
         }
         Ok::<(), Failure>(())
     })?;
+    if let Some(failure) = failed.filter(|_| asking == 0) {
+        return Err(failure);
+    }
     let found: Vec<Found> = found.into_values().collect();
     if context.json {
         output::json(&found)?;
@@ -188,11 +227,15 @@ fn found_in(packet: &[u8], token: u64, address: String) -> Option<Found> {
     Some(Found { name: seek.name, instance, address, sealed: seek.sealed })
 }
 
-fn seek_udp(to: SocketAddr, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
-    let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}"), &error);
+fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
+    let (to, by) = (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
+    let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}{by}"), &error);
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).map_err(cannot)?;
     socket.set_broadcast(true).map_err(cannot)?;
+    if let Some(name) = &at.interface {
+        sawmill_sys::net::bind_to_interface(&socket, name).map_err(cannot)?;
+    }
     let (mut found, mut packet, mut next) = (Vec::new(), [0; FOUND_BYTES_MAX], Instant::now());
     loop {
         let now = Instant::now();
@@ -253,7 +296,10 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     let options = InitiatorOptions { name: own_name(), ..InitiatorOptions::default() };
     let remote = Remote::connect(&place, asked.key.security()?, options)?;
     let exports = remote.exports()?;
-    let exports = exports.into_iter().map(|(name, size_bytes)| Shown { name, size_bytes });
+    if exports.left_out > 0 {
+        tracing::warn!("{} more exports did not fit the target's answer", exports.left_out);
+    }
+    let exports = exports.named.into_iter().map(|(name, size_bytes)| Shown { name, size_bytes });
     match context.json {
         true => output::json(&exports.collect::<Vec<_>>())?,
         false => {
@@ -264,28 +310,14 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A link with how much it sends at present.
-#[derive(Serialize)]
-struct Measured<'a> {
-    #[serde(flatten)]
-    told: &'a EndTold,
-    /// Bytes sent a second, by connection and link.
-    sent_bytes_per_s: Vec<Vec<u64>>,
-}
-
 fn status(context: &Context, asked: &Status) -> Result<Exit> {
     let folder = context.places.links_folder()?;
-    let (before, since) = (told::ask_all(&folder), Instant::now());
-    let all = match asked.over.is_zero() || before.is_empty() {
-        true => before.clone(),
-        false => {
-            std::thread::sleep(asked.over);
-            told::ask_all(&folder)
-        }
-    };
-    let over = since.elapsed();
-    let ends: Vec<Measured> =
-        all.iter().map(|told| Measured { sent_bytes_per_s: rates(&before, told, over), told }).collect();
+    let (mut ends, since) = (told::ask_all(&folder), Instant::now());
+    if !asked.over.is_zero() && !ends.is_empty() {
+        std::thread::sleep(asked.over);
+        let before = std::mem::replace(&mut ends, told::ask_all(&folder));
+        measure(&before, &mut ends, since.elapsed());
+    }
     if context.json {
         output::json(&ends)?;
         return Ok(Exit::Ok);
@@ -294,63 +326,95 @@ fn status(context: &Context, asked: &Status) -> Result<Exit> {
         output::line("no links of this user run here")?;
         return Ok(Exit::Ok);
     }
-    let header = ["end", "process", "peer", "link", "state", "sends", "lost", "rtt", "credits", "packet"];
+    let header = [
+        "end",
+        "process",
+        "peer",
+        "link",
+        "state",
+        "sends",
+        "receives",
+        "lost",
+        "again",
+        "rtt",
+        "credits in use",
+        "waiting",
+        "packet",
+    ];
     output::table(&header, ends.iter().flat_map(rows_of).collect())?;
-    for cache in ends.iter().filter_map(|end| end.told.cache.as_ref()) {
+    for cache in ends.iter().filter_map(|end| end.cache.as_ref()) {
         output::line(&cache_line(cache))?;
     }
     Ok(Exit::Ok)
 }
 
-/// How much each link of each connection sent a second, since `before`.
-fn rates(before: &[EndTold], now: &EndTold, over: Duration) -> Vec<Vec<u64>> {
-    let old = before.iter().find(|old| old.pid == now.pid);
-    let of_link = |connection: usize, link: usize, told: &LinkTold| {
-        let old = old.and_then(|old| old.connections.get(connection)?.links.get(link));
-        let sent = told.sent_bytes.saturating_sub(old.map_or(told.sent_bytes, |old| old.sent_bytes));
-        (u128::from(sent) * 1000 / over.as_millis().max(1)) as u64
-    };
-    let of_connection = |(index, connection): (usize, &ConnectionTold)| {
-        connection.links.iter().enumerate().map(|(link, told)| of_link(index, link, told)).collect()
-    };
-    now.connections.iter().enumerate().map(of_connection).collect()
+/// Says of each link how much passed in a second, since `before`. What began meanwhile has no rate.
+fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
+    let a_second =
+        |new: u64, old: u64| (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64;
+    for end in now {
+        let Some(old_end) = before.iter().find(|old| old.pid == end.pid) else { continue };
+        for connection in &mut end.connections {
+            let same = |old: &&ConnectionTold| old.id == connection.id && old.peer == connection.peer;
+            let Some(old) = old_end.connections.iter().find(same) else { continue };
+            for (link, old) in connection.links.iter_mut().zip(&old.links) {
+                link.rate = Some(RateTold {
+                    sent_bytes_per_s: a_second(link.sent_bytes, old.sent_bytes),
+                    received_bytes_per_s: a_second(link.received_bytes, old.received_bytes),
+                    sent_packets_per_s: a_second(link.sent_packets, old.sent_packets),
+                    received_packets_per_s: a_second(link.received_packets, old.received_packets),
+                });
+            }
+        }
+    }
 }
 
-fn rows_of(end: &Measured<'_>) -> Vec<Vec<String>> {
-    let told = end.told;
-    let first = |peer: &str| vec![told.kind.clone(), told.pid.to_string(), peer.to_owned()];
+fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
+    let first = |peer: &str| vec![end.kind.clone(), end.pid.to_string(), peer.to_owned()];
     let mut rows = Vec::new();
-    for (connection, rates) in told.connections.iter().zip(&end.sent_bytes_per_s) {
+    for connection in &end.connections {
+        // An attachment is of one export, which its place ends in.
+        let export = end.name.rsplit_once('/').filter(|_| end.kind == "attach");
+        let peer = export.map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
         let credits = match connection.slots {
             0 => "-".to_owned(),
-            slots => format!("{}/{slots}", connection.slots_free),
+            slots => format!("{}/{slots}", slots - connection.slots_free.min(slots)),
         };
-        for (index, (link, rate)) in connection.links.iter().zip(rates).enumerate() {
-            let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
-            let mut row = first(&connection.peer);
+        for link in &connection.links {
+            let mut row = first(&peer);
+            row.extend(cells_of(link));
             row.extend([
-                link.address.clone().unwrap_or_else(|| index.to_string()),
-                link.state.clone(),
-                format!("{}/s", human_size(*rate)),
-                format!("{} ({lost:.2} %)", human_count(link.lost_packets)),
-                format!("{} us", human_count(link.rtt_us)),
                 credits.clone(),
+                human_count(connection.waiting as u64),
                 link.packet_bytes.to_string(),
             ]);
-            rows.push(row);
-        }
-        if connection.links.is_empty() {
-            let mut row = first(&connection.peer);
-            row.extend(["-", "down", "-", "-", "-", "-", "-"].map(str::to_owned));
             rows.push(row);
         }
     }
     if rows.is_empty() {
         let mut row = first("nobody");
-        row.extend(vec!["-".to_owned(); 7]);
+        row.extend(vec!["-".to_owned(); 10]);
         rows.push(row);
     }
     rows
+}
+
+/// Of `link` to `rtt`.
+fn cells_of(link: &LinkTold) -> [String; 7] {
+    let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
+    let rate = |bytes: fn(&RateTold) -> u64, packets: fn(&RateTold) -> u64| match &link.rate {
+        Some(rate) => format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate))),
+        None => "-".to_owned(),
+    };
+    [
+        link.address.clone().unwrap_or_else(|| link.link.to_string()),
+        format!("{} {}", link.state, human_duration(Duration::from_millis(link.state_ms))),
+        rate(|rate| rate.sent_bytes_per_s, |rate| rate.sent_packets_per_s),
+        rate(|rate| rate.received_bytes_per_s, |rate| rate.received_packets_per_s),
+        format!("{} ({lost:.2} %)", human_count(link.lost_packets)),
+        human_count(link.sent_again),
+        if link.rtt_us == 0 { "-".to_owned() } else { format!("{} us", human_count(link.rtt_us)) },
+    ]
 }
 
 fn cache_line(cache: &CacheTold) -> String {
@@ -370,16 +434,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_count_what_was_sent_meanwhile_and_not_what_was_sent_before() {
-        let end = |pid, sent_bytes| {
-            let links = vec![LinkTold { sent_bytes, ..LinkTold::default() }];
-            let connections = vec![ConnectionTold { links, ..ConnectionTold::default() }];
-            EndTold { pid, connections, ..EndTold::default() }
+    fn rates_count_what_passed_meanwhile_and_not_what_passed_before() {
+        let end = |pid, id: &str, sent_bytes| {
+            let link = LinkTold { sent_bytes, received_packets: sent_bytes / 100, ..LinkTold::default() };
+            let connection = ConnectionTold { id: id.into(), links: vec![link], ..Default::default() };
+            EndTold { pid, connections: vec![connection], ..EndTold::default() }
         };
         let second = Duration::from_secs(1);
-        assert_eq!(rates(&[end(1, 1000)], &end(1, 5000), second * 2), [[2000]]);
-        assert_eq!(rates(&[end(1, 1000)], &end(2, 5000), second), [[0]], "it was not asked before");
-        assert_eq!(rates(&[end(1, 5000)], &end(1, 1000), second), [[0]], "it connected anew");
+        let measured = |before: &EndTold, mut now: EndTold, over| {
+            measure(std::slice::from_ref(before), std::slice::from_mut(&mut now), over);
+            now.connections[0].links[0].rate
+        };
+        let old = end(1, "a", 1000);
+        let rate = measured(&old, end(1, "a", 5000), second * 2);
+        let expected = RateTold { sent_bytes_per_s: 2000, received_packets_per_s: 20, ..RateTold::default() };
+        assert_eq!(rate, Some(expected));
+        assert_eq!(measured(&old, end(2, "a", 5000), second), None, "another process");
+        assert_eq!(measured(&old, end(1, "b", 5000), second), None, "another connection");
+        assert_eq!(measured(&old, end(1, "a", 10), second), Some(RateTold::default()), "it connected anew");
+    }
+
+    #[test]
+    fn a_place_to_ask_is_written_as_any_address_of_udp() {
+        let at = |text: &str| parse_asked(text).map(|at| (at.to.to_string(), at.interface));
+        assert_eq!(at("10.0.0.1"), Ok(("10.0.0.1:9700".into(), None)));
+        assert_eq!(at("udp:10.0.0.255:9800@eth1"), Ok(("10.0.0.255:9800".into(), Some("eth1".into()))));
+        assert!(at("tcp:10.0.0.1").is_err() && at("10.0.0.1:x").is_err());
+        let all = everybody();
+        assert!(!all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700"));
     }
 
     #[test]

@@ -208,7 +208,7 @@ pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> 
 }
 
 fn announce(json: bool, serving: &Serving, admin: &Admin) {
-    let admin = admin.address.map(|address| format!("http://{address}/"));
+    let admin = admin.url();
     if let Some(url) = &admin {
         tracing::info!("dashboard at {url}");
     }

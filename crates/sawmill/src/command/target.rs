@@ -25,6 +25,7 @@ use serde::Serialize;
 use super::Context;
 use super::opening::{Opening, Tuning};
 use super::serve::{Heard, close, forward_signals, notify, parse_loopback, say};
+use crate::admin::Admin;
 use crate::config::{Places, VolumeAddress, check_name};
 use crate::exit::{Exit, Failure, Result};
 use crate::file_device::FileDevice;
@@ -32,11 +33,14 @@ use crate::handoff::Asked;
 use crate::link::KeyOptions;
 use crate::link::place::list_of;
 use crate::link::remote::own_name;
-use crate::link::told::{ConnectionTold, EndTold, Telling};
+use crate::link::standing::StateFile;
+use crate::link::told::{ConnectionTold, EndTold, Teller, Telling};
 use crate::serving::Serving;
 use crate::units::{human_size, parse_size, parse_size_u32};
 use crate::wiring::{self, CachePlan, Plan};
 
+/// The least of a device.
+const BLOCK_BYTES: u64 = 512;
 /// How often it is looked for signals that were lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -52,8 +56,8 @@ pub(super) struct Arguments {
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// Where: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE, with commas between them. udp:0.0.0.0 is
-    /// everywhere.
+    /// Where: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE, xdp:INTERFACE, with commas between them.
+    /// udp:0.0.0.0 is everywhere.
     #[arg(long, value_name = "ADDRESSES")]
     listen: String,
 
@@ -85,7 +89,8 @@ pub(super) struct Arguments {
     #[command(flatten)]
     opening: Opening,
 
-    /// Also serve dashboard, metrics and status of the volumes over HTTP on this loopback address.
+    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback address,
+    /// 127.0.0.1:9101 say.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
@@ -104,7 +109,14 @@ fn parse_slot(text: &str) -> Result<u32, String> {
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
-    Ready { name: &'a str, listen: &'a [String], sealed: bool, exports: Vec<ExportOf> },
+    Ready {
+        name: &'a str,
+        listen: &'a [String],
+        sealed: bool,
+        exports: Vec<ExportOf>,
+        /// The dashboard's address.
+        admin: Option<String>,
+    },
     Stopping,
 }
 
@@ -137,6 +149,8 @@ struct Opened {
     device: Arc<dyn BlockDevice>,
     /// Answered writes are there for the next process, as long as the machine runs.
     outlives_process: bool,
+    /// What lasts of it, when it can be written and outlives the process.
+    state: Option<StateFile>,
     _lock: Option<FileLock>,
 }
 
@@ -155,16 +169,21 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), Arc::clone(&started))?;
-    let others = open_others(&named, arguments.opening.read_only)?;
+    let others = open_others(&context.places, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
-    let shown = all(&named, others, &serving);
+    let mut shown = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
-    let target = target(arguments, &name, security, &shown)?;
+    let target = target(arguments, &name, security, &mut shown)?;
     let listening = Listener::new(target, &addresses, arguments.receivers as usize);
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
-    let telling = Telling::start(&context.places.links_folder()?, teller(&name, listener.target()))?;
+    let teller = teller(&name, listener.target());
+    serving.is_end_of_link(Arc::clone(&teller));
+    let telling = Telling::start(&context.places.links_folder()?, teller)?;
     started.store(true, Ordering::Release);
-    announce(context.json, &name, sealed, &listener, &shown)?;
+    announce(
+        context.json,
+        &Announced { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
+    )?;
     notify(sd_notify::NotifyState::Ready);
     wait(&serving, &hear);
     notify(sd_notify::NotifyState::Stopping);
@@ -201,15 +220,26 @@ fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
     Ok(all)
 }
 
+fn check_export(name: &str) -> Result<()> {
+    check_name(name).map_err(|error| Failure::usage(format!("before '=' stands an export's name: {error}")))
+}
+
 fn read_name(places: &Places, text: &str) -> Result<Named> {
     let (export, text) = match text.split_once('=') {
         Some((export, rest)) if !export.contains([':', '/']) => {
-            check_name(export)?;
+            check_export(export)?;
             (Some(export.to_owned()), rest)
+        }
+        Some((export, rest)) if ["memory:", "null:", "device:"].iter().any(|kind| rest.starts_with(kind)) => {
+            return Err(check_export(export).err().unwrap_or_else(|| Failure::usage(export)));
         }
         _ => (None, text),
     };
-    let size = |size: &str| parse_size(size).map_err(Failure::usage);
+    let size = |size: &str| match parse_size(size) {
+        Ok(bytes) if bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES) => Ok(bytes),
+        Ok(_) => Err(Failure::usage(format!("'{text}': a device has whole blocks of {BLOCK_BYTES} bytes"))),
+        Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
+    };
     let (usual, what) = match text.split_once(':') {
         Some(("memory", bytes)) => ("memory".to_owned(), What::Memory(size(bytes)?)),
         Some(("null", bytes)) => ("null".to_owned(), What::Null(size(bytes)?)),
@@ -245,20 +275,31 @@ fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan>
 }
 
 /// Opens what is no volume.
-fn open_others(named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
+fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
     let mut all = Vec::new();
     for Named { export, what } in named {
-        let (device, outlives_process, lock): (Arc<dyn BlockDevice>, bool, Option<FileLock>) = match what {
+        let (mut lock, mut state) = (None, None);
+        let device: Arc<dyn BlockDevice> = match what {
             What::Volume(_) => continue,
-            What::Device(path) => {
-                let lock = if read_only { None } else { Some(lock(path)?) };
-                (Arc::new(FileDevice::alone(path, read_only)?), true, lock)
+            What::Device(path) if path.is_dir() => {
+                let text = format!("{} is a folder; name a block device or a file", path.display());
+                return Err(Failure::usage(text));
             }
-            What::Memory(bytes) => (Arc::new(MemoryDevice::new(*bytes)), false, None),
-            What::Null(bytes) => (Arc::new(NullDevice::new(*bytes)), false, None),
+            What::Device(path) => {
+                if !read_only {
+                    lock = Some(self::lock(path)?);
+                    let folder = places.exports_folder()?;
+                    wiring::make_folder(&folder)?;
+                    state = Some(StateFile::of_device(&folder, path)?);
+                }
+                Arc::new(FileDevice::alone(path, read_only)?)
+            }
+            What::Memory(bytes) => Arc::new(MemoryDevice::new(*bytes)),
+            What::Null(bytes) => Arc::new(NullDevice::new(*bytes)),
         };
         let device = if read_only { Arc::new(ReadOnly::new(device)) } else { device };
-        all.push(Opened { name: export.clone(), device, outlives_process, _lock: lock });
+        let outlives_process = matches!(what, What::Device(_));
+        all.push(Opened { name: export.clone(), device, outlives_process, state, _lock: lock });
     }
     Ok(all)
 }
@@ -273,19 +314,27 @@ fn lock(path: &Path) -> Result<FileLock> {
     })
 }
 
-fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Vec<Opened> {
+fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Vec<Opened>> {
     for Named { export, what } in named {
         let What::Volume(address) = what else { continue };
         // All of the plan are open, under these names.
         if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
             let device = served.as_shown().device;
-            others.push(Opened { name: export.clone(), device, outlives_process: true, _lock: None });
+            let status = served.volume()?.status();
+            let state = (!status.read_only)
+                .then(|| StateFile::of_volume(&served.folder, status.volume_id.to_string(), status.epoch));
+            others.push(Opened { name: export.clone(), device, outlives_process: true, state, _lock: None });
         }
     }
-    others
+    Ok(others)
 }
 
-fn target(arguments: &Arguments, name: &str, security: Security, shown: &[Opened]) -> Result<Arc<Target>> {
+fn target(
+    arguments: &Arguments,
+    name: &str,
+    security: Security,
+    shown: &mut [Opened],
+) -> Result<Arc<Target>> {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
     if name.is_empty() || name.len() > most {
         return Err(Failure::usage(format!("'{name}' cannot be a target's name; use 1 to {most} bytes")));
@@ -300,18 +349,21 @@ fn target(arguments: &Arguments, name: &str, security: Security, shown: &[Opened
     let boot =
         sawmill_sys::boot_id().map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
     let target = Target::new(options, security, Arc::new(SteadyClock), unguessable());
-    for Opened { name, device, outlives_process, .. } in shown {
-        let keeper = outlives_process.then_some(boot);
-        target.add(name, Arc::new(Unpack::new(Arc::clone(device))), keeper)?;
+    for Opened { name, device, outlives_process, state, .. } in shown {
+        let device = Arc::new(Unpack::new(Arc::clone(device)));
+        match state.take() {
+            Some(state) => target.add_lasting(name, device, boot, state.take_up()?, Box::new(state))?,
+            None => target.add(name, device, outlives_process.then_some(boot))?,
+        }
     }
     Ok(target)
 }
 
-fn teller(name: &str, target: &Arc<Target>) -> impl Fn() -> EndTold + Send + 'static {
+fn teller(name: &str, target: &Arc<Target>) -> Teller {
     let (name, target) = (name.to_owned(), Arc::downgrade(target));
-    move || {
+    Arc::new(move || {
         let status = target.upgrade().map(|target| target.status()).unwrap_or_default();
-        let connections = status.into_iter().map(|(peer, status)| ConnectionTold::new(peer, &status, &[]));
+        let connections = status.iter().map(|status| ConnectionTold::new(status, &[]));
         EndTold {
             kind: "target".into(),
             name: name.clone(),
@@ -319,10 +371,24 @@ fn teller(name: &str, target: &Arc<Target>) -> impl Fn() -> EndTold + Send + 'st
             connections: connections.collect(),
             cache: None,
         }
-    }
+    })
 }
 
-fn announce(json: bool, name: &str, sealed: bool, listener: &Listener, shown: &[Opened]) -> Result<()> {
+/// What is told when everything is ready.
+struct Announced<'a> {
+    name: &'a str,
+    sealed: bool,
+    listener: &'a Listener,
+    shown: &'a [Opened],
+    admin: &'a Admin,
+}
+
+fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
+    let Announced { name, sealed, listener, shown, admin } = *told;
+    let admin = admin.url();
+    if let Some(url) = &admin {
+        tracing::info!("dashboard at {url}");
+    }
     let exports = shown.iter().map(|opened| {
         let geometry = opened.device.geometry();
         ExportOf { name: opened.name.clone(), size_bytes: geometry.size_bytes, read_only: geometry.read_only }
@@ -332,7 +398,7 @@ fn announce(json: bool, name: &str, sealed: bool, listener: &Listener, shown: &[
     }
     let listen = listener.addresses();
     if json {
-        say(&Event::Ready { name, listen, sealed, exports: exports.collect() });
+        say(&Event::Ready { name, listen, sealed, exports: exports.collect(), admin });
         return Ok(());
     }
     for export in exports {

@@ -21,6 +21,7 @@ use sawmill_frontend::nbd::NbdServer;
 use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
+use crate::admin::status::DoorStatus;
 use crate::exit::{Exit, Failure, Result};
 use open::{Orphans, Workers};
 use plan::DoorPlan;
@@ -166,6 +167,14 @@ impl Doors {
     /// All doors.
     pub(crate) fn all(&self) -> Vec<Arc<OpenDoor>> {
         self.open.read().clone()
+    }
+
+    /// What passed through them.
+    pub(crate) fn status(&self) -> Vec<DoorStatus> {
+        let status = |open: &Arc<OpenDoor>| {
+            DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts())
+        };
+        self.open.read().iter().map(status).collect()
     }
 
     /// What users open to have this volume, with the kind of door.

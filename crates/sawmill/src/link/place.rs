@@ -84,7 +84,7 @@ mod tests {
         let table = [
             ("udp:10.0.0.1/disk1", "link:ADDRESS"),
             ("link:", "empty"),
-            ("link:10.0.0.1/disk1", "udp:, tcp: or eth:"),
+            ("link:10.0.0.1/disk1", "udp:, tcp:, eth: or xdp:"),
             ("link:udp:10.0.0.1:0/disk1", "port"),
             ("link:eth:eth0,eth:eth0/disk1", "twice"),
             ("link:eth:a,eth:b,eth:c,eth:d,eth:e,eth:f,eth:g,eth:h,eth:i/disk1", "at most 8"),

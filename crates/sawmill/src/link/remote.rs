@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sawmill_device::ErrorKind;
-use sawmill_format::link::control;
+use sawmill_format::link::control::{self, Exports};
 use sawmill_link::carrier::{LinkAddress, reach};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Answer, Initiator, InitiatorOptions, OpenMode, RemoteDevice};
@@ -70,7 +70,7 @@ impl Remote {
     }
 
     /// Names and sizes of what the target shows.
-    pub(crate) fn exports(&self) -> Result<Vec<(String, u64)>> {
+    pub(crate) fn exports(&self) -> Result<Exports> {
         let bytes = self.answer(|| self.initiator().ask_list())?;
         control::exports(&bytes).map_err(|error| Failure::new(Exit::Internal, error.to_string()))
     }

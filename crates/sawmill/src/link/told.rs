@@ -1,5 +1,5 @@
 //! What a running `target` or `attach` says of its links: one JSON document to whoever connects to its
-//! socket.
+//! socket, and part of the status document of its admin server.
 //!
 //! Invariants: a socket is its owner's alone, and named after its process; what nobody listens on is removed
 //! by whoever asks. Not here: what the numbers are made of (`sawmill-link`).
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sawmill_link::carrier::LinkAddress;
-use sawmill_link::{LinkStatus, cache};
+use sawmill_link::carrier::{LinkAddress, Peer};
+use sawmill_link::{LinkStatus, OneLink, cache};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{Failure, Result};
@@ -41,10 +41,15 @@ pub(crate) struct EndTold {
 /// One connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ConnectionTold {
-    /// Who is at the other end.
+    /// The run of the initiator: the same at both ends, and in the next connection.
+    pub(crate) id: String,
+    /// What the other end calls itself.
     pub(crate) peer: String,
     pub(crate) connected: bool,
-    /// Credits, and how many are free; an initiator knows them.
+    /// How long nothing was heard of the other end.
+    pub(crate) heard_ms: u64,
+    /// Credits granted, and how many are free: an initiator has none free until it has all of an answer; a
+    /// target has it free as soon as it has answered.
     pub(crate) slots: usize,
     pub(crate) slots_free: usize,
     /// Requests under way, and those of them that wait for a credit.
@@ -56,20 +61,39 @@ pub(crate) struct ConnectionTold {
 /// One link of a connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LinkTold {
+    /// Its number in the connection, the same at both ends.
+    pub(crate) link: usize,
     /// Where it leads, if this end knows.
     pub(crate) address: Option<String>,
-    /// `open`, `silent` or `down`.
+    /// `open`, `silent` or `down`, and for how long.
     pub(crate) state: String,
+    pub(crate) state_ms: u64,
     pub(crate) packet_bytes: usize,
+    /// 0: not measured yet.
     pub(crate) rtt_us: u64,
     pub(crate) window_bytes: usize,
     pub(crate) sent_packets: u64,
     pub(crate) sent_bytes: u64,
-    /// Packets that counted as lost; what was in them was sent again.
+    pub(crate) received_packets: u64,
+    pub(crate) received_bytes: u64,
+    /// Packets that counted as lost, and pieces of commands, data and replies in them that were sent again.
     pub(crate) lost_packets: u64,
+    pub(crate) sent_again: u64,
     pub(crate) time_outs: u64,
     pub(crate) refused_packets: u64,
     pub(crate) doubled_packets: u64,
+    /// Measured by whoever asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<RateTold>,
+}
+
+/// What passes through a link in a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RateTold {
+    pub(crate) sent_bytes_per_s: u64,
+    pub(crate) received_bytes_per_s: u64,
+    pub(crate) sent_packets_per_s: u64,
+    pub(crate) received_packets_per_s: u64,
 }
 
 /// The cache of an `attach`.
@@ -87,37 +111,71 @@ pub(crate) struct CacheTold {
 }
 
 impl ConnectionTold {
-    /// `addresses`: where its links lead, where that is known.
-    pub(crate) fn new(peer: String, status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
-        let links = status.links.iter().enumerate().map(|(index, link)| LinkTold {
-            address: addresses.get(index).map(ToString::to_string),
-            state: if !link.open {
-                "down"
-            } else if link.silent {
-                "silent"
-            } else {
-                "open"
-            }
-            .into(),
-            packet_bytes: link.packet_bytes,
-            rtt_us: link.rtt_us,
-            window_bytes: link.window_bytes,
-            sent_packets: link.sent.packets,
-            sent_bytes: link.sent.bytes,
-            lost_packets: link.sent.lost,
-            time_outs: link.sent.time_outs,
-            refused_packets: link.refused,
-            doubled_packets: link.doubled,
+    /// `addresses`: where its links lead, where that is known; those that are not joined are down.
+    pub(crate) fn new(status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
+        let joined = status.links.iter().enumerate().map(|(index, link)| LinkTold::new(index, link));
+        let away = (status.links.len()..addresses.len()).map(|link| LinkTold {
+            link,
+            state: "down".into(),
+            state_ms: status.heard_ms,
+            ..LinkTold::default()
         });
+        let mut links: Vec<LinkTold> = joined.chain(away).collect();
+        for (link, address) in links.iter_mut().zip(addresses) {
+            link.address = Some(address.to_string());
+        }
         ConnectionTold {
-            peer,
+            id: status.instance[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
+            peer: status.peer.clone(),
             connected: status.connected,
+            heard_ms: status.heard_ms,
             slots: status.slots,
             slots_free: status.slots_free,
             pending: status.pending,
             waiting: status.waiting,
-            links: links.collect(),
+            links,
         }
+    }
+}
+
+impl LinkTold {
+    fn new(link: usize, status: &OneLink) -> Self {
+        let state = match status {
+            OneLink { open: false, .. } => "down",
+            OneLink { silent: true, .. } => "silent",
+            _ => "open",
+        };
+        LinkTold {
+            link,
+            address: status.peer.as_ref().map(shown),
+            state: state.into(),
+            state_ms: status.state_ms,
+            packet_bytes: status.packet_bytes,
+            rtt_us: status.rtt_us,
+            window_bytes: status.window_bytes,
+            sent_packets: status.sent.packets,
+            sent_bytes: status.sent.bytes,
+            received_packets: status.received.packets,
+            received_bytes: status.received.bytes,
+            lost_packets: status.sent.lost,
+            sent_again: status.sent.again,
+            time_outs: status.sent.time_outs,
+            refused_packets: status.refused,
+            doubled_packets: status.doubled,
+            rate: None,
+        }
+    }
+}
+
+/// Where packets go, nearly as an address is written.
+fn shown(peer: &Peer) -> String {
+    match peer {
+        Peer::Udp(address) => format!("udp:{address}"),
+        Peer::Ethernet(address) => {
+            let parts: Vec<String> = address.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("eth:{}", parts.join(":"))
+        }
+        Peer::Stream => "tcp".into(),
     }
 }
 
@@ -137,6 +195,9 @@ impl CacheTold {
     }
 }
 
+/// What an end says of itself.
+pub(crate) type Teller = Arc<dyn Fn() -> EndTold + Send + Sync>;
+
 /// Answers whoever asks, until dropped.
 pub(crate) struct Telling {
     path: PathBuf,
@@ -146,7 +207,7 @@ pub(crate) struct Telling {
 
 impl Telling {
     /// Listens in `folder`.
-    pub(crate) fn start(folder: &Path, tell: impl Fn() -> EndTold + Send + 'static) -> Result<Telling> {
+    pub(crate) fn start(folder: &Path, tell: Teller) -> Result<Telling> {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
         let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
@@ -226,7 +287,7 @@ mod tests {
     fn what_is_told_is_heard_until_the_end_and_the_dead_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let told = || EndTold { name: "store".into(), pid: 7, ..EndTold::default() };
-        let telling = Telling::start(folder.path(), told).unwrap();
+        let telling = Telling::start(folder.path(), Arc::new(told)).unwrap();
         let heard = ask_all(folder.path());
         assert_eq!((heard.len(), heard[0].name.as_str(), heard[0].pid), (1, "store", 7));
         drop(telling);

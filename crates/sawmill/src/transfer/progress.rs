@@ -3,13 +3,14 @@
 //! Invariants: the file is replaced as a whole and synced, so a crash leaves the old one or the new one; one
 //! that cannot be read counts as none. Not here: its bytes (`sawmill_format::transfer`).
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use sawmill_format::crc::crc32c;
 use sawmill_format::transfer::TransferProgress;
 
+use crate::durable;
 use crate::exit::{Failure, Result};
 
 /// The progress file of one transfer.
@@ -45,15 +46,8 @@ impl ProgressFile {
     /// Writes down that everything before `done_bytes` is in place and durable.
     pub(crate) fn keep(&mut self, done_bytes: u64) -> Result<()> {
         self.known.done_bytes = done_bytes;
-        let new = self.path.with_extension("progress.new");
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&self.known.encode())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)?;
-            self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-        };
-        write().map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
+        durable::replace(&self.path, &self.known.encode())
+            .map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
     }
 
     /// The transfer is complete, or starts over.

@@ -1,0 +1,19 @@
+//! Small files that are replaced as a whole.
+//!
+//! Not here: what is in them.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Makes `bytes` the content of the file at `path`. A crash leaves the old content or the new one; when this
+/// returns, the new one survives it.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}

@@ -1,0 +1,173 @@
+//! What a target keeps of an export for the next one: a file in the state folder.
+//!
+//! Invariants: a file that cannot be read, is of another device, or is of a volume that something else had
+//! attached since, counts as one that knows no tenure: whoever comes back is cut off, and nothing of his is
+//! written. Not here: its bytes (`sawmill_format::export_state`), what a tenure is (`sawmill_link::target`).
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use sawmill_device::{Error, ErrorKind};
+use sawmill_format::crc::crc32c;
+use sawmill_format::export_state::ExportState;
+use sawmill_link::target::{KeepStanding, Standing};
+
+use crate::durable;
+use crate::exit::{Failure, Result};
+
+/// The state file of one export.
+pub(crate) struct StateFile {
+    path: PathBuf,
+    identity: String,
+    /// A volume: the attachment of this target. Else 0.
+    epoch: u64,
+}
+
+impl StateFile {
+    /// Of a volume, whose state folder is `folder`.
+    pub(crate) fn of_volume(folder: &Path, volume_id: String, epoch: u64) -> Self {
+        StateFile { path: folder.join("export.state"), identity: volume_id, epoch }
+    }
+
+    /// Of a file or a disk; `folder` has those of all.
+    pub(crate) fn of_device(folder: &Path, device: &Path) -> Result<Self> {
+        let identity = identity(Path::new("/sys/dev/block"), device)
+            .map_err(|error| Failure::io(format!("cannot open {}", device.display()), &error))?;
+        let path = folder.join(format!("{:08x}.state", crc32c(identity.as_bytes())));
+        Ok(StateFile { path, identity, epoch: 0 })
+    }
+
+    /// What the last target left; from now on it is this one's.
+    pub(crate) fn take_up(&self) -> Result<Standing> {
+        let standing = self.earlier().unwrap_or_default();
+        self.keep(&standing)?;
+        Ok(standing)
+    }
+
+    fn earlier(&self) -> Option<Standing> {
+        let bytes = match fs::read(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            read => read.map_err(|error| error.to_string()),
+        };
+        let state = bytes.and_then(|bytes| ExportState::decode(&bytes).map_err(|error| error.to_string()));
+        let state = state.inspect_err(|error| {
+            let path = self.path.display();
+            tracing::warn!("{path}: {error}; it is passed over, and whoever was attached is cut off");
+        });
+        let state = state.ok().filter(|state| state.identity == self.identity)?;
+        let ExportState { tenure, shared, failed_syncs, epoch, .. } = state;
+        if self.epoch > 0 && epoch + 1 != self.epoch {
+            tracing::info!("{}: it was in use meanwhile; whoever was attached is cut off", self.identity);
+            return Some(Standing { failed_syncs, ..Standing::default() });
+        }
+        Some(Standing { tenure, shared, failed_syncs })
+    }
+}
+
+impl KeepStanding for StateFile {
+    fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
+        let state = ExportState {
+            tenure: standing.tenure,
+            failed_syncs: standing.failed_syncs,
+            epoch: self.epoch,
+            shared: standing.shared,
+            identity: self.identity.clone(),
+        };
+        durable::replace(&self.path, &state.encode()).map_err(|error| {
+            let text = format!("the target cannot write {}: {error}", self.path.display());
+            Error::new(ErrorKind::Unavailable, text)
+        })
+    }
+}
+
+/// What tells a file or a disk from others for as long as it is there: a disk has other names after a boot.
+fn identity(disks: &Path, device: &Path) -> io::Result<String> {
+    let path = fs::canonicalize(device)?;
+    let metadata = fs::metadata(&path)?;
+    let number = metadata.rdev();
+    let own = metadata.file_type().is_block_device().then(|| {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        disk_identity(&disks.join(format!("{major}:{minor}")))
+    });
+    Ok(own.flatten().unwrap_or_else(|| path.to_string_lossy().into_owned()))
+}
+
+/// What a disk says of itself in the kernel's folder of it, if anything.
+fn disk_identity(folder: &Path) -> Option<String> {
+    let read = |folder: &Path, name: &str| {
+        let text = fs::read_to_string(folder.join(name)).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let (whole, part) = match read(folder, "partition") {
+        Some(number) => (folder.join(".."), format!(" partition {number}")),
+        None => (folder.to_owned(), String::new()),
+    };
+    let names = ["wwid", "device/wwid", "dm/uuid", "serial", "device/serial", "loop/backing_file"];
+    names.iter().find_map(|name| Some(format!("{name} {}{part}", read(&whole, name)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STANDING: Standing = Standing { tenure: 7, shared: true, failed_syncs: 2 };
+
+    #[test]
+    fn what_was_kept_is_found_again_for_the_same_file_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        for path in [&one, &other] {
+            fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&one, folder.path().join("link")).unwrap();
+        let of = |path: &Path| StateFile::of_device(folder.path(), path).unwrap();
+        assert_eq!(of(&one).take_up().unwrap(), Standing::default());
+        of(&one).keep(&STANDING).unwrap();
+        assert_eq!(of(&folder.path().join("link")).take_up().unwrap(), STANDING);
+        assert_eq!(of(&other).take_up().unwrap(), Standing::default());
+        let same_number = StateFile { path: of(&one).path, ..of(&other) };
+        assert_eq!(same_number.take_up().unwrap(), Standing::default());
+        assert_eq!(of(&one).take_up().unwrap(), Standing::default(), "whoever was attached is cut off");
+    }
+
+    #[test]
+    fn a_volume_that_something_else_had_attached_knows_no_tenure() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |epoch| StateFile::of_volume(folder.path(), "5a01".into(), epoch);
+        of(3).keep(&STANDING).unwrap();
+        assert_eq!(of(4).take_up().unwrap(), STANDING, "the next attachment");
+        assert_eq!(of(5).take_up().unwrap(), STANDING, "and the next");
+        let cut = Standing { failed_syncs: 2, ..Standing::default() };
+        assert_eq!(of(7).take_up().unwrap(), cut, "6 was somebody else's");
+        assert_eq!(of(8).take_up().unwrap(), cut, "it stays so");
+    }
+
+    #[test]
+    fn a_damaged_file_knows_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::of_volume(folder.path(), "5a01".into(), 3);
+        file.keep(&STANDING).unwrap();
+        let mut bytes = fs::read(&file.path).unwrap();
+        bytes[17] ^= 1;
+        fs::write(&file.path, bytes).unwrap();
+        assert_eq!(StateFile { epoch: 4, ..file }.take_up().unwrap(), Standing::default());
+    }
+
+    #[test]
+    fn a_disk_is_known_by_what_it_says_of_itself_and_a_partition_by_its_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("disk");
+        fs::create_dir_all(disk.join("device")).unwrap();
+        fs::create_dir_all(disk.join("part")).unwrap();
+        assert_eq!(disk_identity(&disk), None);
+        fs::write(disk.join("serial"), "\n").unwrap();
+        fs::write(disk.join("device/serial"), " S123 \n").unwrap();
+        assert_eq!(disk_identity(&disk).unwrap(), "device/serial S123");
+        fs::write(disk.join("part/partition"), "2\n").unwrap();
+        assert_eq!(disk_identity(&disk.join("part")).unwrap(), "device/serial S123 partition 2");
+        fs::write(disk.join("wwid"), "eui.1").unwrap();
+        assert_eq!(disk_identity(&disk).unwrap(), "wwid eui.1");
+    }
+}
