@@ -102,6 +102,15 @@ impl End {
         Client::connect(&self.uri(), Dialect::Structured).expect("the door is open")
     }
 
+    /// Stops its time, or lets it go on.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn freeze(&self, frozen: bool) {
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(&self.child), signal).expect("a process of ours");
+    }
+
     /// Kills it.
     ///
     /// # Panics
@@ -111,13 +120,21 @@ impl End {
         let _ = self.child.wait();
     }
 
+    /// Asks it to end.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn ask_to_end(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("a process of ours");
+    }
+
     /// Asks it to end, and waits for what it leaves.
     ///
     /// # Panics
     /// When it is not there.
     #[must_use]
     pub fn stop(self) -> Finished {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("a process of ours");
+        self.ask_to_end();
         self.finished()
     }
 

@@ -327,18 +327,8 @@ impl Server {
     #[must_use]
     pub fn status(&self) -> Value {
         let admin = self.ready()["admin"].as_str().expect("the server was started with --admin");
-        let host = admin.trim_start_matches("http://").trim_end_matches('/');
-        let asked = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect(host)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            write!(stream, "GET /status HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        let answer = asked().unwrap_or_else(|error| panic!("{admin} gives no answer: {error}"));
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
-        serde_json::from_str(body).unwrap_or_else(|error| panic!("no JSON ({error}): {answer}"))
+        let body = page(admin, "status");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("no JSON ({error}): {body}"))
     }
 
     /// Asks for the status document until it says what is wanted.
@@ -373,4 +363,24 @@ impl Drop for Server {
             println!("-- `{}` said:\n{}", self.line, self.stderr());
         }
     }
+}
+
+/// A page of an admin server, by its name there.
+///
+/// # Panics
+/// When there is no whole answer.
+#[must_use]
+pub fn page(admin: &str, name: &str) -> String {
+    let host = admin.trim_start_matches("http://").trim_end_matches('/');
+    let asked = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(host)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET /{name} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = asked().unwrap_or_else(|error| panic!("{admin} gives no answer: {error}"));
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
+    body.to_owned()
 }

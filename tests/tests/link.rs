@@ -139,12 +139,12 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
     let client = second.connect();
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     assert!(first.connect().write(0, &[9; 4096]).is_err(), "the first one is cut off");
-    first.finished().refused_as_fenced();
+    first.finished().refused_as_fenced("taken it over");
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     drop(client);
     // Also one that nobody uses hears of it.
     let third = shown.attach("third", "memory", &["--take-over"]);
-    second.finished().refused_as_fenced();
+    second.finished().refused_as_fenced("taken it over");
     let _ = third.stop().ok();
     let one = shown.attach("one", "memory", &["--shared"]);
     let other = shown.attach("other", "memory", &["--shared"]);
@@ -152,16 +152,63 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
     assert_eq!(other.connect().read(0, 512).expect("read"), [3; 512]);
 }
 
+#[test]
+fn who_cannot_have_his_doors_or_his_cache_cuts_nobody_off() {
+    let shown = memory(&["udp"]);
+    let first = shown.attach("first", "memory", &[]);
+    let link = shown.link("memory");
+    let taken = first.uri().split_once("socket=").map(|(_, path)| format!("unix:{path}")).expect("a socket");
+    let words = ["attach", &link, "--key-file", &shown.key, "--take-over", "--log", "error", "--nbd"];
+    let refused = |more: &[&str], code, told: &[&str]| {
+        shown.place.sawmill(&[&words, more].concat()).refused(code, told);
+    };
+    refused(&[&taken], 11, &["--nbd"]);
+    let free = format!("unix:{}", shown.place.path("free.sock").display());
+    refused(&[&free, "--cache", "write-back", "--cache-bytes", "1K"], 2, &["--cache-bytes"]);
+    let used = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let admin = used.local_addr().expect("bound").to_string();
+    refused(&[&free, "--admin", &admin], 11, &["--admin"]);
+    first.connect().write(0, &[1; 512]).expect("nobody cut it off");
+}
+
 trait Fenced {
-    fn refused_as_fenced(&self);
+    fn refused_as_fenced(&self, text: &str);
 }
 
 impl Fenced for sawmill_tests::place::Finished {
     /// An attachment logs more than its last line.
-    fn refused_as_fenced(&self) {
+    fn refused_as_fenced(&self, text: &str) {
         let last = self.stderr.lines().last().unwrap_or_default();
-        let told = last.starts_with("sawmill: error: ") && last.contains("taken it over");
+        let told = last.starts_with("sawmill: error: ") && last.contains(text);
         assert!(self.code == Some(6) && told, "{self:?}");
+    }
+}
+
+#[test]
+fn who_was_taken_over_unawares_stays_so_when_the_target_is_started_anew() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &[]);
+    let file = place.path("file");
+    std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
+    let names = ["disk", &format!("raw=device:{}", file.display())];
+    let mut shown = Shown::start(place, &names, &["udp"]);
+    for export in ["disk", "raw"] {
+        let first = shown.attach("first", export, &[]);
+        first.connect().write(0, &[1; 4096]).expect("accepted");
+        first.freeze(true);
+        let second = shown.attach("second", export, &["--take-over"]);
+        second.connect().write(0, &[2; 4096]).expect("accepted");
+        // It leaves in order: nobody has it any more.
+        let _ = second.stop().ok();
+        let Shown { place, listen, key, target } = shown;
+        target.kill();
+        let target = Shown::target(&place, &names, &listen, &key);
+        shown = Shown { place, listen, key, target };
+        first.freeze(false);
+        first.finished().refused_as_fenced("not yours any more");
+        // Without --take-over: the last one gave it back.
+        let third = shown.attach("third", export, &[]);
+        assert_eq!(third.connect().read(0, 4096).expect("read"), [2; 4096], "{export}");
     }
 }
 
@@ -202,7 +249,7 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
         shown.refused(&[&[link], more, &key].concat(), code, told);
     };
     with_key("udp:127.0.0.1/memory", &[], 2, &["link:ADDRESS"]);
-    with_key("link:127.0.0.1/memory", &[], 2, &["udp:, tcp: or eth:"]);
+    with_key("link:127.0.0.1/memory", &[], 2, &["udp:, tcp:, eth: or xdp:"]);
     with_key("link:udp:127.0.0.1", &[], 2, &["names no export", "sawmill link list"]);
     with_key("link:eth:nosuch0/memory", &[], if is_root() { 3 } else { 8 }, &["eth:nosuch0"]);
     with_key(&shown.link("nothing"), &[], 3, &["nothing", "memory"]);
@@ -211,20 +258,53 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
         &shown.link("memory"),
         &["--cache", "write-back", "--cache-bytes", "1K"],
         2,
-        &["cache_bytes_max"],
+        &["--cache-bytes", "64 KiB"],
     );
     with_key(&shown.link("memory"), &["--shared", "--take-over"], 2, &["--take-over"]);
     with_key(&shown.link("memory"), &["--shared", "--cache", "write-through"], 2, &["--cache"]);
+    let cached = ["--cache", "write-back", "--dirty-bytes"];
+    with_key(&shown.link("memory"), &[&cached[..], &["1G"]].concat(), 2, &["--dirty-bytes", "--cache-bytes"]);
+    with_key(&shown.link("memory"), &["--name", "a/b"], 2, &["--name", "a/b"]);
+    with_key(&shown.link("memory"), &["--timeout", "soon"], 2, &["--timeout", "30s"]);
+    with_key(&shown.link("memory"), &["--admin", "192.0.2.1:9101"], 2, &["--admin", "loopback"]);
+    with_key("link:udp:127.0.0.1:99999/memory", &[], 2, &["port"]);
+    with_key("link:udp:127.0.0.1,udp:127.0.0.1/memory", &[], 2, &["twice"]);
+    let link = |words: &[&str], code: i32, told: &[&str]| {
+        shown.place.sawmill(&[&["link"], words].concat()).refused(code, told);
+    };
+    link(&["list", "udp:127.0.0.1", key[0], key[1]], 2, &["link:ADDRESS"]);
+    link(&["list", "link:udp:127.0.0.1"], 2, &["sawmill link key"]);
+    link(&["find", "--udp", "tcp:127.0.0.1"], 2, &["--udp"]);
+    link(&["find", "--name", &"x".repeat(65)], 2, &["--name", "64"]);
+    link(&["find", "--wait", "soon"], 2, &["--wait", "30s"]);
+    link(&["status", "--over", "soon"], 2, &["--over", "30s"]);
     let target = |words: &[&str], code: i32, told: &[&str]| {
         shown.place.sawmill(&[&["target", "--log", "error"], words, &key].concat()).refused(code, told);
     };
     let free = addresses(&["udp"]);
-    target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp: or eth:"]);
+    target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp:, eth: or xdp:"]);
     target(&["memory:1M", "--listen", &shown.listen], 11, &["another port"]);
     target(&["memory:1M", "memory:2M", "--listen", &free], 2, &["EXPORT="]);
     target(&["memory:1M", "--listen", &free, "--slot-bytes", "5000"], 2, &["whole pages"]);
     target(&["device:/no/such/disk", "--listen", &free], 3, &["/no/such/disk"]);
     target(&["absent", "--listen", &free], 3, &["absent"]);
+    target(&["device:/", "--listen", &free], 2, &["EXPORT="]);
+    target(&["root=device:/", "--listen", &free], 2, &["folder"]);
+    target(&["a/b=memory:1M", "--listen", &free], 2, &["export's name", "a/b"]);
+    for size in ["0", "100", "lots", ""] {
+        target(&[&format!("memory:{size}"), "--listen", &free], 2, &[&format!("'memory:{size}'")]);
+    }
+    for (option, wrong) in [
+        ("--slots", "0"),
+        ("--slots", "4097"),
+        ("--slot-bytes", "8M"),
+        ("--connections", "0"),
+        ("--receivers", "65"),
+        ("--admin", "0.0.0.0:9101"),
+    ] {
+        target(&["memory:1M", "--listen", &free, option, wrong], 2, &[option, wrong]);
+    }
+    target(&["memory:1M", "--listen", &free, "--name", ""], 2, &["name", "64"]);
 }
 
 fn is_root() -> bool {
@@ -302,5 +382,29 @@ fn a_device_comes_by_raw_ethernet_with_no_addresses_at_all() {
     assert_eq!(client.read(0, 300_000).expect("read"), [6; 300_000]);
     drop(client);
     let _ = attached.stop().ok();
+    let _ = target.stop().ok();
+}
+
+#[test]
+fn a_target_is_found_by_broadcast_where_no_route_leads_to_everybody() {
+    let cable = match Cable::new() {
+        Ok(cable) => cable,
+        Err(why) => return skip(&why),
+    };
+    for (end, interface) in ["near", "far"].into_iter().enumerate() {
+        let address = format!("10.99.7.{}/24", end + 1);
+        run(command("ip").args(["-n", &cable.0[end], "addr", "add", &address, "dev", interface]));
+    }
+    let place = Place::new(&store::folder());
+    let words = ["target", "memory:1M", "--listen", "udp:0.0.0.0", "--insecure", "--name", "near", "--json"];
+    let target = End::launch(&mut cable.command(0, &place, &words));
+    let find = |more: &[&str]| -> serde_json::Value {
+        let words = [&["--json", "link", "find", "--wait", "500ms"], more].concat();
+        serde_json::from_str(&run(&mut cable.command(1, &place, &words))).expect("a list")
+    };
+    for found in [find(&[]), find(&["--udp", "10.99.7.255@far"]), find(&["--udp", "udp:10.99.7.1"])] {
+        let one = (found[0]["name"].as_str(), found[0]["address"].as_str(), found[0]["sealed"].as_bool());
+        assert_eq!(one, (Some("near"), Some("udp:10.99.7.1:9700"), Some(false)), "{found}");
+    }
     let _ = target.stop().ok();
 }

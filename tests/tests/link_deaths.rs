@@ -4,6 +4,7 @@
 use sawmill_tests::dice::Dice;
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::load::{Load, Mix};
+use sawmill_tests::machine::wait_until;
 use sawmill_tests::nbd::Client;
 use sawmill_tests::place::Place;
 use sawmill_tests::stamp::{check_nothing_accepted_lost, check_sectors};
@@ -124,4 +125,27 @@ fn memory_that_a_dead_target_kept_is_missed_by_the_next_flush_and_by_no_other() 
     assert!(client.flush().is_err(), "what was written is gone, and a flush must not hide it");
     client.write(0, &[2; 4096]).expect("accepted");
     client.flush().expect("all that was written since");
+}
+
+#[test]
+fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
+    let scene = Scene::new();
+    let target = scene.target();
+    let mut attached = scene.attach("disk", &[]);
+    let client = attached.connect();
+    target.kill();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| client.write(0, &[1; 4096]));
+        wait_until("the write waits for the target", || {
+            let status = scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
+            (status[0]["connections"][0]["pending"].as_u64() > Some(0)).then_some(())
+        });
+        attached.ask_to_end();
+        while attached.next_event().expect("it has not ended")["event"] != "stopping" {}
+        // In order it cannot end: a door waits for the write, and the write for the target.
+        attached.ask_to_end();
+        let ended = attached.finished();
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(writer.join().expect("it only writes").is_err(), "nobody has it");
+    });
 }
