@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a link carries and costs: each carrier, sealed and not, beside iSCSI (tgt null, qemu-img bench).
+"""What a link carries and costs: each carrier, sealed and not, beside iSCSI (tgt) and our own NBD over TCP.
 
     bench/link.py [--rounds 3] [--seconds 1] [--page docs/measurements/link.md]     as root: half an hour
 
@@ -11,8 +11,8 @@ requests flow (for qemu-img: of its whole run, less that of one request). Then o
 
 iSCSI is tuned to move as much at once as it can (segments and bursts of 256 KiB, immediate data). A veth
 passes 64 KiB of TCP or UDP on as one, and eth's frames one by one: a card would cut, and treat them more
-alike. Needs `cargo build --release -p sawmill-link --example link_bench`; without tgt, qemu-utils and
-qemu-block-extra that column is missing.
+alike. Needs `cargo build --release -p sawmill-link -p sawmill-frontend --examples`; without tgt, qemu-utils
+and qemu-block-extra those columns are missing.
 """
 
 import argparse
@@ -28,15 +28,28 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BINARY = ROOT / "target/release/examples/link_bench"
+EXAMPLES = ROOT / "target/release/examples"
+BINARY = EXAMPLES / "link_bench"
 KIB, MIB = 1 << 10, 1 << 20
 SIZES, DEPTHS, WAYS = (4 * KIB, 256 * KIB, 4 * MIB), (1, 16, 64), ("read", "write")
 DEVICES = {"null": f"null:{1 << 40}", "memory": f"memory:{512 * MIB}"}
-CARRIERS, TGT, IQN = ("udp", "tcp", "eth"), "tgt", "iqn.2026-01.example:null"
+CARRIERS, TGT, NBD, IQN = ("udp", "tcp", "eth", "xdp"), "tgt", "nbd", "iqn.2026-01.example:null"
 MTU, RATE_MBIT, RATE_BYTES = 9000, 1000, 125_000_000
 READY_S = 30
 # Long enough for the requests under way at its ends to count for little.
 LIMITED_S = 1.5
+DELAY_US = 200
+
+WZBLK = """\
+## What WZBLK reported
+
+Theirs, not measured here (thesis of 2014, section 3.1.4: Linux kernel modules at both ends, 8 cores of
+Opterons each, 4 links of 10 Gb/s, MTU 9000, a disk that copies nothing, 3 to 4 cores busy at each end): up to
+4 GB/s written, almost 2 GB/s read, more than 170,000 requests/s, growing up to 64 outstanding; iSCSI (tgt,
+null backend) on the same machines at most 650 MB/s and 100,000 requests/s, no more beyond 16 outstanding.
+What differs here: user space, newer processors but two cores for both ends together, links that are memory,
+and every packet sealed where it does not say insecure.
+"""
 
 
 def run(*words):
@@ -83,7 +96,7 @@ class Wires:
             subprocess.run(["ip", "netns", "del", space], check=False)
 
     def addresses(self, carrier, first, links):
-        one = {"eth": "eth:w{0}"}.get(carrier, carrier + ":10.96.{0}.1")
+        one = {"eth": "eth:w{0}", "xdp": "xdp:w{0}"}.get(carrier, carrier + ":10.96.{0}.1")
         return ",".join(one.format(index) for index in range(first, first + links))
 
     def within(self, end, *words, **how):
@@ -129,19 +142,63 @@ class Ours:
         self.server.communicate()
 
 
-class Tgt:
-    """tgtd with its null backend; qemu-img bench reads and writes it by libiscsi."""
-
-    name = TGT
-    needs = ("tgtd", "tgtadm", "qemu-img")
+class QemuImg:
+    """Somebody's null device that `qemu-img bench` reads and writes; a subclass serves it at `uri`."""
 
     def __init__(self):
         self.rates = {}
 
-    def start(self, wires, _):
-        self.wires = wires
+    def bench(self, way, size, depth, count):
+        words = ["bench", "-f", "raw", "-t", "none", "-c", count, "-d", depth, "-s", size]
+        words += ["-w"] if way == "write" else []
+        before = cpu_s(self.server.pid)
+        client = self.wires.within(1, "qemu-img", *words, self.uri)
+        told = client.stdout.read()
+        _, status, usage = os.wait4(client.pid, 0)
+        client.returncode = status
+        if status:
+            raise OSError(f"qemu-img bench failed: {told}")
+        took = float(told.split("completed in ")[1].split()[0])
+        spent = cpu_s(self.server.pid) - before + usage.ru_utime + usage.ru_stime
+        return {"rate": count / max(took, 1e-3), "cpu_s": spent}
+
+    def cell(self, way, size, depth, seconds):
+        rate = self.rates.get((way, size, depth))
+        if rate is None:
+            rate = self.bench(way, size, depth, max(depth, 64))["rate"]
+        count = max(depth, int(rate * seconds))
+        found = self.bench(way, size, depth, count)
+        self.rates[way, size, depth] = found["rate"]
+        return {**found, "cpu_s": max(0, found["cpu_s"] - self.one) / count}
+
+
+class Nbd(QemuImg):
+    """Our own NBD server over TCP."""
+
+    name, needs = NBD, ("qemu-img",)
+
+    def start(self, wires, first):
+        self.wires, place = wires, f"10.96.{first}.1:10809"
+        self.uri = f"nbd://{place}/null"
+        self.server = wires.within(0, EXAMPLES / "nbd_null", f"tcp:{place}")
+        if not self.server.stdout.readline():
+            raise OSError("our NBD server did not start")
+        self.one = self.bench("read", 4 * KIB, 1, 1)["cpu_s"]
+
+    def stop(self):
+        self.server.communicate()
+
+
+class Tgt(QemuImg):
+    """tgtd with its null backend, by libiscsi."""
+
+    name, needs = TGT, ("tgtd", "tgtadm", "qemu-img")
+
+    def start(self, wires, first):
+        self.wires, place = wires, f"10.96.{first}.1:3260"
+        self.uri = f"iscsi://{place}/{IQN}/1"
         self.log = open(os.devnull, "w")
-        portal = ["--iscsi", "portal=10.96.0.1:3260"]
+        portal = ["--iscsi", f"portal={place}"]
         self.server = wires.within(0, "tgtd", "-f", "-C", 7, *portal, stderr=self.log)
         deadline = time.monotonic() + READY_S
         while True:
@@ -164,29 +221,6 @@ class Tgt:
     def tgtadm(self, mode, operation, *words):
         command = ["tgtadm", "-C", 7, "--lld", "iscsi", "--mode", mode, "--op", operation, "--tid", 1, *words]
         return run("ip", "netns", "exec", self.wires.spaces[0], *command)
-
-    def bench(self, way, size, depth, count):
-        words = ["bench", "-f", "raw", "-t", "none", "-c", count, "-d", depth, "-s", size]
-        words += ["-w"] if way == "write" else []
-        before = cpu_s(self.server.pid)
-        client = self.wires.within(1, "qemu-img", *words, f"iscsi://10.96.0.1:3260/{IQN}/1")
-        told = client.stdout.read()
-        _, status, usage = os.wait4(client.pid, 0)
-        client.returncode = status
-        if status:
-            raise OSError(f"qemu-img bench failed: {told}")
-        took = float(told.split("completed in ")[1].split()[0])
-        spent = cpu_s(self.server.pid) - before + usage.ru_utime + usage.ru_stime
-        return {"rate": count / max(took, 1e-3), "cpu_s": spent}
-
-    def cell(self, way, size, depth, seconds):
-        rate = self.rates.get((way, size, depth))
-        if rate is None:
-            rate = self.bench(way, size, depth, max(depth, 64))["rate"]
-        count = max(depth, int(rate * seconds))
-        found = self.bench(way, size, depth, count)
-        self.rates[way, size, depth] = found["rate"]
-        return {**found, "cpu_s": max(0, found["cpu_s"] - self.one) / count}
 
     def stop(self):
         # While it has targets it does not hear of SIGTERM.
@@ -272,6 +306,36 @@ def aims(found, shares):
     return table(["aim", "limit", "measured", "kept"], rows)
 
 
+class Delayed(Ours):
+    """Our target by UDP, behind a relay that hands packets on later."""
+
+    def start(self, wires, first):
+        super().start(wires, first)
+        near, far = "10.96.0.1:9702", "10.96.0.1:9700"
+        self.relay = wires.within(0, EXAMPLES / "bass", "relay", near, far, DELAY_US // 2)
+        if self.relay.stdout.readline().strip() != "ready":
+            raise OSError("the relay did not start")
+        self.addresses = f"udp:{near}"
+
+    def stop(self):
+        self.relay.communicate()
+        super().stop()
+
+
+def delayed(options):
+    """Requests of 4 KiB with 16 and 64 outstanding, on a link with delay."""
+    cells = [(way, 4 * KIB, depth) for depth in (16, 64) for way in WAYS]
+    with Wires(1) as wires:
+        one = Delayed("udp", "null", False)
+        found = measured([one], wires, cells, options)[one.name]
+    rows = []
+    for way in WAYS:
+        rates = [middle(found[way, 4 * KIB, depth], "rate") for depth in (16, 64)]
+        rows.append([f"{way} 4 KiB", *(f"{rate:,.0f} /s" for rate in rates), f"{rates[1] / rates[0]:.2f}"])
+    return (f"## With {DELAY_US / 1000:g} ms of delay, udp\n\n"
+            + table(["", "16 outstanding", "64 outstanding", "times as much"], rows))
+
+
 def growth(found):
     rows = []
     for name, cells in found.items():
@@ -319,15 +383,19 @@ def chart(found):
 
 
 def contestants_of(device, options):
-    """Ours on this device, and tgt beside the null ones; and why tgt is missing, if so."""
+    """Ours on this device, and others beside the null ones; and which are missing, and why."""
     all_ = [Ours(carrier, device, insecure) for carrier in options.carriers for insecure in (False, True)
             if options.seals in ("both", "insecure" if insecure else "sealed")]
-    lacks = [program for program in Tgt.needs if not shutil.which(program)]
-    if device != "null" or options.no_tgt:
+    if device != "null" or options.no_others:
         return all_, ""
-    if lacks:
-        return all_, f"No column of tgt: {', '.join(lacks)} not found.\n\n"
-    return [*all_, Tgt()], ""
+    missing = ""
+    for other in (Nbd(), Tgt()):
+        lacks = [program for program in other.needs if not shutil.which(program)]
+        if lacks:
+            missing += f"No column of {other.name}: {', '.join(lacks)} not found.\n\n"
+        else:
+            all_.append(other)
+    return all_, missing
 
 
 def main():
@@ -340,8 +408,9 @@ def main():
     parser.add_argument("--seals", choices=["both", "sealed", "insecure"], default="both")
     parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
     parser.add_argument("--depths", type=lambda text: tuple(map(int, text.split(","))), default=DEPTHS)
-    parser.add_argument("--no-tgt", action="store_true")
+    parser.add_argument("--no-others", action="store_true")
     parser.add_argument("--no-limited", action="store_true")
+    parser.add_argument("--no-delayed", action="store_true")
     parser.add_argument("--page", type=pathlib.Path)
     options = parser.parse_args()
     if os.geteuid():
@@ -356,8 +425,11 @@ def main():
         text += f"## A {device} device over one link\n\n{missing}{figures(kept[device], cells)}\n"
         if {16, 64} <= set(options.depths) and options.sizes == SIZES:
             text += f"From 16 to 64 outstanding, times as much:\n\n{growth(kept[device])}\n"
-    shares = {} if options.no_limited else limited(options.carriers, options)
-    text = f"## The aims\n\n{aims(kept.get('null', {}), shares)}\n{text}"
+    # What xdp sends passes tbf by.
+    bound = [carrier for carrier in options.carriers if carrier != "xdp"]
+    shares = {} if options.no_limited else limited(bound, options)
+    text += "" if options.no_delayed else delayed(options) + "\n"
+    text = f"## The aims\n\n{aims(kept.get('null', {}), shares)}\n{text}{WZBLK}"
     print(text)
     if options.page:
         image = options.page.with_suffix(".svg")

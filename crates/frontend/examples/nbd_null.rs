@@ -1,7 +1,8 @@
-//! Serves a null and a memory device over NBD on a Unix socket: what the door itself costs.
+//! Serves a null and a memory device over NBD on a Unix socket or TCP: what the door itself costs.
 //!
 //! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the exports `null`
-//! (also under the empty name) and `memory`, 1 GiB each, until its standard input ends.
+//! (also under the empty name) and `memory`, 1 GiB each, until its standard input ends. In place of the path
+//! `tcp:127.0.0.1:10809` listens for TCP; on other addresses anybody who reaches them may connect.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -12,8 +13,12 @@ use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 const SIZE_BYTES: u64 = 1 << 30;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args_os().nth(1).ok_or("usage: nbd_null SOCKET_PATH")?;
-    let server = NbdServer::start(NbdOptions::new(Listen::Unix(path.into())))?;
+    let place = std::env::args().nth(1).ok_or("usage: nbd_null SOCKET_PATH|tcp:ADDRESS:PORT")?;
+    let listen = match place.strip_prefix("tcp:") {
+        Some(address) => Listen::Tcp(address.parse()?),
+        None => Listen::Unix(place.into()),
+    };
+    let server = NbdServer::start(NbdOptions { insecure_listen: true, ..NbdOptions::new(listen) })?;
     let description = String::new();
     let null = Arc::new(NullDevice::new(SIZE_BYTES));
     server.add_export(Export { name: "null".into(), description: description.clone(), device: null })?;
