@@ -113,7 +113,7 @@ fn info_tells_positions_while_served_and_at_rest(store: &StoreUnderTest) {
     let info = place.info("disk");
     assert!(unsigned(&info, "logged") >= accepted, "a flush logs all that was accepted: {info:#}");
     assert_eq!(unsigned(&info, "pid"), u64::from(server.pid()), "info says who is attached");
-    assert_eq!(unsigned(&info, "epoch"), 1);
+    assert!(unsigned(&info, "epoch") >= 1);
     let _ = server.stop().ok();
     let info = place.info("disk");
     assert_eq!(unsigned(&info, "live_bytes"), 1 << 20, "{info:#}");

@@ -35,6 +35,7 @@ struct Scene {
     disk: BadDisk,
     journal: PathBuf,
     load: Load,
+    has_lost_memory: bool,
     // The place goes last: its folder is under the disk.
     place: Place,
 }
@@ -50,17 +51,20 @@ impl Scene {
         let _ = server.stop().ok();
         let disk = BadDisk::over(&journal);
         let load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
-        Scene { proxy, disk, journal, load, place }
+        Scene { proxy, disk, journal, load, place, has_lost_memory: false }
     }
 
     fn start(&self) -> Server {
-        serve(&self.place, &self.journal).start()
+        let serve = serve(&self.place, &self.journal);
+        // These machines never start anew, so whoever lost power has to say so.
+        if self.has_lost_memory { serve.with(&["--accept-memory-loss"]).start() } else { serve.start() }
     }
 
     fn lose_power(&mut self) {
         for entry in std::fs::read_dir(self.place.memory()).expect("the folder in memory").flatten() {
             std::fs::remove_file(entry.path()).expect("memory is lost");
         }
+        self.has_lost_memory = true;
         self.disk.cut_power();
     }
 

@@ -14,6 +14,7 @@ use sawmill_tests::store::StoreUnderTest;
 
 on_each_store!(
     a_second_writer_fences_the_first,
+    who_only_reads_and_flushes_is_fenced_too,
     a_frozen_writer_that_wakes_up_changes_nothing,
     a_fenced_journal_is_never_replayed,
     a_reader_beside_a_writer_disturbs_nobody,
@@ -73,6 +74,25 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     let mut expected = at_takeover;
     expected[4096..8192].fill(7);
     assert!(third.connect().read_all().expect("readable") == expected, "the winner's state is another");
+}
+
+fn who_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
+    let place = place_with_disk(store);
+    let first = place.serve("disk").start();
+    let client = first.connect();
+    client.write(0, &[1; 4096]).expect("accepted");
+    let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
+    let elsewhere = place.neighbour();
+    let second = take_over(&elsewhere);
+    let winner = second.connect();
+    winner.write(0, &[2; 4096]).expect("the winner writes");
+    // It may go on for a moment, with what it has; but not for ever.
+    wait_until("a read is refused", || client.read(0, 4096).err());
+    assert!(client.flush().is_err(), "a flush was answered after that");
+    let ended = first.stop();
+    assert_eq!(ended.code, Some(FENCED), "{}", ended.stderr);
+    assert_eq!(winner.read(0, 4096), Ok(vec![2; 4096]));
+    let _ = second.stop().ok();
 }
 
 fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {

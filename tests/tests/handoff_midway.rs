@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use sawmill_tests::machine::wait_until;
 use sawmill_tests::nbd::{Client, Command, Dialect, Failure};
 use sawmill_tests::place::Place;
+use sawmill_tests::proxy::{Fault, Proxy, Rule, Verb};
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
 use sawmill_tests::successor::{TAKES_ALL, impostor, reached, real_after};
@@ -113,28 +114,16 @@ fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
 
 #[test]
 fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
-    let place = Place::new(&store::folder());
+    let proxy = Proxy::before(store::shared_minio());
+    let place = Place::new(&proxy.store());
     ["ash", "oak"].iter().for_each(|name| place.create(name, "8M", &[]));
     let server = place.serve("ash").and("oak").with(&["--admin", "127.0.0.1:0"]).start();
     let connect = |n| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects");
     let (ash, oak) = (connect(0), connect(1));
     ash.write(4096, &[2; 512]).expect("accepted");
-    // Whoever opens an object of `ash` from now on waits for ever.
-    let program = impostor(
-        &place,
-        &format!(
-            "{TAKES_ALL}
-for folder, _, files in os.walk({:?}):
-    for name in [os.path.join(folder, name) for name in files]:
-        if '/volumes/ash' in name:
-            os.rename(name, {:?})
-            os.mkfifo(name)
-            break
-",
-            place.path("store"),
-            place.path("aside"),
-        ),
-    );
+    // Whoever asks for the name of `ash` from now on waits for ever.
+    proxy.rule(Rule::every(Verb::Get, "names/ash/", Fault::Held));
+    let program = impostor(&place, TAKES_ALL);
     hand_off_to(&place, "oak", &program).refused(7, &["serves on", "volume ash", "has not answered yet"]);
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");

@@ -1,5 +1,6 @@
 //! A volume that nobody uses costs nothing: no request to the store, and little memory whatever its size.
 //!
+//! While it is in use, and for ten seconds more, a volume looks whether others have taken it over.
 //! `SAWMILL_IDLE_S` (8 by default, past the age at which batches are sealed) is how long it is watched.
 
 use sawmill_tests::on_each_store;
@@ -9,6 +10,9 @@ use sawmill_tests::store::{self, StoreUnderTest};
 use serde_json::Value;
 
 on_each_store!(an_idle_volume_makes_no_request_to_its_store);
+
+/// A volume is in use for so long after its last use, and a look may take a while.
+const IN_USE_MS: u64 = 13_000;
 
 /// Requests of every kind that the server has made to its store, and its age in milliseconds.
 fn requests(server: &Server) -> (u64, u64) {
@@ -31,10 +35,17 @@ fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
     // Never-written ranges are zeroes and cost no request either.
     let (at_start, _) = requests(&server);
     assert_eq!(client.read(1 << 39, 65536), Ok(vec![0; 65536]));
-    assert_eq!(requests(&server).0, at_start, "reading nothing asked the store");
+    assert!(requests(&server).0 <= at_start + 1, "reading nothing asked the store for more than one look");
     client.write(0, &[1; 4096]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
-    let (before, since) = requests(&server);
+    let (_, used) = requests(&server);
+    let (before, since) = loop {
+        let (now, age) = requests(&server);
+        if age > used + IN_USE_MS {
+            break (now, age);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
     assert!(before > at_start, "the write was stored");
     // The promise is about time, so time must pass: the server's own clock says when it has.
     let after = loop {

@@ -110,6 +110,8 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
         .args(["--journal-bytes", JOURNAL_BYTES])
         .stdin(Stdio::null());
     serve.arg("--journal").arg(&journal).arg("--staging").arg(folder.join("memory"));
+    // The power is said to have gone, and this machine was not started anew.
+    serve.arg("--accept-memory-loss");
     serve.arg("--nbd").arg(format!("unix:{}", socket.display()));
     serve.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
     for name in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HOME"] {

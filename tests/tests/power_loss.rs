@@ -106,7 +106,9 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("power_loss"), mix);
     let (mut kept, mut lost) = (0, 0);
     for round in 0..ROUNDS {
-        let server = place.serve("disk").with(&options).start();
+        // The machine never starts anew, so whoever lost power has to say so.
+        let told: &[&str] = if round > 0 { &["--accept-memory-loss"] } else { &[] };
+        let server = place.serve("disk").with(&options).with(told).start();
         let client = server.connect();
         if round > 0 {
             let image = client.read_all().expect("readable after power loss");

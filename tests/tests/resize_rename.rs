@@ -128,11 +128,14 @@ fn a_rename_to_a_name_that_cannot_be_is_refused() {
 fn two_names_of_one_volume_are_shown_kept_and_made_one() {
     let place = Place::new(&store::folder());
     place.create("disk", "16M", &[]);
-    let records = place.store_folder().expect("a folder").join("volumes");
-    let kept = std::fs::read(records.join("disk")).expect("the record");
+    let store = place.store_folder().expect("a folder");
+    let named = store.join("names/disk");
+    let record = std::fs::read(named.join("00000000000000000001")).expect("the record");
     let _ = place.sawmill(&["rename", "disk", "other"]).ok();
-    // As if the rename had died before its last step.
-    std::fs::write(records.join("disk"), kept).expect("written");
+    // As if the rename of an older version had died before its last step.
+    std::fs::remove_dir_all(named).expect("removed");
+    std::fs::create_dir_all(store.join("volumes")).expect("made");
+    std::fs::write(store.join("volumes/disk"), &record[72..record.len() - 4]).expect("written");
     assert_eq!(names(&place), ["disk", "other"]);
     place.sawmill(&["delete", "disk", "--yes"]).refused(5, &["sawmill rename disk other"]);
     place.sawmill(&["delete", "other", "--yes"]).refused(5, &["sawmill rename disk other"]);

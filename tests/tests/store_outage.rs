@@ -46,12 +46,11 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
             client.submit(&Command::Write { offset: n << 16, bytes: vec![n as u8; 64 << 10], fua: false })
         })
         .collect();
-    let status = server
-        .wait_for("a full journal makes writes wait", |status| unsigned(status, "stalled_requests") > 0);
-    assert!(
-        unsigned(&status, "journal_unstored_bytes") >= 8 << 20,
-        "the journal was to be filled: {status:#}"
-    );
+    // Not half of it: all but what a segment or two may still be given up for.
+    server.wait_for("a full journal makes writes wait", |status| {
+        let why = field(status, "stall").and_then(|word| word.as_str());
+        why == Some("journal_bytes") && unsigned(status, "journal_unstored_bytes") >= 12 << 20
+    });
     // A person asks the same while the store is away.
     let info = place.info("disk");
     let state = field(&info, "health").and_then(|health| health["state"].as_str()).map(str::to_owned);

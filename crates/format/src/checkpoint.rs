@@ -7,7 +7,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::kept::{CHECKPOINT_VERSION, Kept};
+use crate::kept::{CHECKPOINT_VERSION, CutEntry, Kept};
 use crate::layout::{count_u32, layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
@@ -31,7 +31,8 @@ layout! {
     KEPT_BYTES: 116, 4, "kept_bytes";
     EXTENT_TOTAL: 120, 8, "extent_total";
     LIVE_BYTES: 128, 8, "live_bytes";
-    RESERVED: 136, 24, "reserved";
+    ATTACHED_MS: 136, 8, "attached_ms";
+    RESERVED: 144, 16, "reserved";
 }
 
 layout! {
@@ -63,6 +64,8 @@ layout! {
 const KIND: Kind = Kind::Checkpoint;
 const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+/// The version with a kept block and nothing else that came later.
+const KEPT_VERSION: u16 = 2;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_DEAD: u8 = 1;
 
@@ -132,6 +135,9 @@ pub struct Checkpoint {
     pub position: u64,
     /// Milliseconds since 1970, UTC, by the writer's clock.
     pub wall_unix_ms: u64,
+    /// How long the volume had been attached in all its life, in milliseconds, by clocks that never jump.
+    /// Older versions have none: 0.
+    pub attached_ms: u64,
     /// Size of the disk.
     pub size_bytes: u64,
     /// The attachment ended with everything stored.
@@ -144,7 +150,7 @@ pub struct Checkpoint {
     pub segments: Vec<SegmentEntry>,
     /// The parts of the map, sorted by group.
     pub parts: Vec<PartEntry>,
-    /// What of the past is kept. With nothing in it the object is of version 1.
+    /// What of the past is kept.
     pub kept: Kept,
 }
 
@@ -172,7 +178,11 @@ impl Checkpoint {
     }
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) {
-        let version = if kept_bytes == 0 { preamble::VERSION } else { CHECKPOINT_VERSION };
+        let version = match (self.attached_ms, kept_bytes) {
+            (0, 0) => preamble::VERSION,
+            (0, _) => KEPT_VERSION,
+            _ => CHECKPOINT_VERSION,
+        };
         preamble::put_version(bytes, KIND, version, length);
         at::KEPT_BYTES.put(bytes, count_u32(kept_bytes).to_le_bytes());
         at::VOLUME_ID.put(bytes, self.volume_id.0);
@@ -183,6 +193,7 @@ impl Checkpoint {
         at::NEXT_SEQUENCE.put(bytes, self.next_sequence.to_le_bytes());
         at::POSITION.put(bytes, self.position.to_le_bytes());
         at::WALL_UNIX_MS.put(bytes, self.wall_unix_ms.to_le_bytes());
+        at::ATTACHED_MS.put(bytes, self.attached_ms.to_le_bytes());
         at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
         at::FLAGS.put(bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
         at::SEGMENT_COUNT.put(bytes, count_u32(self.segments.len()).to_le_bytes());
@@ -204,8 +215,16 @@ impl Checkpoint {
         let (tables, kept) = tables.split_at(tables.len() - kept_bytes as usize);
         let (segments, parts) = tables.split_at(segment_at::SIZE * segment_count as usize);
         preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
-        let has_kept = preamble::Preamble::decode(bytes)?.version != preamble::VERSION;
-        check_field(WHAT, "kept_bytes", "it does not agree with the version", has_kept == (kept_bytes > 0))?;
+        let version = preamble::Preamble::decode(bytes)?.version;
+        let attached_ms = at::ATTACHED_MS.u64(bytes);
+        let has_kept = kept_bytes > 0;
+        let agrees = version >= CHECKPOINT_VERSION || has_kept == (version == KEPT_VERSION);
+        check_field(WHAT, "kept_bytes", "it does not agree with the version", agrees)?;
+        if version < CHECKPOINT_VERSION {
+            preamble::check_reserved(KIND, bytes, &[at::ATTACHED_MS])?;
+        } else {
+            check_field(WHAT, "attached_ms", "older versions say nothing of it", attached_ms > 0)?;
+        }
         let flags = at::FLAGS.u32(bytes);
         if flags & !FLAG_CLEAN != 0 {
             return Err(FormatError::Reserved { what: WHAT });
@@ -221,6 +240,7 @@ impl Checkpoint {
             next_sequence: at::NEXT_SEQUENCE.u64(bytes),
             position: at::POSITION.u64(bytes),
             wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
+            attached_ms,
             size_bytes: at::SIZE_BYTES.u64(bytes),
             clean: flags & FLAG_CLEAN != 0,
             extent_total: at::EXTENT_TOTAL.u64(bytes),
@@ -242,6 +262,10 @@ impl Checkpoint {
         check_field(WHAT, "sequence", "the segments are not sorted, or one is there twice", segments_sorted)?;
         let parts_sorted = self.parts.is_sorted_by(|one, next| one.group < next.group);
         check_field(WHAT, "group", "the parts are not sorted, or one is there twice", parts_sorted)?;
+        let seconds = self.attached_ms.div_ceil(1000);
+        let older = |cut: &CutEntry| u64::from(cut.attached_s) <= seconds;
+        let older = self.kept.cuts.iter().all(older);
+        check_field(WHAT, "attached_s", "a cut is younger than the checkpoint that names it", older)?;
         self.kept.check()
     }
 }

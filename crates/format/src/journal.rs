@@ -10,7 +10,10 @@ mod record;
 mod superblock;
 
 pub use record::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, record_at};
-pub use superblock::{SUPERBLOCK_BYTES, Superblock, choose_superblock, superblock_at};
+pub(crate) use superblock::SUPERBLOCK_VERSION;
+pub use superblock::{
+    MEMORY_FOLDER_BYTES_MAX, Memory, SUPERBLOCK_BYTES, Superblock, choose_superblock, superblock_at,
+};
 
 /// Where the ring begins in the journal file; the superblock copies are before it.
 pub const RING_START_BYTES: u64 = 2 * SUPERBLOCK_BYTES as u64;

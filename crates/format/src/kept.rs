@@ -1,5 +1,5 @@
-//! What of a volume's past is kept: the block at the end of a checkpoint of version 2, the orders in the log
-//! that change it, and the pins by which clones hold their ancestors.
+//! What of a volume's past is kept: the block at the end of a checkpoint since version 2, the orders in the
+//! log that change it, and the pins by which clones hold their ancestors.
 //!
 //! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and dead
 //! segments are sorted by sequence.
@@ -34,7 +34,8 @@ layout! {
     PIN: 48, 8, "pin";
     KIND: 56, 1, "kind";
     NAME_BYTES: 57, 1, "name_bytes";
-    RESERVED: 58, 6, "reserved";
+    RESERVED: 58, 2, "reserved";
+    ATTACHED_S: 60, 4, "attached_s";
     NAME: 64, 128, "name";
 }
 
@@ -71,8 +72,8 @@ layout! {
     CRC: 220, 4, "crc";
 }
 
-/// The version of a checkpoint that has this block.
-pub const CHECKPOINT_VERSION: u16 = 2;
+/// The newest version of a checkpoint: since the second there may be this block.
+pub const CHECKPOINT_VERSION: u16 = 3;
 /// The longest name of a snapshot.
 pub const NAME_BYTES_MAX: usize = 128;
 const WHAT: &str = "kept block";
@@ -108,6 +109,9 @@ pub struct CutEntry {
     pub wall_unix_ms: u64,
     /// The slot of a pin; 0 for the other kinds.
     pub pin: u64,
+    /// Of a retained checkpoint, how long the volume had been attached by then, in seconds, rounded up; 0
+    /// when its writer was of an older version, and for the other kinds.
+    pub attached_s: u32,
 }
 
 /// A range of sequences that another volume's segments have.
@@ -203,7 +207,7 @@ impl Kept {
             lineage: lineage.chunks_exact(lineage_at::SIZE).map(get_lineage).collect(),
             dead: dead.chunks_exact(dead_at::SIZE).map(get_dead).collect(),
         };
-        check_field(WHAT, "retention_s", "version 1 says that nothing is kept", !kept.is_empty())?;
+        check_field(WHAT, "retention_s", "no block says that nothing is kept", !kept.is_empty())?;
         Ok(kept)
     }
 
@@ -268,6 +272,7 @@ impl CutEntry {
         cut_at::PIN.put(&mut row, self.pin.to_le_bytes());
         cut_at::KIND.put(&mut row, [self.kind as u8]);
         cut_at::NAME_BYTES.put(&mut row, [name_bytes]);
+        cut_at::ATTACHED_S.put(&mut row, self.attached_s.to_le_bytes());
         cut_at::NAME.put(&mut row, name);
         row
     }
@@ -288,6 +293,7 @@ impl CutEntry {
             position: cut_at::POSITION.u64(row),
             wall_unix_ms: cut_at::WALL_UNIX_MS.u64(row),
             pin: cut_at::PIN.u64(row),
+            attached_s: cut_at::ATTACHED_S.u32(row),
         })
     }
 }
@@ -457,7 +463,37 @@ pub fn released_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/released/")
 }
 
-/// The key of the word that a volume has been deleted and its data goes with its last pin.
+/// What a word about a volume says: the `number` of a [`Pin`] at [`word_key`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u64)]
+pub enum Word {
+    /// It is deleted; its data goes with its last pin.
+    Deleted = 1,
+    /// Its data is going.
+    Buried = 2,
+    /// It lives, whatever was said before.
+    Lives = 3,
+}
+
+impl Word {
+    /// What a word says; `None` when it is none.
+    pub fn of(pin: &Pin) -> Option<Word> {
+        [Word::Deleted, Word::Buried, Word::Lives].into_iter().find(|word| *word as u64 == pin.number)
+    }
+}
+
+/// The key of a word about a volume. Numbers are taken one after the other from 1 and never given up; the
+/// newest counts.
+pub fn word_key(volume_id: VolumeId, number: u64) -> String {
+    format!("{}{number:020}", word_prefix(volume_id))
+}
+
+/// The prefix of all words about a volume, for listing.
+pub fn word_prefix(volume_id: VolumeId) -> String {
+    format!("{volume_id}/word/")
+}
+
+/// The key of the word that a volume has been deleted, as it was put before words had numbers.
 pub fn tombstone_key(volume_id: VolumeId) -> String {
     format!("{volume_id}/deleted")
 }

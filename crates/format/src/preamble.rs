@@ -18,7 +18,8 @@ layout! {
 pub const MAGIC: [u8; 4] = *b"SAWM";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = at::SIZE;
-/// The version this build writes, and the newest it reads, of everything but a checkpoint that keeps cuts.
+/// The version this build writes, and the newest it reads, of everything that [`Kind::version_max`] does not
+/// name.
 pub const VERSION: u16 = 1;
 /// Bytes of the CRC at the end of a structure.
 pub(crate) const CRC_BYTES: usize = 4;
@@ -49,11 +50,13 @@ pub enum Kind {
     Pin = 10,
     /// [`crate::role`]
     Role = 11,
+    /// [`crate::name_record`]
+    NameRecord = 12,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 12] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -65,6 +68,7 @@ impl Kind {
         Kind::ExportState,
         Kind::Pin,
         Kind::Role,
+        Kind::NameRecord,
     ];
 
     /// Its name in errors and pages.
@@ -81,6 +85,7 @@ impl Kind {
             Kind::ExportState => "export state",
             Kind::Pin => "pin",
             Kind::Role => "role",
+            Kind::NameRecord => "name record",
         }
     }
 
@@ -88,6 +93,7 @@ impl Kind {
     pub const fn version_max(self) -> u16 {
         match self {
             Kind::Checkpoint => crate::kept::CHECKPOINT_VERSION,
+            Kind::JournalSuperblock => crate::journal::SUPERBLOCK_VERSION,
             _ => VERSION,
         }
     }

@@ -1,4 +1,5 @@
-//! The volume record: what is fixed when a volume is created. Object `volumes/<name>`, written once.
+//! The volume record: what is fixed when a volume is created. A part of each name record; an object of its
+//! own, `volumes/<name>`, in stores of before those.
 //!
 //! Not here: anything that changes, and the rules for names beyond being non-empty UTF-8.
 
@@ -162,7 +163,7 @@ impl VolumeRecord {
     }
 }
 
-/// Where the volume of this name has its record.
+/// Where a name that has no name record has its volume record.
 pub fn volume_key(name: &str) -> String {
     format!("{VOLUME_PREFIX}{name}")
 }

@@ -51,6 +51,10 @@ impl Disk for Image {
     fn sync(&self) -> io::Result<()> {
         unreachable!("a scan syncs nothing")
     }
+
+    fn has_name(&self) -> bool {
+        true
+    }
 }
 
 /// See the head of this file.

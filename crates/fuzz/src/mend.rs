@@ -6,7 +6,8 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
 use sawmill_format::{
-    cache_index, checkpoint, export_state, kept, map_part, role, segment, transfer, volume_record,
+    cache_index, checkpoint, export_state, kept, map_part, name_record, role, segment, transfer,
+    volume_record,
 };
 
 const CRC_BYTES: usize = 4;
@@ -76,6 +77,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
         Kind::ExportState => export_state::at::SIZE,
+        Kind::NameRecord => name_record::at::SIZE,
         Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
         Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
@@ -109,6 +111,16 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::ExportState => {
             let identity_bytes = bytes.len() - fixed - CRC_BYTES;
             put_count(&mut bytes, export_state::at::IDENTITY_BYTES, identity_bytes);
+        }
+        Kind::NameRecord => {
+            let target = u16::from_le_bytes([bytes[name_record::at::TARGET_BYTES.offset], 0]).into();
+            let volume = fixed + bytes.len().saturating_sub(fixed + CRC_BYTES).min(target);
+            put(&mut bytes, name_record::at::TARGET_BYTES, &((volume - fixed) as u16).to_le_bytes());
+            let end = bytes.len() - CRC_BYTES;
+            let inner = mended(&bytes[volume..end], Kind::VolumeRecord);
+            bytes.truncate(volume);
+            bytes.extend_from_slice(&inner);
+            bytes.extend_from_slice(&[0; CRC_BYTES]);
         }
         Kind::Role => {
             let source_bytes = bytes.len() - fixed - CRC_BYTES;

@@ -177,10 +177,25 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::TransferProgress => transfer(bytes),
             Kind::ExportState => export_state(bytes),
             Kind::Pin => pin(bytes),
+            Kind::NameRecord => name_record(bytes),
             Kind::Role => role(bytes),
             Kind::Segment | Kind::Checkpoint | Kind::MapPart => {}
         }
     }
+}
+
+fn name_record(bytes: &[u8]) {
+    use sawmill_format::name_record::{NameRecord, at};
+    use sawmill_format::volume_record::at as inner;
+    let number = u64_at(bytes, at::NUMBER).unwrap_or(0);
+    let volume = at::SIZE + usize::from(u16_at(bytes, at::TARGET_BYTES).unwrap_or(0));
+    let rest = bytes.get(volume..).unwrap_or_default();
+    let name_bytes = usize::from(u16_at(rest, inner::NAME_BYTES).unwrap_or(0));
+    let name = rest.get(inner::SIZE..inner::SIZE + name_bytes).and_then(|name| str::from_utf8(name).ok());
+    let Some(name) = name else { return };
+    let Ok(value) = NameRecord::decode(bytes, name, number) else { return };
+    assert_eq!(value.encode().as_deref(), Ok(bytes));
+    assert!(NameRecord::decode(bytes, name, number ^ 1).is_err());
 }
 
 fn role(bytes: &[u8]) {

@@ -11,6 +11,7 @@ use sawmill_format::checkpoint::{self, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{pin_at, pin_key};
 use sawmill_format::map_part::{self, PartIdentity, part_key};
+use sawmill_format::name_record::{self, name_key};
 use sawmill_format::preamble::Kind;
 use sawmill_format::role::{self, role_key};
 use sawmill_format::segment::{self, segment_key};
@@ -121,6 +122,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
             put_id: PutId(id_at(object, map_part::at::PUT_ID)?),
         })),
         Kind::Pin => Some(pin_key(volume_id, u64_at(object, pin_at::SLOT)?)),
+        Kind::NameRecord => Some(name_key(NAME, u64_at(object, name_record::at::NUMBER)?)),
         Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
         Kind::TransferProgress | Kind::ExportState => None,

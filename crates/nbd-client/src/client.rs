@@ -61,6 +61,9 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The most runs of one allocation answer: a server that sends more does so for ever, and they are all kept.
+const EXTENTS_MAX: usize = 1 << 20;
+
 type Listener = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
 
 struct Waiting {
@@ -382,7 +385,7 @@ fn note_chunk(waiting: &mut Waiting, kind: u16, mut payload: &[u8]) -> io::Resul
             while !payload.is_empty() {
                 let length = u64::from(read_u32(&mut payload)?);
                 let flags = u64::from(read_u32(&mut payload)?);
-                waiting.reply.extents.push(Extent { length, flags });
+                note_extent(waiting, Extent { length, flags })?;
             }
         }
         6 => {
@@ -390,11 +393,35 @@ fn note_chunk(waiting: &mut Waiting, kind: u16, mut payload: &[u8]) -> io::Resul
             let count = read_u32(&mut payload)?;
             for _ in 0..count {
                 let (length, flags) = (read_u64(&mut payload)?, read_u64(&mut payload)?);
-                waiting.reply.extents.push(Extent { length, flags });
+                note_extent(waiting, Extent { length, flags })?;
             }
         }
         0x8001 | 0x8002 => waiting.failure = Some(Failure::Errno(read_u32(&mut payload)?)),
         other => return Err(violation(format!("a chunk of unknown type {other:#x}"))),
     }
     Ok(())
+}
+
+fn note_extent(waiting: &mut Waiting, extent: Extent) -> io::Result<()> {
+    if waiting.reply.extents.len() == EXTENTS_MAX {
+        return Err(violation(format!("an answer of more than {EXTENTS_MAX} extents")));
+    }
+    waiting.reply.extents.push(extent);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_without_end_are_a_violation_and_take_no_more_memory() {
+        let listener: Listener = Box::new(|_| ());
+        let mut waiting = Waiting { offset: 0, reply: Reply::default(), failure: None, listener };
+        let mut payload = vec![0; 4];
+        (0..1 << 16).for_each(|_| payload.extend([0, 0, 0, 1, 0, 0, 0, 0]));
+        let noted = (0..1000).map(|_| note_chunk(&mut waiting, 5, &payload)).find(Result::is_err);
+        assert!(noted.expect("it has an end").unwrap_err().to_string().contains("extents"));
+        assert_eq!(waiting.reply.extents.len(), EXTENTS_MAX);
+    }
 }

@@ -16,7 +16,7 @@ use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 use crate::config::{Places, VolumeAddress};
 use crate::exit::{Exit, Failure, Result};
 use crate::units::parse_size;
-use crate::{control, wiring};
+use crate::{control, memory, wiring};
 
 /// Where a command that attaches by itself finds what it needs.
 #[derive(Args, Default)]
@@ -42,9 +42,10 @@ pub(crate) struct AttachToWrite {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     journal_bytes: u64,
 
-    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
-    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
-    staging: PathBuf,
+    /// Folder for memory that outlives the process: accepted writes on their way to the journal. Without it
+    /// as for `serve`.
+    #[arg(long, value_name = "FOLDER")]
+    staging: Option<PathBuf>,
 }
 
 /// A volume attached for writing.
@@ -69,6 +70,7 @@ impl Attach {
             journal_bytes: limits::journal_bytes_min(record.segment_bytes),
             staging_bytes: limits::STAGING_BYTES_MIN,
             no_fencing: self.no_fencing,
+            staging_folder: PathBuf::new(),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
         let attached = Attached::open(places, address, &record, options)?;
@@ -90,7 +92,7 @@ impl AttachToWrite {
     ) -> Result<Attached> {
         let options = OpenOptions {
             journal_bytes: self.journal_bytes,
-            staging_folder: self.staging.clone(),
+            staging_folder: self.staging.clone().unwrap_or_default(),
             no_fencing,
             segment_age_max: Duration::from_secs(1),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
@@ -114,6 +116,9 @@ impl Attached {
         wiring::make_volume_folder(&folder, &address.store_url)?;
         if options.journal_path.as_os_str().is_empty() {
             options.journal_path = folder.join("journal");
+        }
+        if options.staging_folder.as_os_str().is_empty() {
+            options.staging_folder = memory::folder(&options.journal_path);
         }
         let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;

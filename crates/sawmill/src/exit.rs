@@ -191,6 +191,7 @@ impl From<StoreError> for Failure {
             StoreErrorKind::NotFound => Exit::NotFound,
             StoreErrorKind::Denied => Exit::Denied,
             StoreErrorKind::Unavailable | StoreErrorKind::Broken => Exit::Unavailable,
+            StoreErrorKind::Damaged => Exit::Corrupt,
             StoreErrorKind::Invalid => Exit::Usage,
         };
         Failure::new(exit, error.to_string())

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::config::Places;
 use crate::exit::Result;
+use crate::memory;
 use crate::units::human_size;
 
 /// Space that a usual journal and a usual cache take.
@@ -31,7 +32,7 @@ pub(crate) struct Finding {
 pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
     let state = places.state_folder()?;
     Ok(vec![
-        staging(Path::new("/dev/shm")),
+        staging(),
         space(
             "space for journals",
             &state,
@@ -108,22 +109,19 @@ fn kernel_version() -> Option<(u32, u32)> {
 }
 
 /// Memory that outlives the process: accepted writes pass through it on their way to the journal.
-fn staging(folder: &Path) -> Finding {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    let outcome = match rustix::fs::statfs(folder) {
-        Ok(found) if found.f_type as u64 != TMPFS_MAGIC => {
-            Err(format!("{} is no file system in memory", folder.display()))
-        }
-        Ok(found) => {
-            let free = found.f_bavail * found.f_bsize as u64;
-            let text = format!("{} free in {}", human_size(free), folder.display());
-            if free >= STAGING_BYTES { Ok(text) } else { Err(text) }
-        }
-        Err(error) => Err(format!("{}: {error}", folder.display())),
+fn staging() -> Finding {
+    let outcome = match memory::shared() {
+        Err(why) => Ok(format!("beside each journal, as {why}")),
+        Ok(folder) => match rustix::fs::statvfs(&folder) {
+            Err(error) => Err(format!("{}: {error}", folder.display())),
+            Ok(found) => {
+                let free = found.f_bavail * found.f_frsize;
+                let text = format!("{} free in {}", human_size(free), folder.display());
+                if free >= STAGING_BYTES { Ok(text) } else { Err(text) }
+            }
+        },
     };
-    let advice =
-        "mount a tmpfs there (in a container: --shm-size 256m), or give --staging and --staging-bytes";
-    finding("shared memory", outcome, advice)
+    finding("memory for accepted writes", outcome, "free some, or give --staging and --staging-bytes")
 }
 
 /// The nearest folder above `path` that exists: where it would be made.

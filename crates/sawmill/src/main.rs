@@ -27,6 +27,7 @@ mod handoff;
 mod layers;
 mod link;
 mod machine;
+mod memory;
 mod moment;
 mod output;
 mod past;

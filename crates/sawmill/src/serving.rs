@@ -96,6 +96,11 @@ impl Served {
     /// may open it when the last of the answer is dropped. Requests from now on wait.
     pub(crate) fn close_as_it_is(&self, patience: Duration) -> sawmill_device::Result<Option<Arc<Volume>>> {
         self.gate.shut(patience)?;
+        // Memory may not outlive this: what was answered goes to the disk first.
+        if let Err(error) = self.log_all(patience) {
+            self.gate.open();
+            return Err(error);
+        }
         let mut held = self.held.write();
         let (closed, last) = match &mut *held {
             Held::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
@@ -108,6 +113,19 @@ impl Served {
         volume.close_now();
         self.gate.replace(Arc::new(Away(*self.gate.geometry())))?;
         Ok(Some(volume))
+    }
+
+    /// Returns when everything accepted by now is logged.
+    pub(crate) fn log_all(&self, patience: Duration) -> sawmill_device::Result<()> {
+        let Held::Open(volume) = &*self.held.read() else { return Ok(()) };
+        // One that has failed has nothing more to log, and says so to its users.
+        match volume.wait(Safety::Logged, Some(patience)) {
+            Ok(false) => {
+                let text = format!("the journal of {} took no writes for {patience:?}", self.name());
+                Err(Error::new(ErrorKind::Unavailable, text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Puts the volume back, opened anew: its doors go on with it.

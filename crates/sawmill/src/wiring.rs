@@ -23,6 +23,7 @@ use crate::config::{self, Places, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
 use crate::exit::{Exit, Failure, Result};
+use crate::memory;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
 
 /// How long a command that somebody waits for tries to reach a store.
@@ -243,6 +244,7 @@ pub(crate) fn open_volume(
     cache: Option<&Cache>,
 ) -> Result<Arc<Volume>> {
     let options = OpenOptions {
+        staging_folder: staging_folder(plan, journal_path),
         // A volume that is only read has none.
         journal_path: journal_path.map(Path::to_path_buf).unwrap_or_default(),
         cache: cache.map(|cache| Arc::clone(&cache.cache)),
@@ -255,6 +257,15 @@ pub(crate) fn open_volume(
         tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: {}", step.name, step.detail);
     }
     Ok(volume)
+}
+
+/// Where the memory of the journal at this path lies.
+pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBuf {
+    let given = &plan.options.staging_folder;
+    match journal_path {
+        Some(journal) if given.as_os_str().is_empty() => memory::folder(journal),
+        _ => given.clone(),
+    }
 }
 
 /// Fails when somebody listens where we want to. (Who comes in between is met when we listen.)

@@ -300,4 +300,8 @@ impl Disk for SimDisk {
         content.sync();
         Ok(())
     }
+
+    fn has_name(&self) -> bool {
+        true
+    }
 }

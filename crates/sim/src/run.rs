@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use sawmill_device::Operation;
 use sawmill_volume::{CreateOptions, FlushMode, Stepped, create_in};
@@ -37,6 +38,12 @@ pub(crate) struct Machine {
     staging: PathBuf,
     /// Its journal is not the newest, or not there.
     outdated: bool,
+    /// How far its wall clock is ahead, in milliseconds.
+    ahead_ms: Arc<AtomicU64>,
+    /// Its memory is gone, and it was not started anew: what was accepted may be gone with it.
+    has_lost_memory: bool,
+    /// Its owner was told so, and goes on.
+    accepts_memory_loss: bool,
     /// An older image of its journal's disk.
     old_image: Option<Arc<Medium>>,
 }
@@ -196,6 +203,7 @@ impl Run {
             self.promote_second()?;
         }
         self.close_in_peace()?;
+        self.check_all()?;
         self.judge_the_past()?;
         self.fail_back()
     }
@@ -232,6 +240,9 @@ impl Run {
             }
             if self.dice.one_in(self.settings.copy_odds) {
                 self.copy()?;
+            }
+            if self.dice.one_in(self.settings.jump_odds) {
+                self.jump();
             }
             if self.dice.one_in(self.settings.gc_order_odds) {
                 self.order_collection();
@@ -402,16 +413,48 @@ impl Machine {
     fn new(place: &Path, number: usize) -> Result<Self, String> {
         let staging = place.join(format!("machine-{number}"));
         std::fs::create_dir_all(&staging).map_err(|error| format!("{}: {error}", staging.display()))?;
-        let machine = Machine { shelf: Shelf::default(), staging, outdated: false, old_image: None };
+        let machine = Machine {
+            shelf: Shelf::default(),
+            staging,
+            outdated: false,
+            ahead_ms: Arc::default(),
+            has_lost_memory: false,
+            accepts_memory_loss: false,
+            old_image: None,
+        };
         machine.lose_memory();
         Ok(machine)
     }
 
     /// The power went: memory is gone.
+    fn lose_power(&mut self) {
+        self.shelf.boot();
+        (self.has_lost_memory, self.accepts_memory_loss) = (false, false);
+        self.lose_memory();
+    }
+
+    /// Memory is gone, as with the container it was of; the machine and its disks go on.
     fn lose_memory(&self) {
+        self.for_memory(|path| std::fs::remove_file(path));
+    }
+
+    /// Memory is cut short, or its first page is not what was written.
+    fn damage_memory(&self, cut: bool) {
+        self.for_memory(|path| {
+            let mut bytes = std::fs::read(path)?;
+            if cut {
+                bytes.truncate(bytes.len() / 2);
+            } else if let Some(byte) = bytes.get_mut(66) {
+                *byte ^= 1;
+            }
+            std::fs::write(path, bytes)
+        });
+    }
+
+    fn for_memory(&self, act: impl Fn(&Path) -> std::io::Result<()>) {
         let Ok(entries) = std::fs::read_dir(&self.staging) else { return };
         for entry in entries.flatten() {
-            let _ = std::fs::remove_file(entry.path());
+            let _ = act(&entry.path());
         }
     }
 }

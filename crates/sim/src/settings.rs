@@ -37,6 +37,8 @@ pub struct Settings {
     pub journal_loss_odds: u64,
     /// One life in so many ends with a power cut.
     pub power_cut_odds: u64,
+    /// One life in so many ends with the loss of the machine's memory alone.
+    pub memory_loss_odds: u64,
     /// One life in so many is closed in peace.
     pub close_odds: u64,
     /// Bytes of log between two checkpoints.
@@ -66,6 +68,8 @@ pub struct Settings {
     /// At one step in so many somebody does something with the past (snapshots, retention, rollbacks,
     /// clones), or gives the disk another size.
     pub past_odds: u64,
+    /// At one step in so many a machine's wall clock jumps ahead, or is right again.
+    pub jump_odds: u64,
 }
 
 impl Settings {
@@ -86,6 +90,7 @@ impl Settings {
             elsewhere_odds: 0,
             journal_loss_odds: 0,
             power_cut_odds: 0,
+            memory_loss_odds: 0,
             close_odds: 0,
             checkpoint_bytes: 256 << 10,
             uploads_max: 1,
@@ -100,6 +105,7 @@ impl Settings {
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
             gc_order_odds: 0,
             past_odds: 0,
+            jump_odds: 0,
         }
     }
 
@@ -139,6 +145,7 @@ impl Settings {
             elsewhere_odds: 6,
             journal_loss_odds: *dice.pick(&[0, 0, 4]),
             power_cut_odds: *dice.pick(&[0, 2, 3]),
+            memory_loss_odds: *dice.pick(&[0, 0, 4]),
             close_odds: *dice.pick(&[0, 3, 6]),
             checkpoint_bytes: *dice.pick(&[4 << 10, 32 << 10, 256 << 10]),
             uploads_max: *dice.pick(&[1, 3, 8]),
@@ -158,6 +165,7 @@ impl Settings {
             gc_order_odds: *dice.pick(&[0, 0, 60]),
             past_odds,
             copy_odds: *dice.pick(&[0, 0, 60]),
+            jump_odds: if past_odds > 0 { *dice.pick(&[0, 80]) } else { 0 },
         }
     }
 }

@@ -97,6 +97,7 @@ const CHANGES: &[Change] = &[
     |settings| settings.takeover_odds = 0,
     |settings| settings.journal_loss_odds = 0,
     |settings| settings.power_cut_odds = 0,
+    |settings| settings.memory_loss_odds = 0,
     |settings| settings.close_odds = 0,
     |settings| settings.cache_bytes = 0,
     |settings| settings.write_bytes_max = 700,

@@ -15,7 +15,7 @@ use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium, SimDisk};
 use crate::trace::Trace;
 
-/// The clock that all machines share.
+/// The time that passes for all machines alike.
 #[derive(Default)]
 pub struct Clock {
     us: AtomicU64,
@@ -37,6 +37,7 @@ impl Clock {
 #[derive(Clone, Default)]
 pub struct Shelf {
     media: Arc<Mutex<BTreeMap<PathBuf, Arc<Medium>>>>,
+    boots: Arc<AtomicU64>,
 }
 
 impl Shelf {
@@ -54,6 +55,11 @@ impl Shelf {
         };
     }
 
+    /// The machine starts anew: its memory is gone.
+    pub fn boot(&self) {
+        self.boots.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// All media.
     pub fn all(&self) -> Vec<Arc<Medium>> {
         self.media.lock().values().cloned().collect()
@@ -68,6 +74,8 @@ pub struct SimWorld {
     trace: Arc<Trace>,
     faults: DiskFaults,
     dice: Mutex<Dice>,
+    /// How far the machine's wall clock is ahead, in milliseconds.
+    ahead_ms: Arc<AtomicU64>,
 }
 
 impl SimWorld {
@@ -80,7 +88,14 @@ impl SimWorld {
         faults: DiskFaults,
         dice: Dice,
     ) -> Self {
-        SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice) }
+        let ahead_ms = Arc::default();
+        SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice), ahead_ms }
+    }
+
+    /// The same, on a machine whose wall clock is ahead of the others' by what is there at any time.
+    #[must_use]
+    pub fn with_wall_clock(self, ahead_ms: Arc<AtomicU64>) -> Self {
+        SimWorld { ahead_ms, ..self }
     }
 
     fn disk(&self, medium: Arc<Medium>) -> Arc<dyn Disk> {
@@ -95,7 +110,8 @@ impl World for SimWorld {
     }
 
     fn unix_ms(&self) -> u64 {
-        1_800_000_000_000 + self.clock.now().as_millis() as u64
+        let right = 1_800_000_000_000 + self.clock.now().as_millis() as u64;
+        right + self.ahead_ms.load(Ordering::Relaxed)
     }
 
     fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
@@ -106,6 +122,10 @@ impl World for SimWorld {
         Ok(bytes)
     }
 
+    fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
+        Ok(u128::from(1 + self.shelf.boots.load(Ordering::SeqCst)).to_le_bytes())
+    }
+
     fn disks(&self) -> &dyn Disks {
         self
     }
@@ -113,6 +133,10 @@ impl World for SimWorld {
 
 impl Disks for SimWorld {
     fn lock(&self, _: &Path) -> io::Result<Lock> {
+        Ok(Box::new(()))
+    }
+
+    fn lock_file(&self, _: &Path) -> io::Result<Lock> {
         Ok(Box::new(()))
     }
 

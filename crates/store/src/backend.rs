@@ -20,10 +20,55 @@ pub(crate) enum Creation {
     Exists,
 }
 
+/// Which bytes of an object are asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// The range, or all.
+    pub range: Option<Range<u64>>,
+    /// More than this is not taken.
+    pub bytes_max: u64,
+}
+
+impl Part {
+    /// The bytes that this means in an object of `size_bytes`.
+    pub(crate) fn cut(&self, size_bytes: u64) -> Result<Range<u64>> {
+        let range = cut_range(self.range.clone(), size_bytes)?;
+        self.check_length(range.end - range.start)?;
+        Ok(range)
+    }
+
+    /// Refuses an answer that claims to be longer than what the caller can use, before it takes memory.
+    pub(crate) fn check_length(&self, length_bytes: u64) -> Result<()> {
+        if length_bytes <= self.bytes_max {
+            return Ok(());
+        }
+        let text = format!("the object claims {length_bytes} bytes where {} is the most", self.bytes_max);
+        Err(StoreError::new(StoreErrorKind::Damaged, format!("{text}: it is damaged, or not Sawmill's")))
+    }
+}
+
+/// Memory for a body of `length_bytes`, or an error where there is none.
+pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length_bytes).map_err(|error| {
+        let text = format!("no memory for {length_bytes} bytes: {error}");
+        StoreError::new(StoreErrorKind::Unavailable, text)
+    })?;
+    Ok(bytes)
+}
+
 /// One kind of store. Keys and prefixes have been checked.
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// Fetches the bytes of `range`, cut to the object's end, or all.
-    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>>;
+    /// Whether it counts the bytes of an attempt as they move ([`crate::progress`]).
+    fn shows_progress(&self) -> bool {
+        false
+    }
+    /// The endpoint, if what is said to it can be read and changed on the way.
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
+    /// Fetches what is asked for, cut to the object's end.
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>>;
     /// Creates an object, never overwriting one.
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>>;
     /// As `create`; a store on a network gets the body in pieces with a pause between.

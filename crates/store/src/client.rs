@@ -6,18 +6,18 @@
 //!
 //! Not here: what a request looks like on the wire; see the backends.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use crate::backend::{Backend, Creation};
+use crate::backend::{Backend, Creation, Part};
 use crate::key::{check_key, check_prefix};
-use crate::limit::Limiter;
+use crate::limit::{Limiter, Way};
 use crate::meter::{Attempt, Meter};
+use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
     CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome, Result,
@@ -31,14 +31,12 @@ const LOOKS_MAX: u32 = 6;
 const PAUSE_BASE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// What every attempt may take, whatever its size.
-const ATTEMPT_BASE: Duration = Duration::from_secs(10);
-/// The slowest transfer that is still waited for.
-const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
-/// Assumed size of an answer whose size is not known before. Backends on a network watch its progress.
-const UNKNOWN_BYTES: u64 = 1 << 30;
-/// What deleting one object may take, as bytes transferred.
-const DELETE_AS_BYTES: u64 = 64 << 10;
+/// Assumed size of an answer whose size is not known before, where its bytes cannot be seen to move.
+const UNKNOWN_BYTES: u64 = 128 << 20;
+/// What deleting one object may take, as bytes that cannot be seen to move: a quarter of a second.
+const DELETE_AS_BYTES: u64 = 8 << 10;
+/// A disk takes what a link takes, so much faster.
+const DISK_SPEED: u64 = 8;
 /// A put is recognised by this many bytes at its start.
 const HEAD_BYTES: u64 = 4096;
 /// Objects per page of a list.
@@ -47,8 +45,8 @@ const LIST_PAGE: u64 = 1000;
 /// How patient and how greedy a client is.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs then may
-    /// still take the time its bytes need (one second per 256 KiB).
+    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs then goes
+    /// on while its bytes move.
     pub deadline_s: u64,
     /// Most requests under way at once. Uploads and background work together get three quarters of them,
     /// background work alone half.
@@ -71,16 +69,27 @@ struct Inner {
     name: String,
     backend: Box<dyn Backend>,
     deadline: Duration,
+    patient: Patient,
     limiter: Arc<Limiter>,
     meter: Meter,
 }
 
 impl Client {
     pub(crate) fn new(name: String, backend: Box<dyn Backend>, options: &StoreOptions) -> Arc<Self> {
+        Client::patient(name, backend, options, Patient::default())
+    }
+
+    /// A client with its own patience.
+    pub(crate) fn patient(
+        name: String,
+        backend: Box<dyn Backend>,
+        options: &StoreOptions,
+        patient: Patient,
+    ) -> Arc<Self> {
         let deadline = Duration::from_secs(options.deadline_s);
         let limiter = Limiter::new(options.requests_max);
         Arc::new(Client {
-            inner: Arc::new(Inner { name, backend, deadline, limiter, meter: Meter::default() }),
+            inner: Arc::new(Inner { name, backend, deadline, patient, limiter, meter: Meter::default() }),
         })
     }
 
@@ -88,6 +97,13 @@ impl Client {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// The endpoint of this store, if it is spoken to without encryption beyond this machine: whoever is on
+    /// the way can read and change everything.
+    #[must_use]
+    pub fn exposed_endpoint(&self) -> Option<&str> {
+        self.inner.backend.exposed_endpoint()
     }
 
     /// What was asked of the store so far, and how it did.
@@ -188,20 +204,23 @@ struct Ask<'a> {
     /// The object, for error texts.
     what: &'a str,
     bytes_out: u64,
-    /// For the time limit: bytes in either direction.
+    /// Bytes of an answer, or work as bytes, for stores where nothing can be seen to move.
     size_bytes: u64,
+    /// Work as bytes that no store shows.
+    unseen_bytes: u64,
 }
 
 impl Inner {
     async fn get(&self, get: Get) -> Result<Bytes> {
         let mut patience = Patience::new(get.class);
-        self.fetch(&mut patience, &get.key, get.range).await
+        self.fetch(&mut patience, &get.key, Part { range: get.range, bytes_max: get.bytes_max }).await
     }
 
-    async fn fetch(&self, patience: &mut Patience, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
-        let size_bytes = range.as_ref().map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
-        let ask = Ask { kind: CallKind::Get, what: key, bytes_out: 0, size_bytes };
-        self.insist(patience, &ask, |body: &Bytes| body.len() as u64, || self.backend.get(key, range.clone()))
+    async fn fetch(&self, patience: &mut Patience, key: &str, part: Part) -> Result<Bytes> {
+        let size_bytes =
+            part.range.as_ref().map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
+        let ask = Ask { kind: CallKind::Get, what: key, bytes_out: 0, size_bytes, unseen_bytes: 0 };
+        self.insist(patience, &ask, |body: &Bytes| body.len() as u64, || self.backend.get(key, part.clone()))
             .await
     }
 
@@ -213,7 +232,8 @@ impl Inner {
         let Put { key, body, class } = put;
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
-        let ask = Ask { kind: CallKind::Put, what: &key, bytes_out: bytes, size_bytes: bytes };
+        let ask =
+            Ask { kind: CallKind::Put, what: &key, bytes_out: bytes, size_bytes: bytes, unseen_bytes: 0 };
         loop {
             let create = || match pace {
                 Pace::Whole => self.backend.create(&key, body.clone()),
@@ -242,7 +262,11 @@ impl Inner {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
         for _ in 0..LOOKS_MAX {
-            let found = self.beginning(patience, key, body).await?;
+            let found = match self.beginning(patience, key, body).await {
+                // Nothing that a put of ours leaves.
+                Err(error) if error.kind() == StoreErrorKind::Damaged => return Ok(false),
+                found => found?,
+            };
             if found == head {
                 return Ok(true);
             }
@@ -257,14 +281,15 @@ impl Inner {
     /// As much of an object as tells it from `body`.
     async fn beginning(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<Bytes> {
         let head_bytes = (body.len() as u64).min(HEAD_BYTES);
+        let whole = Part { range: None, bytes_max: HEAD_BYTES };
         if head_bytes == 0 {
-            return self.fetch(patience, key, None).await;
+            return self.fetch(patience, key, whole).await;
         }
         // One byte more than a short body: a longer object is not ours.
         let more = u64::from((body.len() as u64) < HEAD_BYTES);
-        match self.fetch(patience, key, Some(0..head_bytes + more)).await {
+        match self.fetch(patience, key, Part { range: Some(0..head_bytes + more), ..whole.clone() }).await {
             // What is there has no first byte.
-            Err(error) if error.kind() == StoreErrorKind::Invalid => self.fetch(patience, key, None).await,
+            Err(error) if error.kind() == StoreErrorKind::Invalid => self.fetch(patience, key, whole).await,
             outcome => outcome,
         }
     }
@@ -273,7 +298,8 @@ impl Inner {
         let prefix = check_prefix(&list.prefix)?;
         let what = if prefix.is_empty() { "everything" } else { prefix };
         let mut patience = Patience::new(list.class);
-        let ask = Ask { kind: CallKind::List, what, bytes_out: 0, size_bytes: UNKNOWN_BYTES };
+        let ask =
+            Ask { kind: CallKind::List, what, bytes_out: 0, size_bytes: UNKNOWN_BYTES, unseen_bytes: 0 };
         let found = self.insist(&mut patience, &ask, |_| 0, || self.backend.list(prefix)).await?;
         let pages = (found.len() as u64).div_ceil(LIST_PAGE);
         self.meter.add_requests(CallKind::List, pages.saturating_sub(1));
@@ -287,9 +313,9 @@ impl Inner {
         let Some(first) = keys.first() else { return Ok(()) };
         let what =
             if keys.len() == 1 { first.clone() } else { format!("{first} and {} more", keys.len() - 1) };
-        let size_bytes = keys.len() as u64 * DELETE_AS_BYTES;
+        let unseen_bytes = keys.len() as u64 * DELETE_AS_BYTES;
         let mut patience = Patience::new(class);
-        let ask = Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes };
+        let ask = Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes: 0, unseen_bytes };
         self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
@@ -303,18 +329,25 @@ impl Inner {
         attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
     ) -> Result<T> {
         for tries in 0.. {
-            let permit = self.limiter.acquire(patience.class).await?;
+            let permit = self.limiter.acquire(patience.class, Way::of(ask.kind)).await?;
             let start = Instant::now();
             let began = *patience.began.get_or_insert(start);
-            let limit = self.attempt_limit(start - began, ask.size_bytes);
-            let outcome = timeout(limit, attempt()).await.unwrap_or_else(|_| {
-                let text = format!("no answer within {} s", limit.as_secs_f32().ceil());
+            let (patient, load) = self.patience_of(start - began, ask);
+            let ended = unless_stalled(&patient, &load, attempt()).await;
+            let is_stalled = ended.is_none();
+            let outcome = ended.unwrap_or_else(|| {
+                let text = format!("nothing moved for {} s", patient.silence_max.as_secs_f32().ceil());
                 Err(StoreError::new(StoreErrorKind::Unavailable, text))
             });
-            drop(permit);
+            match &outcome {
+                Ok(_) => permit.carried(),
+                Err(_) if is_stalled => permit.stalled(),
+                Err(_) => drop(permit),
+            }
             self.meter.record(&Attempt {
                 kind: ask.kind,
                 is_retry: tries > 0,
+                is_stalled,
                 bytes_in: outcome.as_ref().map_or(0, &bytes_in),
                 bytes_out: ask.bytes_out,
                 took: start.elapsed(),
@@ -344,12 +377,17 @@ impl Inner {
         Ok(())
     }
 
-    /// How long an attempt may take that starts `waited` after the call's first.
-    fn attempt_limit(&self, waited: Duration, size_bytes: u64) -> Duration {
-        let transfer = Duration::from_millis(size_bytes.saturating_mul(1000) / SLOWEST_BYTES_PER_S);
+    /// How much silence an attempt may have that starts `waited` after the call's first.
+    fn patience_of(&self, waited: Duration, ask: &Ask<'_>) -> (Patient, Load) {
         // The last attempt may begin just before the deadline; give it a second to say something.
         let left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
-        ATTEMPT_BASE.min(left) + transfer
+        let silence_max = self.patient.silence_max.min(left);
+        let load = if self.backend.shows_progress() {
+            Load { out_bytes: ask.bytes_out, unseen_bytes: ask.unseen_bytes }
+        } else {
+            Load { out_bytes: 0, unseen_bytes: ask.size_bytes / DISK_SPEED + ask.unseen_bytes }
+        };
+        (Patient { silence_max, ..self.patient.clone() }, load)
     }
 
     fn explain(&self, ask: &Ask<'_>, error: &StoreError, end: &str) -> StoreError {
@@ -367,7 +405,10 @@ impl Inner {
 fn is_passing(kind: StoreErrorKind) -> bool {
     match kind {
         StoreErrorKind::Unavailable | StoreErrorKind::Broken => true,
-        StoreErrorKind::NotFound | StoreErrorKind::Denied | StoreErrorKind::Invalid => false,
+        StoreErrorKind::NotFound
+        | StoreErrorKind::Denied
+        | StoreErrorKind::Damaged
+        | StoreErrorKind::Invalid => false,
     }
 }
 

@@ -5,13 +5,12 @@
 //!
 //! Not here: retry. The protocol crate's own is switched off; the client above does it.
 
-use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::{Future, StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -20,9 +19,8 @@ use object_store::{
     BackoffConfig, ClientOptions, GetOptions, GetRange, HeaderValue, ObjectStore, PutMode, PutOptions,
     PutPayload, RetryConfig,
 };
-use tokio::time::timeout;
 
-use crate::backend::{Backend, Creation};
+use crate::backend::{Backend, Creation, Part, room_for};
 use crate::key::is_key;
 use crate::location::{CloudLocation, CloudScheme};
 use crate::open::Environment;
@@ -34,8 +32,6 @@ mod refusal;
 use pieces::{Connector, InPieces};
 use refusal::explain;
 
-/// Longest silence while an answer is awaited or read.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Objects in a bucket.
@@ -43,45 +39,61 @@ pub(crate) struct Cloud {
     store: Box<dyn ObjectStore>,
     /// Empty, or the root's prefix with its trailing `/`.
     root: String,
+    /// The endpoint, if everybody on the way to it can read and change what is said.
+    exposed: Option<String>,
 }
 
 impl Cloud {
     /// A client of the bucket that `location` names, with credentials and settings from `environment`.
     pub(crate) fn new(location: &CloudLocation, environment: &Environment) -> Result<Self> {
+        let mut endpoint = location.endpoint.clone();
         let store = match location.scheme {
-            CloudScheme::S3 => s3(location, environment)?,
+            CloudScheme::S3 => s3(location, environment, &mut endpoint)?,
             CloudScheme::Gcs => gcs(location, environment)?,
             CloudScheme::Azure => azure(location, environment)?,
         };
+        let exposed = endpoint.filter(|endpoint| is_exposed(endpoint));
         let root = if location.prefix.is_empty() { String::new() } else { format!("{}/", location.prefix) };
-        Ok(Cloud { store, root })
+        Ok(Cloud { store, root, exposed })
     }
 
     fn path(&self, key: &str) -> Path {
         Path::from(format!("{}{key}", self.root))
     }
 
-    async fn fetch(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
-        if let Some(range) = range.as_ref().filter(|range| range.start >= range.end) {
+    async fn fetch(&self, key: &str, part: Part) -> Result<Bytes> {
+        if let Some(range) = part.range.as_ref().filter(|range| range.start >= range.end) {
             let text = format!("range {}..{} is empty", range.start, range.end);
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
         }
-        let options = GetOptions { range: range.map(GetRange::Bounded), ..GetOptions::default() };
-        let answer = unless_silent(self.store.get_opts(&self.path(key), options)).await?;
-        let length = (answer.range.end - answer.range.start) as usize;
+        let options =
+            GetOptions { range: part.range.clone().map(GetRange::Bounded), ..GetOptions::default() };
+        let answer = self.store.get_opts(&self.path(key), options).await.map_err(explain)?;
+        let length = answer.range.end.saturating_sub(answer.range.start);
+        let asked = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
+        if length > asked {
+            let text = format!("the store answers with {length} bytes where {asked} were asked for");
+            return Err(StoreError::new(StoreErrorKind::Broken, text));
+        }
+        part.check_length(length)?;
+        let length = length as usize;
         let mut chunks = answer.into_stream();
-        let mut whole = BytesMut::new();
-        while let Some(chunk) = unless_silent(chunks.try_next()).await? {
+        let mut whole = Vec::new();
+        while let Some(chunk) = chunks.try_next().await.map_err(explain)? {
             if chunk.len() == length && whole.is_empty() {
                 return Ok(chunk);
             }
-            if whole.is_empty() {
-                whole.reserve(length);
+            if chunk.len() > length - whole.len() {
+                let text = format!("the store promised {length} bytes and sends more");
+                return Err(StoreError::new(StoreErrorKind::Broken, text));
+            }
+            if whole.capacity() == 0 {
+                whole = room_for(length)?;
             }
             whole.extend_from_slice(&chunk);
         }
         if whole.len() == length {
-            return Ok(whole.freeze());
+            return Ok(Bytes::from(whole));
         }
         let text = format!("the store promised {length} bytes and sent {}", whole.len());
         Err(StoreError::new(StoreErrorKind::Broken, text))
@@ -105,7 +117,7 @@ impl Cloud {
         let below = self.path(prefix);
         let mut listed = self.store.list(Some(&below).filter(|below| !below.as_ref().is_empty()));
         let mut found = Vec::new();
-        while let Some(object) = unless_silent(listed.try_next()).await? {
+        while let Some(object) = listed.try_next().await.map_err(explain)? {
             let key = object.location.as_ref().strip_prefix(&self.root).filter(|key| is_key(key));
             found.extend(key.map(|key| ObjectInfo { key: key.to_owned(), size_bytes: object.size }));
         }
@@ -126,8 +138,16 @@ impl Cloud {
 }
 
 impl Backend for Cloud {
-    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
-        self.fetch(key, range).boxed()
+    fn shows_progress(&self) -> bool {
+        true
+    }
+
+    fn exposed_endpoint(&self) -> Option<&str> {
+        self.exposed.as_deref()
+    }
+
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+        self.fetch(key, part).boxed()
     }
 
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
@@ -149,21 +169,22 @@ impl Backend for Cloud {
     }
 }
 
-/// Waits for an answer that may be long but not silent.
-async fn unless_silent<T>(step: impl Future<Output = object_store::Result<T>>) -> Result<T> {
-    match timeout(SILENCE_MAX, step).await {
-        Ok(outcome) => outcome.map_err(explain),
-        Err(_) => {
-            let text = format!("the store sent nothing for {} s", SILENCE_MAX.as_secs());
-            Err(StoreError::new(StoreErrorKind::Unavailable, text))
-        }
-    }
-}
-
-/// How to speak HTTP. Time limits are the client's and [`unless_silent`]'s.
+/// How to speak HTTP. Time limits are the client's, but for the connection's.
 fn http_options() -> ClientOptions {
     let agent = HeaderValue::from_static(concat!("sawmill/", env!("CARGO_PKG_VERSION")));
     ClientOptions::new().with_user_agent(agent).with_timeout_disabled().with_connect_timeout(CONNECT_MAX)
+}
+
+/// Whether an endpoint is spoken to without encryption beyond this machine.
+fn is_exposed(endpoint: &str) -> bool {
+    let Ok(url) = url::Url::parse(endpoint) else { return false };
+    let is_here = match url.host() {
+        Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    url.scheme() == "http" && !is_here
 }
 
 fn no_retry() -> RetryConfig {
@@ -188,7 +209,11 @@ fn refuse(location: &CloudLocation, error: &object_store::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, text)
 }
 
-fn s3(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
+fn s3(
+    location: &CloudLocation,
+    environment: &Environment,
+    used: &mut Option<String>,
+) -> Result<Box<dyn ObjectStore>> {
     let mut variables = profile::credentials(environment)?;
     variables.extend_from_slice(environment);
     let set = |name| variables.iter().any(|(n, value)| n == name && !value.is_empty());
@@ -222,6 +247,7 @@ fn s3(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn Obj
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
         }
         builder = builder.with_allow_http(endpoint.starts_with("http://"));
+        *used = Some(endpoint);
     }
     let builder =
         builder.with_bucket_name(&location.bucket).with_conditional_put(S3ConditionalPut::ETagMatch);

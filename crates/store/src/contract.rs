@@ -31,6 +31,9 @@ pub struct Get {
     /// Which bytes, or all. A range that reaches past the end is cut there; one that is empty, or that starts
     /// at or past the end, is `Invalid`.
     pub range: Option<Range<u64>>,
+    /// The most bytes that the caller can have any use for. An object (or a range) that claims more is
+    /// `Damaged`, and takes no memory.
+    pub bytes_max: u64,
     /// Who waits.
     pub class: Class,
 }
@@ -87,7 +90,8 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 ///   Nothing is ever overwritten.
 /// - **S3** An object is visible whole or not at all, and after `Created` to every later `get`.
 /// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never `NotFound`.
-/// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error.
+/// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error. It never
+///   takes memory for more than `bytes_max`, whatever length the store claims.
 /// - **S6** `list` returns keys in no particular order. It may lag behind puts and deletes.
 /// - **S7** `delete` of an absent key succeeds.
 /// - **S8** A call that fails with `Unavailable` may still take effect later.
@@ -107,6 +111,9 @@ pub trait ObjectStore: Send + Sync {
     fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>);
 }
 
+/// What a [`Blocking::get`] takes at most.
+pub const BLOCKING_GET_BYTES_MAX: u64 = 256 << 20;
+
 /// Blocking calls on a store, for recovery and commands. Never call them on a store's own thread.
 pub struct Blocking<'a>(pub &'a dyn ObjectStore);
 
@@ -122,9 +129,10 @@ impl Blocking<'_> {
         })
     }
 
-    /// Fetches an object or a part of it.
+    /// Fetches an object or a part of it, of [`BLOCKING_GET_BYTES_MAX`] at most.
     pub fn get(&self, key: &str, range: Option<Range<u64>>, class: Class) -> Result<Bytes> {
-        Self::wait(|done| self.0.get(Get { key: key.to_owned(), range, class }, done))
+        let get = Get { key: key.to_owned(), range, bytes_max: BLOCKING_GET_BYTES_MAX, class };
+        Self::wait(|done| self.0.get(get, done))
     }
 
     /// Creates an object.

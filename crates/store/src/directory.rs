@@ -16,7 +16,6 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, Creation, cut_range};
+use crate::backend::{Backend, Creation, Part, room_for};
 use crate::key::is_key;
 use crate::runtime::BLOCKING_THREADS_MAX;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
@@ -100,9 +99,9 @@ impl Directory {
 }
 
 impl Backend for Directory {
-    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         let key = key.to_owned();
-        self.run(move |shared| shared.get(&key, range))
+        self.run(move |shared| shared.get(&key, &part))
     }
 
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
@@ -126,11 +125,13 @@ impl Shared {
         Shared { root: Root::new(root), durable: Mutex::default() }
     }
 
-    fn get(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+    fn get(&self, key: &str, part: &Part) -> Result<Bytes> {
         self.root.remember()?;
         let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
-        let file = match File::open(&path) {
+        // Somebody may have put a pipe here: to wait for its writer would be for ever.
+        let patient = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+        let file = match File::options().read(true).custom_flags(patient).open(&path) {
             Ok(file) => file,
             Err(error) if is_absent(&error) => {
                 self.root.check()?;
@@ -139,13 +140,17 @@ impl Shared {
             Err(error) => return Err(failure("open", &path, &error)),
         };
         let about = file.metadata().map_err(|error| failure("look at", &path, &error))?;
-        if !about.is_file() {
+        if about.is_dir() {
             self.root.check()?;
             return Err(absent());
         }
-        let range = cut_range(range, about.len())?;
+        if !about.is_file() {
+            let text = format!("{} is no file but a pipe or a device: take it away", path.display());
+            return Err(StoreError::new(StoreErrorKind::Damaged, text));
+        }
+        let range = part.cut(about.len())?;
         let length = (range.end - range.start) as usize;
-        let mut bytes = Vec::with_capacity(length);
+        let mut bytes = room_for(length)?;
         while bytes.len() < length {
             let at = range.start + bytes.len() as u64;
             match rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut bytes), at) {

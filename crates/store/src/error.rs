@@ -15,6 +15,9 @@ pub enum StoreErrorKind {
     Unavailable,
     /// The store answered with something that cannot be right (a short body, say), more than once.
     Broken,
+    /// What lies under the key is nothing that the caller can have put there: it is larger than asked for, or
+    /// no file. Asking again does not help.
+    Damaged,
     /// The call or the URL is wrong.
     Invalid,
 }

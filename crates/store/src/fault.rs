@@ -215,7 +215,7 @@ fn planned(kind: StoreErrorKind, call: &Call) -> StoreError {
 
 impl ObjectStore for FaultStore {
     fn get(&self, mut get: Get, done: Done<Bytes>) {
-        let Get { key, range, class } = get.clone();
+        let Get { key, range, class, .. } = get.clone();
         let call = Call { number: 0, kind: CallKind::Get, keys: vec![key], range, size_bytes: 0, class };
         let (call, fault, script) = self.judge(call);
         if let Fault::Swap(other) = &fault {

@@ -30,10 +30,13 @@ mod meter;
 mod open;
 mod probe;
 mod profile;
+mod progress;
 mod runtime;
 
 pub use client::{Client, StoreOptions};
-pub use contract::{Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome};
+pub use contract::{
+    BLOCKING_GET_BYTES_MAX, Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
+};
 pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Decide, Fault, FaultStore};
 pub use location::split_volume_url;

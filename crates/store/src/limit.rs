@@ -6,6 +6,10 @@
 //! a stream of reads from holding uploads up for ever: while fewer than an eighth of the permits (at least
 //! one) are out to uploads, waiting uploads go first. If there is one permit only, the two take turns.
 //!
+//! How many bodies travel at once in one direction follows what the link carries. A transfer that stalled
+//! halves the number that were under way, once for all that began before; each round of transfers that
+//! arrived lets one more go. At least one is always allowed.
+//!
 //! Not here: rates. A store that wants fewer requests per second says so, and the client backs off.
 
 use std::collections::VecDeque;
@@ -14,7 +18,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::{Class, Result, StoreError, StoreErrorKind};
+use crate::{CallKind, Class, Result, StoreError, StoreErrorKind};
 
 /// Most calls that may wait for their turn; more are refused, for memory's sake.
 const WAITING_MAX: usize = 1 << 16;
@@ -31,7 +35,48 @@ struct State {
     running: [usize; 3],
     /// Whether the last permit went to an upload.
     upload_was_last: bool,
-    waiting: [VecDeque<oneshot::Sender<Permit>>; 3],
+    /// By class and way.
+    waiting: [[VecDeque<Waiting>; 3]; 3],
+    /// Bodies that travel up and down.
+    windows: [Window; 2],
+    /// Numbers those who wait, and those who run.
+    next_number: u64,
+}
+
+struct Waiting {
+    number: u64,
+    give: oneshot::Sender<Permit>,
+}
+
+/// Which way a request's bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Up,
+    Down,
+    /// Few bytes either way.
+    Neither,
+}
+
+impl Way {
+    pub(crate) fn of(kind: CallKind) -> Self {
+        match kind {
+            CallKind::Put => Way::Up,
+            CallKind::Get => Way::Down,
+            CallKind::List | CallKind::Delete => Way::Neither,
+        }
+    }
+}
+
+/// How many bodies may travel one way at once.
+#[derive(Default)]
+struct Window {
+    /// As many fewer than `requests_max`.
+    withheld: usize,
+    running: usize,
+    /// Transfers that arrived while the window was full, since it grew.
+    arrived: usize,
+    /// Transfers that began before this one stalled for the same reason.
+    halved_at: u64,
 }
 
 /// The right to one request at a time; given back when dropped.
@@ -39,6 +84,9 @@ pub(crate) struct Permit {
     /// `None` once disarmed.
     limiter: Option<Arc<Limiter>>,
     class: Class,
+    way: Way,
+    /// When it was given, among all.
+    number: u64,
 }
 
 impl Limiter {
@@ -48,17 +96,18 @@ impl Limiter {
     }
 
     /// Waits for a turn.
-    pub(crate) async fn acquire(self: &Arc<Self>, class: Class) -> Result<Permit> {
+    pub(crate) async fn acquire(self: &Arc<Self>, class: Class, way: Way) -> Result<Permit> {
         let turn = {
             let mut state = self.state.lock();
-            if state.waiting.iter().map(VecDeque::len).sum::<usize>() >= WAITING_MAX {
+            if state.waiting.iter().flatten().map(VecDeque::len).sum::<usize>() >= WAITING_MAX {
                 let text = format!(
                     "{WAITING_MAX} calls wait for the store already; slow down or raise requests_max"
                 );
                 return Err(StoreError::new(StoreErrorKind::Unavailable, text));
             }
             let (give, turn) = oneshot::channel();
-            state.waiting[class as usize].push_back(give);
+            let number = state.number();
+            state.waiting[class as usize][way as usize].push_back(Waiting { number, give });
             self.dispatch(&mut state);
             turn
         };
@@ -91,15 +140,31 @@ impl Limiter {
         }
     }
 
+    /// The first who waits in `class` for a way that has room.
+    fn next_of(&self, state: &mut State, class: Class) -> Option<(Way, Waiting)> {
+        let first = |way: Way| {
+            let window = state.windows.get(way as usize);
+            let has_room = window.is_none_or(|it| it.running < self.requests_max - it.withheld);
+            state.waiting[class as usize][way as usize].front().filter(|_| has_room).map(|it| it.number)
+        };
+        let ways = [Way::Up, Way::Down, Way::Neither];
+        let way = ways.into_iter().filter(|way| first(*way).is_some()).min_by_key(|way| first(*way))?;
+        state.waiting[class as usize][way as usize].pop_front().map(|waiting| (way, waiting))
+    }
+
     /// Gives a permit to the first who waits in `class`; `false` if there is no room, or nobody.
     fn serve(self: &Arc<Self>, state: &mut State, class: Class) -> bool {
         if !self.has_room(&state.running, class) {
             return false;
         }
-        let Some(give) = state.waiting[class as usize].pop_front() else { return false };
-        match give.send(Permit { limiter: Some(Arc::clone(self)), class }) {
+        let Some((way, waiting)) = self.next_of(state, class) else { return false };
+        let number = state.number();
+        match waiting.give.send(Permit { limiter: Some(Arc::clone(self)), class, way, number }) {
             Ok(()) => {
                 state.running[class as usize] += 1;
+                if let Some(window) = state.windows.get_mut(way as usize) {
+                    window.running += 1;
+                }
                 state.upload_was_last = class == Class::Upload;
             }
             // The caller is gone. Its permit must not come back through `drop`: that would lock.
@@ -109,11 +174,55 @@ impl Limiter {
     }
 }
 
+impl State {
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+}
+
+impl Permit {
+    /// Its transfer arrived.
+    pub(crate) fn carried(self) {
+        if let Some(limiter) = &self.limiter
+            && let Some(window) = limiter.state.lock().windows.get_mut(self.way as usize)
+            && window.withheld > 0
+            && window.running >= limiter.requests_max - window.withheld
+        {
+            window.arrived += 1;
+            if window.arrived >= limiter.requests_max - window.withheld {
+                window.arrived = 0;
+                window.withheld -= 1;
+            }
+        }
+    }
+
+    /// Its transfer was cut, since nothing moved.
+    pub(crate) fn stalled(self) {
+        let Some(limiter) = &self.limiter else { return };
+        let mut state = limiter.state.lock();
+        let now = state.number();
+        if let Some(window) = state.windows.get_mut(self.way as usize)
+            && self.number > window.halved_at
+        {
+            let half = (window.running / 2).max(1);
+            // Fewer than the window may have been under way.
+            window.withheld = window.withheld.max(limiter.requests_max.saturating_sub(half));
+            window.arrived = 0;
+            window.halved_at = now;
+            tracing::debug!(at_once = half, "a transfer to the store stalled: fewer at once");
+        }
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(limiter) = self.limiter.take() {
             let mut state = limiter.state.lock();
             state.running[self.class as usize] -= 1;
+            if let Some(window) = state.windows.get_mut(self.way as usize) {
+                window.running -= 1;
+            }
             limiter.dispatch(&mut state);
         }
     }
@@ -134,7 +243,7 @@ mod tests {
 
     fn ask(limiter: &Arc<Limiter>, class: Class) -> Turn {
         let limiter = Arc::clone(limiter);
-        let mut turn = async move { limiter.acquire(class).await }.boxed();
+        let mut turn = async move { limiter.acquire(class, Way::Neither).await }.boxed();
         match poll(&mut turn) {
             Poll::Ready(outcome) => std::future::ready(outcome).boxed(),
             Poll::Pending => turn,
@@ -227,6 +336,41 @@ mod tests {
         let limiter = Limiter::new(8);
         let held: Vec<Permit> = std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Upload))).collect();
         assert_eq!(held.len(), 6);
+    }
+
+    fn transfers(limiter: &Arc<Limiter>, way: Way) -> Vec<Permit> {
+        let next = || {
+            let limiter = Arc::clone(limiter);
+            permit(&mut async move { limiter.acquire(Class::Upload, way).await }.boxed())
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn a_stall_halves_what_travels_at_once_and_rounds_that_arrive_let_more_go() {
+        let limiter = Limiter::new(16);
+        let mut running = transfers(&limiter, Way::Up);
+        assert_eq!(running.len(), 12);
+        // All of them began before the link was known to be slow: they say the same thing.
+        running.drain(..).for_each(Permit::stalled);
+        let mut running = transfers(&limiter, Way::Up);
+        assert_eq!(running.len(), 6);
+        assert_eq!(transfers(&limiter, Way::Down).len(), 6, "the other way is another link");
+        running.pop().unwrap().stalled();
+        running.drain(..).for_each(drop);
+        assert_eq!(transfers(&limiter, Way::Up).len(), 3);
+        for more in [4, 5, 6] {
+            // The window is full at each arrival.
+            for _ in 0..more - 1 {
+                let mut running = transfers(&limiter, Way::Up);
+                running.pop().unwrap().carried();
+            }
+            assert_eq!(transfers(&limiter, Way::Up).len(), more);
+        }
+        for _ in 0..10 {
+            transfers(&limiter, Way::Up).pop().unwrap().stalled();
+        }
+        assert_eq!(transfers(&limiter, Way::Up).len(), 1, "one is always allowed");
     }
 
     #[test]

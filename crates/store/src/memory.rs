@@ -4,14 +4,13 @@
 //! names it, and keeps its objects when nobody holds it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use parking_lot::Mutex;
 
-use crate::backend::{Backend, Creation, cut_range};
+use crate::backend::{Backend, Creation, Part};
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
@@ -30,17 +29,17 @@ impl Memory {
         Memory { objects: Arc::clone(NAMED.lock().entry(name.to_owned()).or_default()) }
     }
 
-    fn read(&self, key: &str, range: Option<Range<u64>>) -> Result<Bytes> {
+    fn read(&self, key: &str, part: &Part) -> Result<Bytes> {
         let body = self.objects.lock().get(key).cloned();
         let body = body.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "no such object"))?;
-        let range = cut_range(range, body.len() as u64)?;
+        let range = part.cut(body.len() as u64)?;
         Ok(body.slice(range.start as usize..range.end as usize))
     }
 }
 
 impl Backend for Memory {
-    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
-        ready(self.read(key, range)).boxed()
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+        ready(self.read(key, &part)).boxed()
     }
 
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {

@@ -36,6 +36,8 @@ pub struct CallStats {
     pub errors: u64,
     /// Attempts that repeated an earlier one of the same call.
     pub retries: u64,
+    /// Attempts that were cut, since none of their bytes moved.
+    pub stalls: u64,
     /// Bytes received in bodies.
     pub bytes_in: u64,
     /// Bytes sent in bodies, repeated ones too.
@@ -66,6 +68,7 @@ struct Counters {
     requests: AtomicU64,
     errors: AtomicU64,
     retries: AtomicU64,
+    stalls: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
     latency: [AtomicU64; LATENCY_BUCKETS],
@@ -88,6 +91,7 @@ pub(crate) struct Meter {
 pub(crate) struct Attempt<'a> {
     pub(crate) kind: CallKind,
     pub(crate) is_retry: bool,
+    pub(crate) is_stalled: bool,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) took: Duration,
@@ -100,6 +104,7 @@ impl Meter {
         let counters = &self.kinds[attempt.kind as usize];
         counters.requests.fetch_add(1, Relaxed);
         counters.retries.fetch_add(u64::from(attempt.is_retry), Relaxed);
+        counters.stalls.fetch_add(u64::from(attempt.is_stalled), Relaxed);
         counters.bytes_in.fetch_add(attempt.bytes_in, Relaxed);
         counters.bytes_out.fetch_add(attempt.bytes_out, Relaxed);
         counters.latency[bucket(attempt.took)].fetch_add(1, Relaxed);
@@ -131,6 +136,7 @@ impl Meter {
                 requests: counters.requests.load(Relaxed),
                 errors: counters.errors.load(Relaxed),
                 retries: counters.retries.load(Relaxed),
+                stalls: counters.stalls.load(Relaxed),
                 bytes_in: counters.bytes_in.load(Relaxed),
                 bytes_out: counters.bytes_out.load(Relaxed),
                 latency: std::array::from_fn(|i| counters.latency[i].load(Relaxed)),
@@ -166,7 +172,15 @@ mod tests {
 
     fn attempt(error: Option<&StoreError>) -> Attempt<'_> {
         let took = Duration::from_micros(100);
-        Attempt { kind: CallKind::Get, is_retry: false, bytes_in: 7, bytes_out: 0, took, error }
+        Attempt {
+            kind: CallKind::Get,
+            is_retry: false,
+            is_stalled: false,
+            bytes_in: 7,
+            bytes_out: 0,
+            took,
+            error,
+        }
     }
 
     #[test]

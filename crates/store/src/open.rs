@@ -32,7 +32,14 @@ pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
     let environment: Vec<(String, String)> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    open_in(url, &options, &environment)
+    let client = open_in(url, &options, &environment)?;
+    if let Some(endpoint) = client.exposed_endpoint() {
+        tracing::warn!(
+            "{endpoint} is spoken to without encryption: whoever is on the way can read and change all data; \
+             use an https:// endpoint"
+        );
+    }
+    Ok(client)
 }
 
 /// Reads a store URL without opening anything, and returns it as it may be shown: without its parameters.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -71,6 +71,7 @@ pub struct DirectFile {
     buffered: File,
     direct: Option<File>,
     len_bytes: u64,
+    path: PathBuf,
 }
 
 impl DirectFile {
@@ -87,7 +88,9 @@ impl DirectFile {
             None
         };
         let len_bytes = length_of(&buffered)?;
-        Ok(DirectFile { buffered, direct, len_bytes })
+        // Whoever changes folder meanwhile means the same file.
+        let path = std::path::absolute(path)?;
+        Ok(DirectFile { buffered, direct, len_bytes, path })
     }
 
     /// Makes a new file of `len_bytes` with every block written, so that later writes need no allocation and
@@ -116,6 +119,15 @@ impl DirectFile {
             file.set_len(len_bytes)?;
         }
         Ok((lock, Self::open(path, mode)?))
+    }
+
+    /// Whether the name it was opened by still leads to it. A device's always does.
+    #[must_use]
+    pub fn has_name(&self) -> bool {
+        let Ok(own) = rustix::fs::fstat(&self.buffered) else { return false };
+        FileType::from_raw_mode(own.st_mode) != FileType::RegularFile
+            || rustix::fs::stat(&self.path)
+                .is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
     }
 
     /// Size in bytes when opened.

@@ -4,7 +4,7 @@
 //! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
 //! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
 //! [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of another process),
-//! [`in_own_session`] (a program that outlives its starter),
+//! [`in_own_session`] (a program that outlives its starter), [`caged`](caged()) (one that is not trusted),
 //! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
 //! [`discard`](discard()) (and zeroes, on files and block devices), [`ublk`] (the kernel's driver for block
 //! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk),
@@ -16,6 +16,7 @@
 mod aligned;
 mod arena;
 mod attached;
+mod caged;
 mod counting;
 mod direct_file;
 mod discard;
@@ -32,6 +33,7 @@ pub mod ublk;
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, Lease};
 pub use attached::{Attached, Lent};
+pub use caged::{Bounds, caged, is_no_network};
 pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode};
 pub use discard::{discard, logical_block_bytes, write_zeroes};

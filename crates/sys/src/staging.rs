@@ -19,11 +19,11 @@
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicU32, Ordering};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
@@ -34,8 +34,12 @@ use crate::sync::{AtomicU64, Mutex, RwLock, may_switch};
 const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
 
 /// A staging file: a header page, live words, and the ring's bytes.
+///
+/// Whoever has it open may write it, and holds its lock: a journal that was copied names the memory of the
+/// one it was copied from, which may be in use.
 pub struct StagingFile {
-    _file: File,
+    file: File,
+    path: PathBuf,
     prefix: Mapping,
     ring: Mapping,
     capacity_bytes: u64,
@@ -44,7 +48,7 @@ pub struct StagingFile {
 impl StagingFile {
     /// Makes a new staging file (replacing one of that name) with a ring of `capacity_bytes`.
     pub fn create(path: &Path, capacity_bytes: u64) -> io::Result<Self> {
-        Self::map(allocate(path, capacity_bytes)?, capacity_bytes)
+        Self::map(allocate(path, capacity_bytes)?, path, capacity_bytes)
     }
 
     /// The same out of memory laid up before, which is used up; `None` when there is none that fits.
@@ -59,7 +63,7 @@ impl StagingFile {
         if let Ok(file) = taken
             && is_fresh(&file, PREFIX_BYTES + capacity_bytes)?
         {
-            return Self::map(file, capacity_bytes).map(Some);
+            return Self::map(file, path, capacity_bytes).map(Some);
         }
         std::fs::remove_file(path)?;
         Ok(None)
@@ -71,27 +75,44 @@ impl StagingFile {
         allocate(spare, capacity_bytes).map(drop)
     }
 
-    /// Opens a staging file left by an earlier process; `None` when there is none.
+    /// Opens a staging file left by an earlier process; `None` when there is none. One that somebody else may
+    /// have made or may write is `InvalidData`: a folder such as /dev/shm is open to everybody. `WouldBlock`:
+    /// a process that lives has it open.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP) => return Err(invalid("it is a symbolic link")),
+            // Nobody but root can open what is another user's.
+            Err(Errno::ACCESS) => return Err(invalid("it belongs to another user")),
             Err(error) => return Err(error.into()),
         };
-        let length = file.metadata()?.len();
-        if length <= PREFIX_BYTES || !length.is_multiple_of(BLOCK_BYTES) {
-            return Ok(None);
+        let about = rustix::fs::fstat(&file)?;
+        if let Some(fault) = fault_of(&about) {
+            return Err(invalid(fault));
         }
-        Self::map(file, length - PREFIX_BYTES).map(Some)
+        let length = about.st_size as u64;
+        if length <= PREFIX_BYTES || !length.is_multiple_of(BLOCK_BYTES) {
+            return Err(invalid("it is cut short"));
+        }
+        Self::map(file, path, length - PREFIX_BYTES).map(Some)
     }
 
-    fn map(file: File, capacity_bytes: u64) -> io::Result<Self> {
+    fn map(file: File, path: &Path, capacity_bytes: u64) -> io::Result<Self> {
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let too_large =
             || io::Error::new(io::ErrorKind::InvalidInput, "the staging ring does not fit in memory");
         let capacity = usize::try_from(capacity_bytes).map_err(|_| too_large())?;
         let prefix = Mapping::plain(&file, 0, PREFIX_BYTES as usize)?;
         let ring = Mapping::doubled(&file, PREFIX_BYTES, capacity)?;
-        Ok(StagingFile { _file: file, prefix, ring, capacity_bytes })
+        Ok(StagingFile { file, path: path.to_owned(), prefix, ring, capacity_bytes })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The ring's capacity.
@@ -178,10 +199,25 @@ impl StagingFile {
 /// look in later, and a second name may be that of a file in use.
 fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
     let about = rustix::fs::fstat(file)?;
-    Ok(about.st_uid == rustix::process::geteuid().as_raw()
-        && Mode::from_raw_mode(about.st_mode) == Mode::RUSR | Mode::WUSR
-        && about.st_nlink == 1
-        && about.st_size as u64 == length)
+    Ok(fault_of(&about).is_none() && about.st_size as u64 == length)
+}
+
+/// Why a file is not this user's alone.
+fn fault_of(about: &rustix::fs::Stat) -> Option<&'static str> {
+    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
+        return Some("it is no regular file");
+    }
+    if about.st_uid != rustix::process::geteuid().as_raw() {
+        return Some("it belongs to another user");
+    }
+    if Mode::from_raw_mode(about.st_mode) != Mode::RUSR | Mode::WUSR {
+        return Some("others may read or write it");
+    }
+    (about.st_nlink != 1).then_some("it has a second name")
+}
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// A new file of zeroes for a ring of `capacity_bytes`, replacing one of that name.
@@ -229,6 +265,18 @@ pub struct Ring {
 }
 
 impl Ring {
+    /// Lets another process open this memory. Nothing may be reserved any more.
+    pub fn unlock(&self) {
+        // The lock of a descriptor that is open cannot fail to go; when the last mapping goes it goes too.
+        let _ = rustix::fs::flock(&self.staging.file, FlockOperation::Unlock);
+    }
+
+    /// Whether the file still has its name: without it, nobody finds this memory after the process's death.
+    #[must_use]
+    pub fn has_name(&self) -> bool {
+        rustix::fs::fstat(&self.staging.file).is_ok_and(|about| about.st_nlink > 0)
+    }
+
     /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock that makes
     /// the order: what it does is ordered as the positions are. It must be short and must not panic.
     pub fn reserve<T>(

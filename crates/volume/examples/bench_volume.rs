@@ -144,6 +144,7 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
         next_sequence: segments + 1,
         position: segments * SEGMENT_BYTES,
         wall_unix_ms: record.created_unix_ms,
+        attached_ms: 0,
         size_bytes: TIB,
         clean: true,
         extent_total: extents,

@@ -4,12 +4,33 @@ use std::ops::Range;
 use std::sync::mpsc::{channel, sync_channel};
 
 use bytes::Bytes;
+use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
+use sawmill_format::map_part::parse_part_key;
+use sawmill_format::segment::parse_segment_key;
 use sawmill_store::{Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, limits};
 
 /// A get and its outcome: `None` means the store said, definitely, that the object is not there.
 pub(crate) type Answer = crate::Result<Option<Bytes>>;
+
+/// A get that takes no more memory than an object of the key's kind can fill.
+pub(crate) fn want(key: String, range: Option<Range<u64>>, class: Class) -> Get {
+    let bytes_max = object_bytes_max(&key);
+    Get { key, range, bytes_max, class }
+}
+
+fn object_bytes_max(key: &str) -> u64 {
+    if parse_segment_key(key).is_some() {
+        limits::SEGMENT_OBJECT_BYTES_MAX
+    } else if parse_part_key(key).is_some() {
+        limits::MAP_PART_BYTES_MAX
+    } else if parse_checkpoint_key(key).is_some() || parse_kept_key(key).is_some() {
+        limits::CHECKPOINT_BYTES_MAX
+    } else {
+        limits::RECORD_OBJECT_BYTES_MAX
+    }
+}
 
 /// Gets all of `wanted` side by side and returns the answers in the same order.
 pub(crate) fn get_all(
@@ -25,7 +46,7 @@ pub(crate) fn get_all(
             // The asker waits for all answers, so it is there.
             let _ = tell.send((index, outcome));
         });
-        store.get(Get { key, range, class }, done);
+        store.get(want(key, range, class), done);
     }
     drop(tell);
     let mut answers: Vec<Answer> = Vec::new();
@@ -92,6 +113,7 @@ pub(crate) fn store_error(error: &StoreError) -> Error {
         StoreErrorKind::Unavailable => ErrorKind::Unavailable,
         // A garbled answer says nothing about the object.
         StoreErrorKind::Broken => ErrorKind::Unavailable,
+        StoreErrorKind::Damaged => ErrorKind::Corrupt,
         StoreErrorKind::Invalid => ErrorKind::Invalid,
     };
     Error::new(kind, error.to_string())

@@ -23,6 +23,9 @@ pub trait Disk: Send + Sync {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes every completed write durable. A failure is final: what was unsynced may be lost.
     fn sync(&self) -> io::Result<()>;
+    /// Whether whoever opens the name that this was opened by gets this. Without that, nobody finds again
+    /// what is written.
+    fn has_name(&self) -> bool;
 }
 
 impl Disk for DirectFile {
@@ -44,6 +47,10 @@ impl Disk for DirectFile {
 
     fn sync(&self) -> io::Result<()> {
         DirectFile::sync(self)
+    }
+
+    fn has_name(&self) -> bool {
+        DirectFile::has_name(self)
     }
 }
 
@@ -68,6 +75,9 @@ pub enum Seen {
 pub trait Disks: Send + Sync {
     /// Takes the right to whatever has this name, now or later. `WouldBlock`: somebody else has it.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// Takes the right to the file that has this name now, by whatever other names it is known too. Nothing
+    /// has it, or it is a device, whose right goes with its name: nothing is taken.
+    fn lock_file(&self, path: &Path) -> io::Result<Lock>;
     /// What has this name.
     fn look(&self, path: &Path) -> Seen;
     /// Opens what has this name.
@@ -89,6 +99,13 @@ impl Disks for RealDisks {
             std::fs::create_dir_all(folder)?;
         }
         Ok(Box::new(FileLock::of_name(path)?))
+    }
+
+    fn lock_file(&self, path: &Path) -> io::Result<Lock> {
+        match self.look(path) {
+            Seen::File { .. } => Ok(Box::new(FileLock::take(path)?)),
+            Seen::Absent | Seen::Device => Ok(Box::new(())),
+        }
     }
 
     fn look(&self, path: &Path) -> Seen {
@@ -142,6 +159,10 @@ impl Disk for LockedDisk {
 
     fn sync(&self) -> io::Result<()> {
         self.disk.sync()
+    }
+
+    fn has_name(&self) -> bool {
+        self.disk.has_name()
     }
 }
 

@@ -242,10 +242,14 @@ impl JournalLoop {
     /// The journal's last words.
     pub(crate) fn close(&mut self) {
         let clean = self.orders.clean.load(Ordering::Acquire);
-        if self.journal.failure().is_none()
-            && !self.orders.abandon.load(Ordering::Acquire)
-            && let Err(error) = self.writer.close(clean)
-        {
+        if self.journal.failure().is_some() {
+            return;
+        }
+        let ended = match self.orders.abandon.load(Ordering::Acquire) {
+            true => self.writer.leave(),
+            false => self.writer.close(clean),
+        };
+        if let Err(error) = ended {
             tracing::error!("{error}");
         }
     }

@@ -13,8 +13,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::segment::{FrameIdentity, frame_open, raw_frame_range, segment_key};
-use sawmill_store::{Class, Get, StoreErrorKind};
+use sawmill_store::{Class, StoreErrorKind};
 
+use crate::ask::want;
 use crate::read::Streams;
 use crate::segment::table::SegmentInfo;
 use crate::shared::Shared;
@@ -147,7 +148,7 @@ fn get(shared: &Arc<Shared>, run: Run) {
     let end = frame_range(run.first.frame + run.count - 1).end;
     let key = segment_key(shared.owner_of(run.first.sequence), u64::from(run.first.sequence));
     let asked = shared.clone();
-    let get = Get { key, range: Some(start..end), class: run.class };
+    let get = want(key, Some(start..end), run.class);
     let tell = move |outcome: sawmill_store::Result<Bytes>| match outcome {
         Ok(bytes) => {
             asked.state.store_answered();
@@ -155,7 +156,9 @@ fn get(shared: &Arc<Shared>, run: Run) {
         }
         Err(error) => match error.kind() {
             StoreErrorKind::NotFound => missing(&asked, run, &error.to_string()),
-            StoreErrorKind::Invalid => fail(&asked, run, ErrorKind::Corrupt, &error.to_string()),
+            StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
+                fail(&asked, run, ErrorKind::Corrupt, &error.to_string());
+            }
             StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
                 wait_for_store(&asked, run, &error.to_string());
             }

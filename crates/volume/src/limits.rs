@@ -59,8 +59,14 @@ const _: () =
     assert!(STAGING_BYTES_MIN >= 2 * (RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64) + 8 * KIB);
 
 /// Records that are not yet stored: past this, writes wait although the journal has room, so that
-/// memory stays bounded (about 150 bytes each).
-pub const RECORDS_UNSTORED_MAX: usize = sized(MIB, 60) as usize;
+/// memory stays bounded (about 150 bytes each). Writes of 512 bytes reach it in a journal of more than
+/// 2.3 GiB, writes of 4 KiB in one of more than 16 GiB.
+pub const RECORDS_UNSTORED_MAX: usize = sized(4 * MIB, 60) as usize;
+// A journal of the usual size is full before, however small the blocks that are written.
+const _: () = assert!(
+    cfg!(feature = "small-limits")
+        || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512) >= JOURNAL_BYTES_DEFAULT
+);
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
 pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 
@@ -103,6 +109,17 @@ pub const POSITION_MAX: u64 = 1 << 62;
 /// At a segment of 8 MiB that is 32 EiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
 
+/// The longest object of each kind that is read as a whole: what claims more is damage, and takes no memory.
+/// A checkpoint of this size names 19 million segments: 150 TiB of them at their usual size.
+pub const CHECKPOINT_BYTES_MAX: u64 = GIB;
+/// A part is one group of addresses; each extent takes 12 bytes or less.
+pub const MAP_PART_BYTES_MAX: u64 = 512 * MIB;
+const _: () = assert!(12 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
+/// A segment: its data, one record more, and its header.
+pub const SEGMENT_OBJECT_BYTES_MAX: u64 = 2 * SEGMENT_BYTES_MAX as u64;
+/// Records of volumes, pins, moments, roles and all else that is small.
+pub const RECORD_OBJECT_BYTES_MAX: u64 = MIB;
+
 /// Bytes of address space in one group: the unit in which a checkpoint writes the object map.
 pub const MAP_GROUP_BYTES: u64 = sized(16 * GIB, 512 * KIB);
 /// Bytes of address space under one lock of the object map.
@@ -127,3 +144,8 @@ pub const GC_HOLE_BYTES_MAX: u64 = sized(8 * KIB, 600);
 pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
 /// Frames between two wanted ones that are fetched along rather than asked around.
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
+
+/// Of what one damaged object costs, a check names so much, and counts the rest.
+pub const CHECK_COSTS_MAX: usize = 16;
+/// Of stranded segments a check names so many, and counts the rest.
+pub const CHECK_STRANDED_MAX: usize = 16;

@@ -1,23 +1,33 @@
-//! Volumes by name: create, find, list, rename, delete. The name is an object of its own (`volumes/<name>`);
-//! everything else of a volume lives under its id, so that a name can be given again without meeting old
-//! data.
+//! Volumes by name: create, find, list, rename, delete. What a name means is said by numbered records of its
+//! own (`ledger`); everything else of a volume lives under its id, so that a name can be given again without
+//! meeting old data.
+//!
+//! Invariant: a volume has one name at any moment, from the put that creates the first to the put of the word
+//! that deletes it; a rename is one put too. Two names come from an older version: then nothing deletes the
+//! volume before one of them is gone.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::Kept;
+use sawmill_format::kept::{Kept, Word};
+use sawmill_format::name_record::NameStep;
 use sawmill_format::role::RoleKind;
-use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
+use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use crate::ask::{self, store_error};
-use crate::cuts::{Kin, bury, let_go, put_tombstone};
-use crate::open::{self, demand_fencing, fence};
+use crate::ask::store_error;
+use crate::cuts::{Kin, bury, let_go, words};
+use crate::open::{self, Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::recovery::checkpoint;
 use crate::replicate::role;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
+
+pub(crate) mod ledger;
+
+/// How often something is tried anew because somebody else was faster.
+const TRIES_MAX: u32 = 8;
 
 /// One volume of a store.
 #[derive(Clone, Debug)]
@@ -43,9 +53,7 @@ pub struct Deleted {
 pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> Result<VolumeRecord> {
     check_name(name)?;
     check_options(options)?;
-    if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
-        return Err(exists(name));
-    }
+    demand_free(store, name)?;
     demand_fencing(store, options.no_fencing)?;
     create_in(&RealWorld::default(), store, name, options)
 }
@@ -81,6 +89,7 @@ pub fn create_in(
         next_sequence: 1,
         position: 0,
         wall_unix_ms: world.unix_ms(),
+        attached_ms: 0,
         size_bytes: options.size_bytes,
         clean: true,
         extent_total: 0,
@@ -90,59 +99,50 @@ pub fn create_in(
         kept: Kept { retention_s: options.retention_s, ..Kept::default() },
     };
     put(store, &checkpoint_key(volume_id, 1), first.encode())?;
-    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-    match put(store, &volume_key(name), encoded)? {
-        PutOutcome::Created => Ok(record),
-        PutOutcome::Taken => {
-            // Somebody was faster; what we made is ours alone. A failure leaves one small object behind.
-            let _ = Blocking(store).delete(vec![checkpoint_key(volume_id, 1)], Class::Background);
-            Err(exists(name))
-        }
-    }
+    ledger::claim(world, store, name, &record)?.ok_or_else(|| {
+        // Somebody was faster; what we made is ours alone. A failure leaves one small object behind.
+        let _ = Blocking(store).delete(vec![checkpoint_key(volume_id, 1)], Class::Background);
+        exists(name)
+    })
 }
 
 /// Finds a volume.
 pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     check_name(name)?;
-    ask::again_if_damaged(|| {
-        let bytes = ask::get(store, &volume_key(name), None, Class::Read)?.ok_or_else(|| {
-            let text = format!(
-                "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` \
-                 makes one"
-            );
-            Error::new(ErrorKind::NotFound, text)
-        })?;
-        decode(name, &bytes)
-    })
+    ledger::look(store, name)?.volume.ok_or_else(|| not_found(name))
+}
+
+/// As [`find`], for somebody who goes on to write: no rename or delete that was given up before can happen to
+/// it later.
+pub(crate) fn find_for_good(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
+    check_name(name)?;
+    ledger::settle(world, store, name)?.volume.ok_or_else(|| not_found(name))
+}
+
+/// After a writer has put its fence: a delete that did not meet that fence has to be seen here.
+pub(crate) fn demand_undeleted(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    volume_id: VolumeId,
+) -> Result<()> {
+    ledger::settle(world, store, name)?;
+    if words::newest(store, volume_id)?.is_gone() {
+        let text = format!("volume {name} was deleted while it was being attached");
+        return Err(Error::new(ErrorKind::NotFound, text));
+    }
+    Ok(())
 }
 
 /// Lists the volumes of a store, sorted by name.
 pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
-    let listed = Blocking(store).list(VOLUME_PREFIX, Class::Read).map_err(|error| store_error(&error))?;
-    let mut names: Vec<String> =
-        listed.iter().filter_map(|object| parse_volume_key(&object.key)).map(str::to_owned).collect();
-    names.sort();
-    let mut volumes = Vec::new();
-    for names in names.chunks(32) {
-        let wanted = names.iter().map(|name| (volume_key(name), None)).collect();
-        for (name, answer) in names.iter().zip(ask::get_all(store, wanted, Class::Read)) {
-            let record = match answer {
-                // Deleted since it was listed.
-                Ok(None) => continue,
-                Ok(Some(bytes)) => decode(name, &bytes),
-                Err(error) => Err(error),
-            };
-            volumes.push(Listed { name: name.clone(), record });
-        }
-    }
-    Ok(volumes)
+    ledger::all(store)
 }
 
 /// Gives a volume another name. It keeps its id, and with it its data, its journals and whoever has it open.
 ///
-/// The new name is made first and the old one deleted last, so a crash in between leaves both: two names of
-/// one volume. That is safe (attaching goes by id, and `delete` refuses either), and the same rename again
-/// finishes it.
+/// The old name's record says where it goes; it goes with the put of the new name's. A crash before that
+/// leaves the old name, and whoever uses it next ends the attempt.
 pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
     rename_in(&RealWorld::default(), store, old, new)
 }
@@ -154,29 +154,43 @@ pub fn rename_in(world: &dyn World, store: &dyn ObjectStore, old: &str, new: &st
         let text = format!("{old:?} is its name already");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    let record = find(store, old)?;
-    if let Some(other) = other_name(store, &record)?.filter(|other| other != new) {
-        let text = format!(
-            "{old:?} is called {other:?} too, by a rename that was interrupted: finish that one first, with \
-             `sawmill rename {old} {other}`"
-        );
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    let renamed = VolumeRecord { name: new.to_owned(), put_id: PutId(world.random()?), ..record };
-    let encoded = renamed.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-    if put(store, &volume_key(new), encoded)? == PutOutcome::Taken {
-        let there = find(store, new)?;
-        if there.volume_id != renamed.volume_id {
-            return Err(exists(new));
+    check_name(old)?;
+    for _ in 0..TRIES_MAX {
+        let from = ledger::settle(world, store, old)?;
+        let record = from.volume.clone().ok_or_else(|| not_found(old))?;
+        if let Some(other) = other_name(store, &record)?.filter(|other| other != new) {
+            return Err(two_names(old, &other));
+        }
+        let to = ledger::look(store, new)?;
+        let number = to.number + 1;
+        let is_named = match to.volume {
+            Some(there) if there.volume_id != record.volume_id => return Err(exists(new)),
+            // The other name of two: the old one moves to where that one is claimed anew.
+            Some(_) => ledger::append(world, store, (new, number), NameStep::Claims, &record)?,
+            None => None,
+        };
+        let step = NameStep::Moves { to: new.to_owned(), number };
+        if ledger::append(world, store, (old, from.number + 1), step, &record)?.is_none() {
+            continue;
+        }
+        let renamed = match is_named {
+            Some(renamed) => Some(renamed),
+            None => ledger::append(world, store, (new, number), NameStep::Claims, &record)?,
+        };
+        if let Some(renamed) = renamed {
+            ledger::remove_old(store, old, &from);
+            return Ok(renamed);
         }
     }
-    let deleted = Blocking(store).delete(vec![volume_key(old)], Class::Upload);
-    deleted.map_err(|error| store_error(&error))?;
-    Ok(renamed)
+    Err(busy(old))
 }
 
-/// Another name of the same volume: a rename died half way.
+/// Another name of the same volume, if the volume's words or a list tell of one.
 fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
+    let said = words::newest(store, record.volume_id)?.name;
+    if check_name(&said).is_ok() && said != record.name && ledger::means(store, &said, record.volume_id)? {
+        return Ok(Some(said));
+    }
     let same = |listed: &Listed| {
         let id = listed.record.as_ref().map(|record| record.volume_id);
         listed.name != record.name && id.ok() == Some(record.volume_id)
@@ -186,61 +200,136 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
 
 /// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever,
 /// so that the writer cannot take its absence for success. What clones still need goes with the last of them.
+///
+/// The name's record says that it ends; name and volume go with the put of the word that it is deleted. What
+/// dies before that leaves the volume; after it, the same delete again removes what is left.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     delete_in(&RealWorld::default(), store, name)
 }
 
 /// As [`delete`] in a given world.
 pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
-    let record = find(store, name)?;
-    if let Some(other) = other_name(store, &record)? {
-        let text = format!(
-            "{name:?} and {other:?} are two names of one volume, left by a rename that was interrupted: \
-             finish it with `sawmill rename {name} {other}` or `sawmill rename {other} {name}`, then delete"
-        );
-        return Err(Error::new(ErrorKind::Refused, text));
+    check_name(name)?;
+    for _ in 0..TRIES_MAX {
+        let was = ledger::settle(world, store, name)?;
+        let Some(record) = &was.volume else { return delete_rest(world, store, name, &was) };
+        if let Some(other) = other_name(store, record)? {
+            return Err(two_names(name, &other));
+        }
+        let volume_id = record.volume_id;
+        let word = words::newest(store, volume_id)?.number + 1;
+        if ledger::append(world, store, (name, was.number + 1), NameStep::Ends { word }, record)?.is_none() {
+            continue;
+        }
+        let fence = last_fence(world, store, record)?;
+        let said = words::put(world, store, volume_id, word, Word::Deleted, (fence, name))?;
+        if !said && !words::newest(store, volume_id)?.is_gone() {
+            let text = format!("volume {name} was attached or renamed meanwhile: nothing was deleted");
+            return Err(Error::new(ErrorKind::Refused, text));
+        }
+        ledger::remove_old(store, name, &was);
+        return remove(world, store, volume_id);
     }
-    let volume_id = record.volume_id;
-    let lost = |kind| matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound);
+    Err(busy(name))
+}
+
+/// Removes what a delete that died has left of a volume.
+fn delete_rest(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    was: &ledger::Standing,
+) -> Result<Deleted> {
+    if let Some(newest) = &was.newest
+        && let NameStep::Ends { .. } = newest.step
+        && words::newest(store, newest.volume.volume_id)?.is_gone()
+    {
+        let deleted = remove(world, store, newest.volume.volume_id)?;
+        if deleted.objects > 0 {
+            return Ok(deleted);
+        }
+    }
+    Err(not_found(name))
+}
+
+/// Shuts out whoever writes a volume; 0: nobody can be.
+fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord) -> Result<u64> {
     // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is still there. A
     // fence would stand where its source goes on.
-    let replica = match role::newest(store, volume_id)? {
-        Some(role) if role::is_begun(store, &role)? => None,
-        role => role,
-    };
-    let fence = match open::end_of_log(store, &record) {
-        Ok(_) if replica.is_some() => 0,
-        Ok(mut end) => fence(store, &record, &mut end, PutId(world.random()?), world)?,
+    if replica(store, record.volume_id)?.is_some() {
+        return Ok(0);
+    }
+    match open::end_of_log(store, record) {
+        Ok(mut end) => {
+            let claim = Claim::after(end.epoch, world)?;
+            fence(store, record, &mut end, claim, world)
+        }
         // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
-        Err(error) if lost(error.kind()) => 0,
-        Err(error) => return Err(error),
-    };
+        Err(error) if is_lost(error.kind()) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// The role of a volume whose own history has not begun.
+fn replica(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<sawmill_format::role::Role>> {
+    match role::newest(store, volume_id)? {
+        Some(role) if role::is_begun(store, &role)? => Ok(None),
+        role => Ok(role),
+    }
+}
+
+/// Lets go of what a deleted volume holds, and buries it, if nobody holds it.
+fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
     // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base tells.
     let lineage = match checkpoint::newest(store, volume_id) {
         Ok(newest) => newest.checkpoint.kept.lineage,
-        Err(error) if lost(error.kind()) => Vec::new(),
+        Err(error) if is_lost(error.kind()) => Vec::new(),
         Err(error) => return Err(error),
     };
-    put_tombstone(world, store, volume_id, fence, name)?;
-    let removed = Blocking(store).delete(vec![volume_key(name)], Class::Upload);
-    removed.map_err(|error| store_error(&error))?;
     // But who wrote it before a fail-back may wake up, and has to meet the fence that was put then.
-    let was_written = replica.is_some_and(|role| role.kind != RoleKind::Replica);
-    let mut deleted = bury(store, volume_id, fence, was_written)?;
-    deleted.objects += 1;
+    let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
     let ancestors = let_go(world, store, &Kin { clone_id: volume_id, lineage: &lineage })?;
+    let mut deleted = bury(world, store, volume_id, was_written)?;
     deleted.objects += ancestors.objects;
     deleted.bytes += ancestors.bytes;
     Ok(deleted)
+}
+
+fn is_lost(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound)
 }
 
 fn put(store: &dyn ObjectStore, key: &str, body: Vec<u8>) -> Result<PutOutcome> {
     Blocking(store).put(key, Bytes::from(body), Class::Upload).map_err(|error| store_error(&error))
 }
 
-fn decode(name: &str, bytes: &[u8]) -> Result<VolumeRecord> {
-    let damaged = |error| Error::new(ErrorKind::Corrupt, format!("{}: {error}", volume_key(name)));
-    VolumeRecord::decode(bytes, name).map_err(damaged)
+fn not_found(name: &str) -> Error {
+    let text = format!(
+        "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` makes one"
+    );
+    Error::new(ErrorKind::NotFound, text)
+}
+
+/// Somebody else was faster again and again.
+fn busy(name: &str) -> Error {
+    let text = format!("other commands change what the name {name:?} means at this moment: try again");
+    Error::new(ErrorKind::Unavailable, text)
+}
+
+fn two_names(name: &str, other: &str) -> Error {
+    let text = format!(
+        "{name:?} and {other:?} are two names of one volume: make them one with `sawmill rename {name} \
+         {other}` or `sawmill rename {other} {name}` first"
+    );
+    Error::new(ErrorKind::Refused, text)
+}
+
+/// Refuses a name that means a volume.
+pub(crate) fn demand_free(store: &dyn ObjectStore, name: &str) -> Result<()> {
+    match ledger::look(store, name)?.volume {
+        Some(_) => Err(exists(name)),
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn exists(name: &str) -> Error {

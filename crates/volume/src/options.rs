@@ -3,7 +3,7 @@
 //! Not here: where files go by default, units as people write them, environment variables (the binary's
 //! matter).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,8 @@ pub struct OpenOptions {
     pub journal_path: PathBuf,
     /// Size of the journal when it is made. At least [`limits::journal_bytes_min`].
     pub journal_bytes: u64,
-    /// Folder for the staging file: memory that outlives the process (a tmpfs such as /dev/shm).
+    /// Folder for the staging file: memory that outlives the process. In a tmpfs, or in any other place: it
+    /// is mapped, and a kernel that goes on keeps it.
     pub staging_folder: PathBuf,
     /// Capacity of the staging ring.
     pub staging_bytes: u64,
@@ -66,6 +67,8 @@ pub struct OpenOptions {
     pub cut: Option<Cut>,
     /// Go on although the journal that holds the newest writes is lost; the volume becomes a cut.
     pub accept_journal_loss: bool,
+    /// Go on although the memory with the newest accepted writes is lost.
+    pub accept_memory_loss: bool,
     /// Go on although the store does not keep its word on conditional create.
     pub no_fencing: bool,
     /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked again.
@@ -74,6 +77,8 @@ pub struct OpenOptions {
     pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
+    /// While the oldest accepted write that is not stored is this old, writes and flushes wait. None: never.
+    pub unstored_age_max: Option<Duration>,
     /// Bytes of log after which a checkpoint is written.
     pub checkpoint_bytes: u64,
     /// Segments on their way to the store at once, at most [`limits::UPLOADS_MAX`].
@@ -87,18 +92,21 @@ pub struct OpenOptions {
 impl OpenOptions {
     /// The defaults with the journal at `journal_path`.
     pub fn new(journal_path: impl Into<PathBuf>) -> Self {
+        let journal_path = journal_path.into();
         OpenOptions {
-            journal_path: journal_path.into(),
+            staging_folder: journal_path.parent().unwrap_or(Path::new("")).to_owned(),
+            journal_path,
             journal_bytes: limits::JOURNAL_BYTES_DEFAULT,
-            staging_folder: PathBuf::from("/dev/shm"),
             staging_bytes: limits::STAGING_BYTES_DEFAULT,
             cache: None,
             read_only: false,
             cut: None,
             accept_journal_loss: false,
+            accept_memory_loss: false,
             no_fencing: false,
             store_is_probed: false,
             segment_age_max: Duration::from_secs(5),
+            unstored_age_max: None,
             checkpoint_bytes: limits::CHECKPOINT_BYTES_DEFAULT,
             uploads_max: limits::UPLOADS_DEFAULT,
             prefetch_bytes: limits::PREFETCH_BYTES_DEFAULT,

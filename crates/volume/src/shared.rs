@@ -23,6 +23,8 @@ use crate::segment::resident::Residents;
 use crate::segment::table::{SegmentInfo, SegmentTable};
 use crate::state::State;
 use crate::status::Counters;
+use crate::unstored::Unstored;
+use crate::watch::Watch;
 use crate::world::World;
 use crate::write::Stalled;
 
@@ -72,6 +74,7 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) geometry: Geometries,
     pub(crate) epoch: u64,
+    pub(crate) epoch_before: u64,
     pub(crate) read_only: bool,
     pub(crate) world: Arc<dyn World>,
     pub(crate) store: Arc<dyn ObjectStore>,
@@ -98,6 +101,10 @@ pub(crate) struct Shared {
     pub(crate) tally: Tally,
     pub(crate) inbox: Inbox,
     pub(crate) stalled: Stalled,
+    /// Whether the volume is used, and still its owner's.
+    pub(crate) watch: Watch,
+    /// How old what is not stored may become.
+    pub(crate) unstored: Unstored,
 }
 
 impl Shared {
@@ -131,10 +138,19 @@ impl Shared {
         self.end_waiters();
     }
 
+    /// Whether an accepted write has been waiting for the store for too long.
+    pub(crate) fn is_unstored_too_old(&self) -> bool {
+        let Some(journal) = self.journal.as_ref().filter(|_| self.unstored.is_limited()) else {
+            return false;
+        };
+        self.unstored.is_too_old(self.inbox.stored(), journal.ring.next(), self.world.now())
+    }
+
     fn end_waiters(&self) {
         let Some(error) = self.state.refusal() else { return };
         self.inbox.fail_waiters(&error);
         self.stalled.fail(&error);
+        crate::flush::go_on(self);
         if let Some(journal) = &self.journal {
             journal.fail(error);
         }

@@ -51,6 +51,21 @@ pub enum Safety {
     Stored,
 }
 
+/// What writes wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// Room in the staging ring: the journal's disk is slower than the writers.
+    Staging,
+    /// Room in the journal: it is full of what is not yet stored.
+    JournalBytes,
+    /// Fewer records that are not yet stored: there are
+    /// [`RECORDS_UNSTORED_MAX`](crate::limits::RECORDS_UNSTORED_MAX) of them.
+    JournalRecords,
+    /// The store: the oldest write that is not there is as old as may be
+    /// ([`OpenOptions::unstored_age_max`](crate::OpenOptions::unstored_age_max)).
+    UnstoredAge,
+}
+
 /// What a collection by hand did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GcReport {
@@ -71,8 +86,10 @@ pub struct Status {
     pub health: Health,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// The attachment's number.
+    /// The attachment's number: larger than any before, by a step of chance.
     pub epoch: u64,
+    /// The epoch of the attachment that this one's fence shut out; 0 when opened for reading.
+    pub epoch_before: u64,
     /// Whether it was opened for reading only.
     pub read_only: bool,
     /// The safety positions.
@@ -105,6 +122,8 @@ pub struct Status {
     pub journal_unstored_records: u64,
     /// Requests waiting because the journal is full.
     pub stalled_requests: u64,
+    /// What the first of them waits for.
+    pub stall: Option<Stall>,
     /// Segments on their way to the store.
     pub uploads_in_flight: u32,
     /// Counters since open.

@@ -33,6 +33,8 @@ use crate::shared::{Shared, Tally};
 use crate::state::State;
 use crate::status::{GcReport, Health, Positions, Safety, Status};
 use crate::steps::Loops;
+use crate::unstored::Unstored;
+use crate::watch::Watch;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
 
@@ -225,6 +227,7 @@ impl Volume {
             health,
             size_bytes: shared.geometry.now().size_bytes,
             epoch: shared.epoch,
+            epoch_before: shared.epoch_before,
             read_only: shared.read_only,
             positions,
             stored_sequence: shared.inbox.stored_sequence(),
@@ -241,6 +244,7 @@ impl Volume {
             journal_unstored_bytes: positions.accepted.saturating_sub(stored),
             journal_unstored_records: unstored_records,
             stalled_requests: shared.stalled.count() as u64,
+            stall: shared.stalled.reason(),
             uploads_in_flight: shared.inbox.uploads() as u32,
             counters,
         }
@@ -395,6 +399,10 @@ impl Volume {
     /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks
     /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
     pub fn close(&self) -> Result<()> {
+        // To store everything may take long, and memory may go with who ends this process meanwhile.
+        if let (Some(journal), None) = (&self.shared.journal, self.shared.state.refusal()) {
+            journal.when_logged(journal.ring.next(), Box::new(|_| ()));
+        }
         self.shared.state.set_closing();
         let closed = self.driver.close();
         self.finish_close(closed)
@@ -434,6 +442,7 @@ impl Volume {
     fn end_all(&self) {
         let error = Error::new(ErrorKind::Closed, "the volume was stopped");
         self.shared.stalled.fail(&error);
+        flush::go_on(&self.shared);
         self.shared.inbox.fail_waiters(&error);
         if let Some(journal) = &self.shared.journal {
             journal.fail(error.clone());
@@ -441,6 +450,9 @@ impl Volume {
         self.shared.pool.close();
         self.shared.collector.close();
         fetch::fail_all(&self.shared, &error);
+        if let Some(journal) = &self.shared.journal {
+            journal.ring.unlock();
+        }
         *self.lock.lock() = None;
     }
 }
@@ -464,6 +476,10 @@ impl BlockDevice for Volume {
         }
         if let Err(error) = request.check(shared.geometry.now()) {
             return request.fail(error);
+        }
+        if shared.journal.is_some() && shared.watch.is_woken_by_use(shared.world.now()) {
+            // The keeper sleeps while nobody uses the volume.
+            shared.inbox.wake.ring();
         }
         match request.operation {
             Operation::Read => read::submit(shared, request),
@@ -513,11 +529,13 @@ fn share(
         (cache, owner, ancestors)
     });
     let lineage = stored.view.lineage.clone();
+    let unstored = Unstored::new(options.unstored_age_max, stored.end.position, world.now());
     Ok(Arc::new(Shared {
         name: record.name.clone(),
         record,
         geometry: Geometries::new(geometry),
         epoch: stored.end.epoch,
+        epoch_before: stored.end.epoch_before,
         read_only: options.read_only,
         world,
         store,
@@ -537,5 +555,7 @@ fn share(
         tally: Tally::default(),
         inbox: Inbox::default(),
         stalled: write::Stalled::default(),
+        watch: Watch::default(),
+        unstored,
     }))
 }

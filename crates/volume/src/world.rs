@@ -14,6 +14,8 @@ pub trait World: Send + Sync {
     fn unix_ms(&self) -> u64;
     /// Sixteen bytes nobody has seen before.
     fn random(&self) -> Result<[u8; 16]>;
+    /// The kernel's boot: memory outlives a process, and goes with the boot.
+    fn boot_id(&self) -> Result<[u8; 16]>;
     /// The disks of this machine.
     fn disks(&self) -> &dyn Disks;
 }
@@ -45,6 +47,12 @@ impl World for RealWorld {
             Error::new(ErrorKind::Unavailable, format!("the kernel gives no random numbers: {error}"))
         })?;
         Ok(bytes)
+    }
+
+    fn boot_id(&self) -> Result<[u8; 16]> {
+        sawmill_sys::boot_id().map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("the kernel does not tell its boot: {error}"))
+        })
     }
 
     fn disks(&self) -> &dyn Disks {

@@ -13,6 +13,7 @@ use sawmill_format::journal::RecordOperation;
 use sawmill_sys::Full;
 
 use crate::shared::{Shared, add};
+use crate::status::Stall;
 use crate::{Error, flush, limits};
 
 /// A write on its way into the journal.
@@ -30,11 +31,34 @@ struct Job {
 pub(crate) struct Stalled {
     jobs: Mutex<VecDeque<Job>>,
     count: AtomicUsize,
+    /// What the first of them lacked when it was last tried: a number of [`STALLS`].
+    lacks: AtomicUsize,
 }
+
+/// What a write may wait for.
+const STALLS: [Stall; 4] = [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
+const UNSTORED_AGE: usize = 3;
 
 impl Stalled {
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// What the first of those that wait is waiting for.
+    pub(crate) fn reason(&self) -> Option<Stall> {
+        let lacks = STALLS.get(self.lacks.load(Ordering::Relaxed)).copied();
+        lacks.filter(|_| self.count() > 0)
+    }
+
+    /// There was no room for the first.
+    fn note(&self, shared: &Shared, full: Full) {
+        let records = shared.journal.as_ref().map_or(0, |journal| journal.unstored_records());
+        let lacks = match full {
+            Full::Staging => 0,
+            _ if records >= limits::RECORDS_UNSTORED_MAX => 2,
+            _ => 1,
+        };
+        self.lacks.store(lacks, Ordering::Relaxed);
     }
 
     /// Answers all with `error`.
@@ -55,13 +79,26 @@ pub(crate) fn submit(shared: &Shared, request: Request) {
         _ => RecordOperation::Write,
     };
     let mut job = Job { request, operation, done: 0, end: 0 };
-    if shared.stalled.count() == 0 {
+    if shared.stalled.count() == 0 && !is_held_back(shared) {
         match append(shared, &mut job) {
             Ok(()) => return answer(shared, job),
-            Err(full) => make_room(shared, full),
+            Err(full) => {
+                shared.stalled.note(shared, full);
+                make_room(shared, full);
+            }
         }
     }
     stall(shared, job);
+}
+
+/// Whether what is not stored is too old to accept more; then it is sealed at once.
+fn is_held_back(shared: &Shared) -> bool {
+    let Some(journal) = shared.journal.as_ref().filter(|_| shared.is_unstored_too_old()) else {
+        return false;
+    };
+    shared.stalled.lacks.store(UNSTORED_AGE, Ordering::Relaxed);
+    shared.inbox.seal_through(journal.ring.next());
+    true
 }
 
 fn stall(shared: &Shared, job: Job) {
@@ -89,11 +126,15 @@ pub(crate) fn resume(shared: &Shared) {
     if shared.stalled.count() == 0 {
         return;
     }
+    if is_held_back(shared) {
+        return;
+    }
     let mut finished = Vec::new();
     {
         let mut jobs = shared.stalled.jobs.lock();
         while let Some(job) = jobs.front_mut() {
             if let Err(full) = append(shared, job) {
+                shared.stalled.note(shared, full);
                 // Whoever makes room comes by here: ringing for more would only chase our own tail. But in a
                 // full journal what is there must be sealed, also the part of a batch, or no room is made.
                 if let (Full::Journal, Some(journal)) = (full, &shared.journal) {
@@ -121,6 +162,9 @@ pub(crate) fn record_length(operation: RecordOperation, left_bytes: u64) -> u64 
 /// Appends what is left of a write.
 fn append(shared: &Shared, job: &mut Job) -> Result<(), Full> {
     let Some(journal) = &shared.journal else { return Ok(()) };
+    if shared.unstored.is_limited() {
+        shared.unstored.note(journal.ring.next(), shared.world.now());
+    }
     while job.done < job.request.length {
         let length = record_length(job.operation, job.request.length - job.done);
         let (address, done) = (job.request.address + job.done, job.done);

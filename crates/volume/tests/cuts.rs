@@ -387,28 +387,102 @@ fn a_quiet_volume_gives_back_what_a_deleted_snapshot_kept() {
     assert!((0..6).all(|slot| slot_version(&volume, slot, 2) == 2));
 }
 
-/// A world whose wall clock can be put forward.
-struct Forward(RealWorld, AtomicU64);
+/// A world where time passes when it is told to, and whose wall clock can be wrong besides.
+struct Forward(RealWorld, AtomicU64, i64);
 
 impl World for Forward {
     fn now(&self) -> Duration {
         self.0.now() + Duration::from_millis(self.1.load(Ordering::SeqCst))
     }
     fn unix_ms(&self) -> u64 {
-        self.0.unix_ms() + self.1.load(Ordering::SeqCst)
+        let right = self.0.unix_ms() + self.1.load(Ordering::SeqCst);
+        right.checked_add_signed(self.2).unwrap()
     }
     fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
         self.0.random()
+    }
+    fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.0.boot_id()
     }
     fn disks(&self) -> &dyn sawmill_volume::Disks {
         self.0.disks()
     }
 }
 
+/// An attachment on a machine whose wall clock is wrong by so much: `seconds` pass, nobody does anything, and
+/// it ends.
+fn attach_by_a_wrong_clock(machine: &Machine, wrong_ms: i64, seconds: u64) {
+    let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), wrong_ms));
+    let dynamic: Arc<dyn World> = world.clone();
+    let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    for _ in 0..seconds {
+        world.1.fetch_add(1000, Ordering::SeqCst);
+        while stepped.step_journal_quietly() {}
+        let _ = stepped.step_keeper(world.now());
+    }
+    stepped.begin_close();
+    until("everything is stored", || {
+        world.1.fetch_add(100, Ordering::SeqCst);
+        while stepped.step_journal_quietly() {}
+        let _ = stepped.step_keeper(world.now());
+        stepped.is_settled()
+    });
+    stepped.finish_close().unwrap();
+}
+
+#[test]
+fn no_wall_clock_makes_a_moment_old() {
+    const DAY_MS: i64 = 24 * 3600 * 1000;
+    for wrong_ms in [40 * DAY_MS, -40 * DAY_MS] {
+        let machine = machine();
+        let volume = machine.open();
+        volume.set_retention(DAY_MS as u64 / 1000).unwrap();
+        let mut moments = Vec::new();
+        for version in 1..=3 {
+            (0..4).for_each(|slot| write_slot(&volume, slot, version));
+            stored(&volume);
+            moments.push(volume.status().positions.stored);
+            checkpoints(&volume, 4..8, version, 2);
+        }
+        volume.close().unwrap();
+        let segments = machine.keys("/seg/");
+        attach_by_a_wrong_clock(&machine, wrong_ms, 6);
+        let volume = machine.open();
+        checkpoints(&volume, 4..8, 9, 4);
+        volume.close().unwrap();
+        for (version, position) in (1..=3).zip(moments) {
+            let then = open_cut(&machine, Cut::Position(position)).unwrap();
+            assert!((0..4).all(|slot| slot_version(&then, slot, 9) == version), "{wrong_ms}: {version}");
+        }
+        let left = machine.keys("/seg/");
+        assert!(segments.iter().all(|key| left.contains(key)), "{wrong_ms}: a segment of the window went");
+        machine.assert_sound("after a wrong clock");
+    }
+}
+
+#[test]
+fn a_moment_ages_by_the_time_that_the_volume_was_attached() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.set_retention(600).unwrap();
+    (0..4).for_each(|slot| write_slot(&volume, slot, 1));
+    stored(&volume);
+    let moment = Cut::Position(volume.status().positions.stored);
+    checkpoints(&volume, 0..4, 2, 3);
+    volume.close().unwrap();
+    // Three attachments, each of a part of the window.
+    for _ in 0..3 {
+        open_cut(&machine, moment.clone()).unwrap();
+        attach_by_a_wrong_clock(&machine, 0, 250);
+    }
+    let gone = open_cut(&machine, moment).err().unwrap();
+    assert_eq!(gone.kind(), ErrorKind::NotFound, "{gone}");
+}
+
 #[test]
 fn a_quiet_volume_gives_back_what_left_the_retention_window() {
     let machine = Machine::new();
-    let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0)));
+    let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), 0));
     let dynamic: Arc<dyn World> = world.clone();
     let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     let step = |stepped: &mut Stepped| {

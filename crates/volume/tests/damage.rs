@@ -6,6 +6,7 @@ mod faulty;
 use faulty::rig::MIB;
 use faulty::{Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_format::name_record::name_key;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, header_bytes_of};
 use sawmill_store::{Blocking, CallKind, Class, Fault, PutOutcome};
 use sawmill_volume::{Volume, check, open_cache};
@@ -189,7 +190,8 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
         harm(&machine, &roots[1], &roots[0], how, 100);
         let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
         let report = check::check(&*machine.plain, &record, &mut |_, _| ()).unwrap();
-        assert!(report.damage.is_empty(), "{how}: the volume is whole: {:?}", report.damage);
+        let [damage] = &report.damage[..] else { panic!("{how}: {:?}", report.damage) };
+        assert!(damage.object == roots[1] && damage.costs.is_empty(), "{how}: the volume is whole: {damage}");
         assert!(report.notes.iter().any(|note| note.contains(&roots[1])), "{how}: {:?}", report.notes);
         let volume = machine.open();
         is_sound(&volume);
@@ -244,8 +246,13 @@ fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
         assert_eq!(slot_version(&volume, 0, 1), 1);
         faulty::holds(&volume, 30 << 30, &[3; 5000]);
         volume.close().unwrap();
+        // The damaged one is the one before now, and goes with the next.
+        let damage = damage_of(&machine);
+        assert!(damage.len() == 1 && damage[0].object == parts[0], "{how}: {damage:?}");
         let volume = machine.open();
         assert_eq!(slot_version(&volume, 0, 1), 1);
+        write_slot(&volume, 0, 1);
+        volume.close().unwrap();
         machine.assert_sound(how);
     }
 }
@@ -279,10 +286,10 @@ fn a_damaged_volume_record_is_refused_by_name() {
         let machine = volume_with_two_checkpoints();
         let options = sawmill_volume::CreateOptions::new(MIB);
         sawmill_volume::create(&*machine.plain, "other", &options).unwrap();
-        harm(&machine, "volumes/disk", "volumes/other", how, 50);
+        harm(&machine, &name_key("disk", 1), &name_key("other", 1), how, 50);
         let (kind, text) = machine.refused();
         assert_eq!(kind, ErrorKind::Corrupt, "{how}");
-        assert!(text.contains("volumes/disk"), "{how}: {text}");
+        assert!(text.contains("names/disk"), "{how}: {text}");
     }
 }
 

@@ -34,7 +34,7 @@ fn the_second_attach_wins_and_the_first_hears_fenced() {
     a.write_at(SEGMENT as u64, &[1; 5000]).unwrap();
     let second = first.successor();
     let b = second.open();
-    assert_eq!(b.status().epoch, a.status().epoch + 1);
+    assert_eq!(b.status().epoch_before, a.status().epoch);
     assert_eq!(slot_version(&b, 0, 9), 1);
     write_slot(&a, 0, 2);
     fenced(&a);
@@ -321,5 +321,8 @@ fn deleting_a_volume_fences_its_writer() {
     write_slot(&volume, 1, 1);
     fenced(&volume);
     assert!(fences >= 2);
-    assert_eq!(machine.keys("").len(), 1, "only the last fence stays: {:?}", machine.keys(""));
+    let mut left = machine.keys("");
+    // And what was said of the volume and its name.
+    left.retain(|key| !key.contains("/word/") && !key.starts_with("names/"));
+    assert_eq!(left.len(), 1, "only the last fence stays: {left:?}");
 }

@@ -72,18 +72,9 @@ fn a_rename_that_dies_at_any_call_loses_nothing_and_is_finished_by_another() {
             let outcome = rename(&machine, "disk", "other");
             machine.heal();
             let left = names(&machine);
-            assert!(left == ["disk"] || left == ["disk", "other"] || left == ["other"], "{what}: {left:?}");
+            assert!(left == ["disk"] || left == ["other"], "{what}: {left:?}");
             for name in &left {
                 assert_eq!(sawmill_volume::find(&*machine.plain, name).unwrap().volume_id, id, "{what}");
-            }
-            if left.len() == 2 {
-                for name in &left {
-                    let error = sawmill_volume::delete(&*machine.store, name).unwrap_err();
-                    assert_eq!(error.kind(), ErrorKind::Refused, "{what}");
-                    assert!(error.to_string().contains("sawmill rename"), "{error}");
-                }
-                let third = rename(&machine, "disk", "third").unwrap_err();
-                assert_eq!(third.kind(), ErrorKind::Refused, "{what}");
             }
             if outcome.is_ok() {
                 assert_eq!(left, ["other"], "{what}");

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of the rig")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -17,6 +17,8 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     pub name: String,
     pub options: OpenOptions,
+    /// Memory was lost as with the power: these machines never start anew, so they are told that it is known.
+    pub knows_of_loss: AtomicBool,
 }
 
 impl Default for Rig {
@@ -48,7 +50,7 @@ impl Rig {
         options.journal_bytes = 16 * MIB;
         options.staging_bytes = 4 * MIB;
         options.segment_age_max = Duration::ZERO;
-        Rig { store, folder, name: "disk".into(), options }
+        Rig { store, folder, name: "disk".into(), options, knows_of_loss: AtomicBool::new(false) }
     }
 
     pub fn open(&self) -> Arc<Volume> {
@@ -56,7 +58,13 @@ impl Rig {
     }
 
     pub fn try_open(&self) -> sawmill_volume::Result<Arc<Volume>> {
-        Volume::open(self.store.clone(), &self.name, self.options.clone())
+        let mut options = self.options.clone();
+        options.accept_memory_loss |= self.knows_of_loss.load(Ordering::SeqCst);
+        let opened = Volume::open(self.store.clone(), &self.name, options);
+        if opened.is_ok() {
+            self.knows_of_loss.store(false, Ordering::SeqCst);
+        }
+        opened
     }
 
     pub fn refused(&self) -> (ErrorKind, String) {
@@ -69,6 +77,7 @@ impl Rig {
     }
 
     pub fn lose_memory(&self) {
+        self.knows_of_loss.store(true, Ordering::SeqCst);
         for entry in std::fs::read_dir(self.folder.path()).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "staging") {

@@ -193,7 +193,7 @@ fn what_cannot_be_asked_fails_the_open_and_changes_nothing() {
     let is = |part: &'static str, kind| move |call: &Call| call.kind == kind && call.key().contains(part);
     open_cannot_ask(&template, is("/checkpoint", CallKind::List));
     open_cannot_ask(&template, is("/checkpoint/", CallKind::Get));
-    open_cannot_ask(&template, is("volumes/", CallKind::Get));
+    open_cannot_ask(&template, is("names/", CallKind::Get));
     template.open().close().unwrap();
     open_cannot_ask(&template, is("/map/", CallKind::Get));
 }

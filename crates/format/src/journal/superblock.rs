@@ -25,7 +25,10 @@ layout! {
     RESERVED_1: 124, 4, "reserved";
     BOUND_EPOCH: 128, 8, "bound_epoch";
     BOUND_POSITION: 136, 8, "bound_position";
-    RESERVED_2: 144, 3948, "reserved";
+    MEMORY_BOOT_ID: 144, 16, "memory_boot_id";
+    MEMORY_FOLDER_BYTES: 160, 2, "memory_folder_bytes";
+    MEMORY_FOLDER: 162, 1022, "memory_folder";
+    RESERVED_2: 1184, 2908, "reserved";
     CRC: 4092, 4, "crc";
 }
 use superblock_at as at;
@@ -34,8 +37,22 @@ const KIND: Kind = Kind::JournalSuperblock;
 const WHAT: &str = KIND.name();
 const FLAG_CLEAN: u32 = 1;
 
+/// The version that says where memory is in use.
+pub(crate) const SUPERBLOCK_VERSION: u16 = 2;
+/// The longest folder name, in bytes, that a superblock holds.
+pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
+
 /// Bytes of one superblock copy; copy 0 is at byte 0 of the journal, copy 1 right after it.
 pub const SUPERBLOCK_BYTES: usize = at::SIZE;
+
+/// Where the newest part of a journal is, in memory that outlives the process (the staging file).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The kernel's boot; the memory went with it.
+    pub boot_id: [u8; 16],
+    /// The folder, as the system's bytes; 1 to [`MEMORY_FOLDER_BYTES_MAX`] of them, none of them 0.
+    pub folder: Vec<u8>,
+}
 
 /// Whose journal it is, and the marks that recovery starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +85,8 @@ pub struct Superblock {
     pub bound_epoch: u64,
     /// At and past this position only records of `bound_epoch` count; what else is there was given up.
     pub bound_position: u64,
+    /// What `bound_epoch` accepted may be in memory alone. Without it the block is of version 1.
+    pub memory: Option<Memory>,
 }
 
 impl Superblock {
@@ -85,7 +104,8 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         debug_assert_eq!(self.check(), Ok(()));
         let mut bytes = [0; SUPERBLOCK_BYTES];
-        preamble::put(&mut bytes, KIND, SUPERBLOCK_BYTES);
+        let version = if self.memory.is_some() { SUPERBLOCK_VERSION } else { preamble::VERSION };
+        preamble::put_version(&mut bytes, KIND, version, SUPERBLOCK_BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
         at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
         at::GENERATION.put(&mut bytes, self.generation.to_le_bytes());
@@ -100,6 +120,13 @@ impl Superblock {
         at::FLAGS.put(&mut bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
         at::BOUND_EPOCH.put(&mut bytes, self.bound_epoch.to_le_bytes());
         at::BOUND_POSITION.put(&mut bytes, self.bound_position.to_le_bytes());
+        if let Some(Memory { boot_id, folder }) = &self.memory {
+            at::MEMORY_BOOT_ID.put(&mut bytes, *boot_id);
+            // `check` bounds it; what is too long is written as none, and so refused by every reader.
+            let length = folder.len().min(MEMORY_FOLDER_BYTES_MAX);
+            at::MEMORY_FOLDER_BYTES.put(&mut bytes, (length as u16).to_le_bytes());
+            bytes[at::MEMORY_FOLDER.offset..][..length].copy_from_slice(&folder[..length]);
+        }
         crc::seal_in_place(&mut bytes);
         bytes
     }
@@ -125,6 +152,7 @@ impl Superblock {
         if flags & !FLAG_CLEAN != 0 {
             return Err(FormatError::Reserved { what: WHAT });
         }
+        let memory = memory_of(bytes)?;
         Ok(Superblock {
             volume_id: VolumeId(at::VOLUME_ID.array(bytes)),
             journal_tag: at::JOURNAL_TAG.u64(bytes),
@@ -140,14 +168,33 @@ impl Superblock {
             clean: flags & FLAG_CLEAN != 0,
             bound_epoch: at::BOUND_EPOCH.u64(bytes),
             bound_position: at::BOUND_POSITION.u64(bytes),
+            memory,
         })
     }
 
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
         let blocks = self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
-        check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)
+        check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)?;
+        let Some(Memory { folder, .. }) = &self.memory else { return Ok(()) };
+        let named = (1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) && !folder.contains(&0);
+        check_field(WHAT, "memory_folder", "it is empty, too long, or has a zero byte", named)
     }
+}
+
+/// The memory that a block of version 2 names; the older version has zeroes there.
+fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
+    let folder_bytes = usize::from(at::MEMORY_FOLDER_BYTES.u16(bytes));
+    let folder = at::MEMORY_FOLDER.of(bytes);
+    let has = preamble::Preamble::decode(bytes)?.version != preamble::VERSION;
+    let agrees = has == (folder_bytes > 0) && folder_bytes <= folder.len();
+    check_field(WHAT, "memory_folder_bytes", "it does not agree with the version", agrees)?;
+    let (folder, rest) = folder.split_at(folder_bytes);
+    let boot_id = at::MEMORY_BOOT_ID.array(bytes);
+    if rest.iter().any(|byte| *byte != 0) || !has && boot_id != [0; 16] {
+        return Err(FormatError::Reserved { what: WHAT });
+    }
+    Ok(has.then(|| Memory { boot_id, folder: folder.to_vec() }))
 }
 
 /// The newest valid of the two copies. A copy of a newer format version, if intact, is an error and not

@@ -5,6 +5,7 @@
 mod link;
 #[cfg(test)]
 mod link_properties;
+mod names;
 #[cfg(test)]
 mod packed;
 #[cfg(test)]

@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, export_state, journal, kept, link, map_part, packed_write, preamble, role,
-    segment, staging, transfer, volume_record, write_log,
+    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record, packed_write,
+    preamble, role, segment, staging, transfer, volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 15] = [
+const PAGES: [(&str, &[Table]); 16] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -41,6 +41,7 @@ const PAGES: [(&str, &[Table]); 15] = [
         ],
     ),
     ("map_part.md", &[map_part::at::TABLE]),
+    ("name_record.md", &[name_record::at::TABLE]),
     ("role.md", &[role::at::TABLE]),
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
     ("staging.md", &[staging::at::TABLE]),
@@ -152,12 +153,14 @@ fn the_overview_lists_every_kind() {
 fn the_overview_shows_keys_as_the_code_makes_them() {
     let overview = page("README.md");
     let keys = [
+        name_record::name_key("disk1", 1),
         volume_record::volume_key("disk1"),
         segment::segment_key(VOLUME, SEGMENT.sequence),
         checkpoint::checkpoint_key(VOLUME, CHECKPOINT.number),
         checkpoint::kept_key(VOLUME, 8, PUT),
         kept::pin_key(VOLUME, 3),
         kept::released_key(VOLUME, 3),
+        kept::word_key(VOLUME, 1),
         kept::tombstone_key(VOLUME),
         role::role_key(VOLUME, 1),
         part_key(&PART),

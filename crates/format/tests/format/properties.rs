@@ -152,7 +152,9 @@ prop_compose! {
             let kind = [CutKind::Retained, CutKind::Snapshot, CutKind::Pin][usize::from(kind)];
             let name = if kind == CutKind::Snapshot { name } else { String::new() };
             let [number, through_sequence, position, wall_unix_ms, pin] = numbers;
-            CutEntry { kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin }
+            // As a checkpoint of any age may say it; see `checkpoints`.
+            let attached_s = (wall_unix_ms as u32) & 0xffff;
+            CutEntry { kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin, attached_s }
         }).collect();
         cuts.sort();
         cuts.dedup();
@@ -222,9 +224,15 @@ prop_compose! {
         segments in segment_entries(), parts in part_entries(), kept in kept_blocks(),
     ) -> Checkpoint {
         let [number, epoch, through_sequence, next_sequence, position, wall_unix_ms, ..] = numbers;
+        let attached_ms = if epoch % 2 == 0 { 0 } else { 65_535_000 + epoch / 4 };
+        let mut kept = kept;
+        if attached_ms == 0 {
+            kept.cuts.iter_mut().for_each(|cut| cut.attached_s = 0);
+        }
         Checkpoint {
             volume_id, put_id, number, epoch, through_sequence, next_sequence, position, wall_unix_ms,
-            size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8], segments, parts,
+            attached_ms, size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8],
+            segments, parts,
             kept,
         }
     }
@@ -248,13 +256,14 @@ prop_compose! {
 prop_compose! {
     fn superblocks()(
         (volume_id, intent_put_id) in ids(), numbers in any::<[u64; 8]>(), blocks in 1u64..1 << 40,
-        clean: bool,
+        clean: bool, boot_id: [u8; 16], folder in vec(1u8.., 0..=1022),
     ) -> Superblock {
         let [journal_tag, generation, epoch, intent_epoch, trim, logged, stored_sequence, ..] = numbers;
         Superblock {
             volume_id, journal_tag, generation, epoch, intent_epoch, intent_put_id,
             capacity_bytes: blocks * 4096, trim, logged, stored_sequence, stored_position: numbers[7], clean,
             bound_epoch: numbers[6], bound_position: numbers[5],
+            memory: (!folder.is_empty()).then_some(Memory { boot_id, folder }),
         }
     }
 }

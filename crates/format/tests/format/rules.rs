@@ -298,11 +298,11 @@ fn the_newest_valid_superblock_copy_counts() {
 
 #[test]
 fn an_intact_superblock_of_a_newer_version_is_not_passed_over() {
-    let newer = resealed(copy_of(6), 4096, |bytes| bytes[6] = 2);
-    let error = FormatError::Version { what: "journal superblock", found: 2, supported: 1 };
+    let newer = resealed(copy_of(6), 4096, |bytes| bytes[6] = 3);
+    let error = FormatError::Version { what: "journal superblock", found: 3, supported: 2 };
     assert_eq!(chosen(&newer, &copy_of(5)), Err(error));
     let mut damaged = copy_of(6);
-    damaged[6] = 2;
+    damaged[6] = 3;
     assert_eq!(chosen(&damaged, &copy_of(5)), Ok(5), "a flipped bit is no newer version");
 }
 
@@ -323,7 +323,7 @@ fn unknown_flags_are_refused_as_reserved() {
     let what = "journal superblock";
     assert_eq!(Superblock::decode(&superblock, VOLUME), Err(FormatError::Reserved { what }));
     let bytes = checkpoint_value().encode();
-    for (offset, byte) in [(104, 3), (136, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
+    for (offset, byte) in [(104, 3), (136, 1), (144, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
         let changed = resealed(bytes.clone(), bytes.len(), |bytes| bytes[offset] = byte);
         let what = "checkpoint";
         assert_eq!(

@@ -5,7 +5,7 @@ use sawmill_format::cache_index::{self, CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::journal::{self, Memory, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
 use sawmill_format::kept::{self, CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
@@ -40,19 +40,17 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = vec![
-        volume_record(),
-        data_segment(),
-        fence_segment(),
-        moved_segment(),
-        superblock(),
-        staging_header(),
-    ];
+    let mut cases = vec![volume_record(), data_segment(), fence_segment(), moved_segment()];
+    cases.push(superblock_case("journal/v1-superblock", superblock_value()));
+    cases.push(superblock_case("journal/v2-memory", superblock_with_memory()));
+    cases.push(staging_header());
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
+    cases.push(checkpoint_that_counts());
     cases.extend([returned_case(), crate::packed::packed_case()]);
     cases.extend(records());
     cases.extend(crate::link::cases());
+    cases.extend(crate::names::cases());
     cases
 }
 
@@ -235,6 +233,7 @@ pub(crate) fn checkpoint_value() -> Checkpoint {
         next_sequence: 260,
         position: 1_000_650,
         wall_unix_ms: WALL_UNIX_MS,
+        attached_ms: 0,
         size_bytes: 10 << 30,
         clean: true,
         extent_total: 6,
@@ -256,6 +255,7 @@ pub(crate) fn kept_value() -> Kept {
         position: 900_000 + number,
         wall_unix_ms: WALL_UNIX_MS - number,
         pin,
+        attached_s: 0,
     };
     Kept {
         retention_s: 86_400,
@@ -278,6 +278,15 @@ pub(crate) fn kept_value() -> Kept {
 
 fn checkpoint_with_cuts() -> Case {
     checkpoint_case("checkpoint/v2-cuts", Checkpoint { kept: kept_value(), ..checkpoint_value() })
+}
+
+fn checkpoint_that_counts() -> Case {
+    let mut kept = kept_value();
+    kept.cuts[0].attached_s = 86_401;
+    checkpoint_case(
+        "checkpoint/v3-attached",
+        Checkpoint { attached_ms: 172_800_123, kept, ..checkpoint_value() },
+    )
 }
 
 pub(crate) fn pin_value() -> Pin {
@@ -429,13 +438,18 @@ pub(crate) fn superblock_value() -> Superblock {
         clean: false,
         bound_epoch: 6,
         bound_position: 8192,
+        memory: None,
     }
 }
 
-fn superblock() -> Case {
-    let value = superblock_value();
+fn superblock_with_memory() -> Superblock {
+    let memory = Memory { boot_id: [0xb0; 16], folder: b"/dev/shm/sawmill-1000".to_vec() };
+    Superblock { memory: Some(memory), ..superblock_value() }
+}
+
+fn superblock_case(name: &'static str, value: Superblock) -> Case {
     Case {
-        name: "journal/v1-superblock",
+        name,
         bytes: value.encode().to_vec(),
         value: format!("{value:#?}"),
         table: journal::superblock_at::TABLE,

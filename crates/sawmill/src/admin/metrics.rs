@@ -213,6 +213,7 @@ const CALL: &[Metric<CallStatus>] = &[
     counter("sawmill_store_requests_total", "Requests sent to the store, repeated ones too.", |c| c.requests),
     counter("sawmill_store_errors_total", "Requests that failed; 'not found' is an answer.", |c| c.errors),
     counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
+    counter("sawmill_store_stalls_total", "Requests cut, since none of their bytes moved.", |c| c.stalls),
     counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |c| c.bytes_in),
     counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |c| c.bytes_out),
 ];

@@ -50,8 +50,10 @@ use crate::exit::{Exit, Failure, Result};
 use order::Order;
 use status::ProcessStatus;
 
-/// Long polls at the same time; each holds a thread.
-const WAITS_MAX: u32 = 32;
+/// Connections to the loopback address at the same time: any user of this machine can make them.
+const LOOPBACK_CONNECTIONS_MAX: u32 = 64;
+/// The longest wait that is answered there: who has hung up is not waited for any longer.
+const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Time for answers to go out before the process ends.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Time a client may take to send its request.
@@ -103,9 +105,39 @@ enum Listener {
 
 struct Shared {
     subject: Subject,
-    waits: AtomicU32,
+    /// What blocks now, by lane; each holds a thread.
+    blocked: [AtomicU32; Lane::ALL.len()],
     /// Connections open now.
     connections: AtomicU32,
+    /// Of these, those to the loopback address.
+    strangers: AtomicU32,
+}
+
+/// Who blocks. Each lane has threads of its own, so that nobody who only looks holds up an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// An order, which only our own user can give.
+    Order,
+    /// A wait of our own user.
+    OwnWait,
+    /// A wait of anybody, by the loopback address.
+    LoopbackWait,
+}
+
+impl Lane {
+    const ALL: [Lane; 3] = [Lane::Order, Lane::OwnWait, Lane::LoopbackWait];
+
+    const fn places(self) -> u32 {
+        match self {
+            Lane::Order => 16,
+            Lane::OwnWait => 32,
+            Lane::LoopbackWait => 8,
+        }
+    }
+
+    fn threads() -> usize {
+        Lane::ALL.into_iter().map(|lane| lane.places() as usize).sum()
+    }
 }
 
 impl Admin {
@@ -129,11 +161,16 @@ impl Admin {
         }
         let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
         let (stop, stopped) = watch::channel(false);
-        let shared = Arc::new(Shared { subject, waits: AtomicU32::new(0), connections: AtomicU32::new(0) });
+        let shared = Arc::new(Shared {
+            subject,
+            blocked: Default::default(),
+            connections: AtomicU32::new(0),
+            strangers: AtomicU32::new(0),
+        });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .max_blocking_threads(WAITS_MAX as usize)
+            .max_blocking_threads(Lane::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()
             .map_err(|error| Failure::io("cannot start the admin server", &error))?;
@@ -244,7 +281,9 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) if is_ours(&stream) => start_connection(stream, &shared, &volume),
+                            Ok((stream, _)) if is_ours(&stream) => {
+                                start_connection(stream, &shared, &volume, None);
+                            }
                             Ok(_) => tracing::warn!("a control connection of another user was closed"),
                             Err(error) => accept_failed(&error).await,
                         }
@@ -257,7 +296,11 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) => start_connection(stream, &shared, &volume),
+                            Ok((stream, _)) => match Place::take(&shared) {
+                                Some(place) => start_connection(stream, &shared, &volume, Some(place)),
+                                // One too many is closed at once.
+                                None => tracing::debug!("all admin connections are in use"),
+                            },
                             Err(error) => accept_failed(&error).await,
                         }
                     }
@@ -281,7 +324,23 @@ async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>)
+/// One of the places for connections to the loopback address, until dropped.
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: &Arc<Shared>) -> Option<Place> {
+        let place = Place(Arc::clone(shared));
+        (shared.strangers.fetch_add(1, Ordering::AcqRel) < LOOPBACK_CONNECTIONS_MAX).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.strangers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>, place: Option<Place>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -302,6 +361,7 @@ where
             tracing::debug!("an admin connection ended: {error}");
         }
         counted.connections.fetch_sub(1, Ordering::AcqRel);
+        drop(place);
     });
 }
 
@@ -312,6 +372,9 @@ async fn answer(
 ) -> Response<Full<Bytes>> {
     if only.is_none() && !names_this_machine(request) {
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
+    }
+    if only.is_none() && is_of_another_site(request) {
+        return refuse(StatusCode::FORBIDDEN, &Failure::usage("another site's page cannot ask here"));
     }
     if request.method() == Method::POST
         && let Some(volume) = only
@@ -328,7 +391,7 @@ async fn answer(
     }
     match request.uri().path() {
         "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
-        "/status" => match serde_json::to_vec(&(shared.subject.status)(only)) {
+        "/status" => match serde_json::to_vec(&told(shared, only)) {
             Ok(body) => reply("application/json", body),
             Err(error) => refuse(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -354,12 +417,31 @@ fn names_this_machine(request: &Request<Incoming>) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+/// A browser says who made it ask: a page from elsewhere shall hold nothing up here.
+fn is_of_another_site(request: &Request<Incoming>) -> bool {
+    let site = request.headers().get("sec-fetch-site").map(|site| site.as_bytes());
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+}
+
+/// The status; by the loopback address, which is open to all users of this machine, without paths of ours.
+fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
+    let mut status = (shared.subject.status)(only);
+    if only.is_none() {
+        status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
+    }
+    status
+}
+
 async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response<Full<Bytes>> {
-    let (volume, safety, timeout) = match parse_wait(query, only) {
+    let (volume, safety, mut timeout) = match parse_wait(query, only) {
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
-    let waited = blocking(shared, move |subject| (subject.wait)(&volume, safety, timeout)).await;
+    let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };
+    if lane == Lane::LoopbackWait {
+        timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
+    }
+    let waited = blocking(shared, lane, move |subject| (subject.wait)(&volume, safety, timeout)).await;
     waited.map_or_else(
         |refused| refused,
         |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),
@@ -367,25 +449,27 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
 }
 
 async fn carry_out(order: Order, shared: &Arc<Shared>, volume: String) -> Response<Full<Bytes>> {
-    let carried = blocking(shared, move |subject| (subject.order)(&volume, order)).await;
+    let carried = blocking(shared, Lane::Order, move |subject| (subject.order)(&volume, order)).await;
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
-/// Does what blocks on a thread of its own, if there is one left.
+/// Does what blocks on a thread of its own, if its lane has one left.
 async fn blocking<T: Send + 'static>(
     shared: &Arc<Shared>,
+    lane: Lane,
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    if shared.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_MAX {
-        shared.waits.fetch_sub(1, Ordering::Relaxed);
+    let places = lane.places();
+    if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
+        shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
         let failure =
-            Failure::new(Exit::Unavailable, format!("{WAITS_MAX} others wait already; try again later"));
+            Failure::new(Exit::Unavailable, format!("{places} others wait already; try again later"));
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     }
     let waiting = Arc::clone(shared);
     let outcome = tokio::task::spawn_blocking(move || {
         let outcome = work(&waiting.subject);
-        waiting.waits.fetch_sub(1, Ordering::Relaxed);
+        waiting.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
         outcome
     })
     .await;

@@ -11,7 +11,7 @@ use sawmill_device::layer::OperationSnapshot;
 use sawmill_frontend::DoorCounts;
 use sawmill_store::{CallStats, LATENCY_BUCKETS, MeterSnapshot};
 use sawmill_volume::cache::CacheStats;
-use sawmill_volume::{Counters, Health, Positions, Status};
+use sawmill_volume::{Counters, Health, Positions, Stall, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::link::told::EndTold;
@@ -79,6 +79,9 @@ pub(crate) struct VolumeStatus {
     pub(crate) journal_unstored_bytes: u64,
     pub(crate) journal_unstored_records: u64,
     pub(crate) stalled_requests: u64,
+    /// `staging`, `journal_bytes`, `journal_records` or `unstored_age`: what the first of them waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stall: Option<String>,
     pub(crate) uploads_in_flight: u32,
     pub(crate) counters: CountersStatus,
     /// What passed through the front doors, by operation.
@@ -110,10 +113,21 @@ impl VolumeStatus {
             journal_unstored_bytes: status.journal_unstored_bytes,
             journal_unstored_records: status.journal_unstored_records,
             stalled_requests: status.stalled_requests,
+            stall: status.stall.map(|stall| stall_word(stall).to_owned()),
             uploads_in_flight: status.uploads_in_flight,
             counters: CountersStatus::new(&status.counters),
             ..VolumeStatus::default()
         }
+    }
+}
+
+/// What writes wait for, in a word.
+fn stall_word(stall: Stall) -> &'static str {
+    match stall {
+        Stall::Staging => "staging",
+        Stall::JournalBytes => "journal_bytes",
+        Stall::JournalRecords => "journal_records",
+        Stall::UnstoredAge => "unstored_age",
     }
 }
 
@@ -244,6 +258,8 @@ pub(crate) struct CallStatus {
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) retries: u64,
+    #[serde(default)]
+    pub(crate) stalls: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) latency: Histogram,
@@ -255,6 +271,7 @@ impl CallStatus {
             requests: stats.requests,
             errors: stats.errors,
             retries: stats.retries,
+            stalls: stats.stalls,
             bytes_in: stats.bytes_in,
             bytes_out: stats.bytes_out,
             latency: Histogram::new(&stats.latency, None),

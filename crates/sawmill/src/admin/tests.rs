@@ -154,3 +154,70 @@ fn a_path_too_long_for_a_socket_is_refused_with_what_to_set() {
     let failure = Admin::start(subject(), vec![door]).err().unwrap();
     assert!(failure.exit() == Exit::Usage && failure.to_string().contains("XDG_STATE_HOME"), "{failure}");
 }
+
+#[test]
+fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (enter, entered) = std::sync::mpsc::channel();
+    let release = Arc::new(Mutex::new(()));
+    let held = release.lock();
+    let closed = Arc::clone(&release);
+    let enter = Mutex::new(enter);
+    let wait: Box<Wait> = Box::new(move |_, safety, _| {
+        if safety == Safety::Stored {
+            enter.lock().send(()).unwrap();
+            drop(closed.lock());
+        }
+        Ok(true)
+    });
+    let control = Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
+    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
+    let strangers: Vec<_> = (0..Lane::LoopbackWait.places())
+        .map(|_| {
+            let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
+            let head = "GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
+            stream.write_all(head.as_bytes()).unwrap();
+            entered.recv().unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(get(&admin, "/wait?safety=stored&volume=oak").0, 503, "the lane is full");
+    assert_eq!(get(&admin, "/status").0, 200);
+    assert!(control::wait(folder.path(), "oak", "logged", None).unwrap());
+    let refused = control::resize(folder.path(), 0).unwrap_err();
+    assert!(refused.to_string().contains("no disk has 0 bytes"), "the order was carried out: {refused}");
+    drop((held, strangers));
+}
+
+#[test]
+fn a_page_of_another_site_is_told_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    let from = |site: &str| {
+        let head = format!("GET /status HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: {site}");
+        request(&admin, &head).0
+    };
+    assert_eq!((from("same-origin"), from("none")), (200, 200));
+    assert_eq!((from("cross-site"), from("same-site")), (403, 403));
+}
+
+#[test]
+fn connections_of_others_have_a_limit_and_places_come_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    let connect = || TcpStream::connect(admin.address.unwrap()).unwrap();
+    let mut idle: Vec<_> = (0..LOOPBACK_CONNECTIONS_MAX).map(|_| connect()).collect();
+    let mut byte = [0];
+    assert_eq!(connect().read(&mut byte).unwrap_or(0), 0, "one too many is closed");
+    assert!(control::attached(folder.path()).unwrap().is_some(), "our own come in");
+    idle.pop();
+    // Its place comes free when its end is noticed.
+    loop {
+        let mut stream = connect();
+        let asked = stream.write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        if asked.is_ok() && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+            break;
+        }
+    }
+}

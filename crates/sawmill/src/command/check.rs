@@ -1,6 +1,7 @@
-//! `sawmill check`: reads every segment and verifies every checksum and the map.
+//! `sawmill check`: reads everything that a volume keeps, its past too, and verifies it.
 
 use clap::Args;
+use sawmill_volume::check;
 use serde::Serialize;
 
 use super::Context;
@@ -22,6 +23,7 @@ pub(super) struct Arguments {
 struct Damage {
     object: String,
     what: String,
+    costs: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -32,6 +34,10 @@ struct Document {
     frames: u64,
     bytes: u64,
     extents: u64,
+    parts: u64,
+    kept: u64,
+    unneeded: u64,
+    stranded: u64,
     damage: Vec<Damage>,
     notes: Vec<String>,
 }
@@ -40,11 +46,11 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
     let mut progress = output::Progress::new("checking segment");
-    let report =
-        sawmill_volume::check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
+    let report = check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
     drop(progress);
-    let damage: Vec<Damage> =
-        report.damage.into_iter().map(|d| Damage { object: d.object, what: d.what }).collect();
+    let found = report.damage.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let row = |one: check::Damage| Damage { object: one.object, what: one.what, costs: one.costs };
+    let damage: Vec<Damage> = report.damage.into_iter().map(row).collect();
     let document = Document {
         name: address.name,
         ok: damage.is_empty(),
@@ -52,23 +58,27 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         frames: report.frames,
         bytes: report.bytes,
         extents: report.extents,
+        parts: report.parts,
+        kept: report.kept,
+        unneeded: report.unneeded,
+        stranded: report.stranded,
         damage,
         notes: report.notes,
     };
     if context.json {
         output::json(&document)?;
     } else {
-        print(&document)?;
+        print(&document, &found)?;
     }
     Ok(if document.ok { Exit::Ok } else { Exit::Negative })
 }
 
-fn print(document: &Document) -> Result<()> {
+fn print(document: &Document, found: &[String]) -> Result<()> {
     for note in &document.notes {
         output::line(&format!("note: {note}"))?;
     }
-    for damage in &document.damage {
-        output::line(&format!("damaged: {}: {}", damage.object, damage.what))?;
+    for damage in found {
+        output::line(&format!("damaged: {damage}"))?;
     }
     output::line(&format!(
         "{}: {}; {} segments, {} frames, {} read, {} extents",

@@ -42,7 +42,13 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             advice: check.advice.to_string(),
         })
         .collect();
-    let machine_checks = machine::examine(&context.places)?;
+    let mut machine_checks = machine::examine(&context.places)?;
+    machine_checks.extend(store.exposed_endpoint().map(|endpoint| Finding {
+        name: "encryption on the way to the store".to_owned(),
+        ok: false,
+        detail: format!("{endpoint} is spoken to without encryption"),
+        advice: "use an https:// endpoint: whoever is on the way can read and change all data".to_owned(),
+    }));
     let ok = store_checks.iter().all(|check| check.ok);
     let document = Document { store: url, ok, store_checks, machine_checks };
     if context.json {

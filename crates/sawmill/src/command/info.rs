@@ -193,6 +193,18 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
     if let Some(volume) = document.live.as_ref().filter(|volume| !volume.read_only) {
         let unstored = human_size(volume.journal_unstored_bytes);
         rows.push(("journal", format!("{unstored} of {} not yet stored", human_size(volume.journal_bytes))));
+        let stall = volume.stall.as_deref().filter(|_| volume.stalled_requests > 0);
+        rows.extend(stall.map(|stall| {
+            let lacks = match stall {
+                "staging" => "the journal's disk is slower than they are".to_owned(),
+                "journal_records" => {
+                    format!("{} records are not yet stored", human_count(volume.journal_unstored_records))
+                }
+                "unstored_age" => "the oldest write that is not stored is too old".to_owned(),
+                _ => "the journal is full of what is not yet stored".to_owned(),
+            };
+            ("", format!("{} writes wait: {lacks}", human_count(volume.stalled_requests)))
+        }));
         rows.extend(volume.journal_path.as_ref().map(|path| ("", path.clone())));
     }
     if let Some(cache) = &document.cache {

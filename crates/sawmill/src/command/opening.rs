@@ -41,6 +41,11 @@ pub(super) struct Opening {
     #[arg(long, conflicts_with = "read_only")]
     accept_journal_loss: bool,
 
+    /// Go on although memory with accepted writes is lost (the journal says that it must be there); what was
+    /// flushed is kept.
+    #[arg(long, conflicts_with = "read_only")]
+    accept_memory_loss: bool,
+
     /// Go on although the store lets two writers win; you promise that there is one.
     #[arg(long)]
     no_fencing: bool,
@@ -54,6 +59,10 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     segment_age: Duration,
 
+    /// Let writes and flushes wait while an accepted write is this old and not stored, at least 1s; 0: never.
+    #[arg(long, value_name = "DURATION", value_parser = parse_age, default_value = "0s")]
+    unstored_age_max: Duration,
+
     /// Write a checkpoint after this much log.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     checkpoint_bytes: u64,
@@ -63,9 +72,11 @@ pub(super) struct Tuning {
           value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
     uploads: u32,
 
-    /// Folder in memory that outlives the process: holds accepted writes on their way to the journal.
-    #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
-    staging: PathBuf,
+    /// Folder for memory that outlives the process: accepted writes on their way to the journal. Without it
+    /// /dev/shm/sawmill-UID where that lasts as long as the machine runs; in a container, or for a user who
+    /// logs in, the journal's folder.
+    #[arg(long, value_name = "FOLDER")]
+    staging: Option<PathBuf>,
 
     /// Room in that folder for one volume.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
@@ -137,12 +148,15 @@ impl Opening {
             journal: plan_journal(self.journal.as_ref(), volumes.len())?,
             options: OpenOptions {
                 journal_bytes: self.journal_bytes,
-                staging_folder: tuning.staging.clone(),
+                // Without one, `wiring` chooses when it knows the journal.
+                staging_folder: tuning.staging.clone().unwrap_or_default(),
                 staging_bytes: tuning.staging_bytes,
                 read_only: self.read_only,
                 accept_journal_loss: self.accept_journal_loss,
+                accept_memory_loss: self.accept_memory_loss,
                 no_fencing: self.no_fencing,
                 segment_age_max: tuning.segment_age,
+                unstored_age_max: Some(tuning.unstored_age_max).filter(|age| !age.is_zero()),
                 checkpoint_bytes: tuning.checkpoint_bytes,
                 uploads_max: tuning.uploads,
                 prefetch_bytes: tuning.prefetch,
@@ -156,6 +170,15 @@ impl Opening {
             admin: None,
         })
     }
+}
+
+/// An age of what is not stored: nothing is stored within less than a second.
+fn parse_age(text: &str) -> std::result::Result<Duration, String> {
+    let age = parse_duration(text)?;
+    if age.is_zero() || age >= Duration::from_secs(1) {
+        return Ok(age);
+    }
+    Err("an age below 1s would let every write wait: give 1s or more, or 0".to_owned())
 }
 
 fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {

@@ -70,7 +70,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             Some(Behind::By { bytes, ms }) => Some((bytes, ms)),
             Some(Behind::Elsewhere) | None => None,
         };
-        let damage = drill.check.damage.iter().map(|one| format!("{}: {}", one.object, one.what));
+        let damage = drill.check.damage.iter().map(ToString::to_string);
         return tell(
             context,
             &Document {

@@ -10,7 +10,7 @@ use crate::{output, wiring};
 /// Give a volume another name in its store.
 ///
 /// It keeps its id, its data and its journals, and may be served meanwhile: its door keeps the old name until
-/// it is served anew. An interrupted rename may leave both names; the same command again finishes it.
+/// it is served anew. A rename that is interrupted leaves the old name or the new one.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.

@@ -43,6 +43,11 @@ pub(super) struct Arguments {
     #[arg(long)]
     no_restart: bool,
 
+    /// A variable of the environment that the driver gets though it may be a secret: AWS_*, AZURE_*,
+    /// GOOGLE_* and keys of Sawmill's are kept from it otherwise. As often as there are such.
+    #[arg(long, value_name = "NAME")]
+    driver_env: Vec<OsString>,
+
     #[command(flatten)]
     layers: LayerOptions,
 
@@ -80,6 +85,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         given: given.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
         doors,
         command: arguments.command.clone(),
+        passed: arguments.driver_env.clone(),
         restarts: !arguments.no_restart,
         around: Box::new(move |device| layers.around(device)),
     };

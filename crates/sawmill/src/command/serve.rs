@@ -29,6 +29,9 @@ use crate::output;
 use crate::serving::{Served, Serving};
 use crate::wiring::{self, Plan};
 
+/// How long a disk may take for what memory holds.
+const LOG_WITHIN: Duration = Duration::from_secs(60);
+
 /// How often volumes are tried that could not be opened again after a hand-off that was taken back.
 const AGAIN_EVERY: Duration = Duration::from_millis(500);
 
@@ -381,6 +384,12 @@ pub(super) fn close(
 fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
+        // Whoever asked may kill this process soon, and memory may go with it (a container's does).
+        std::thread::scope(|scope| {
+            for served in &serving.volumes {
+                scope.spawn(|| served.log_all(LOG_WITHIN));
+            }
+        });
         serving.doors.stop();
         serving.forget_added_doors();
         std::thread::scope(|scope| {

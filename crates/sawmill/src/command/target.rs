@@ -321,8 +321,10 @@ fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Ve
         if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
             let device = served.as_shown().device;
             let status = served.volume()?.status();
-            let state = (!status.read_only)
-                .then(|| StateFile::of_volume(&served.folder, status.volume_id.to_string(), status.epoch));
+            let state = (!status.read_only).then(|| {
+                let id = status.volume_id.to_string();
+                StateFile::of_volume(&served.folder, id, status.epoch, status.epoch_before)
+            });
             others.push(Opened { name: export.clone(), device, outlives_process: true, state, _lock: None });
         }
     }

@@ -1,9 +1,10 @@
 //! Drivers that this process starts: one at a time, or a new one beside the old one that it replaces.
 //!
-//! Invariant: every process that was started is waited for. Not here: what its end means (`driving`).
+//! Invariants: every process that was started is waited for; none has this process's keys to stores, unless
+//! they were named. Not here: what its end means (`driving`).
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
@@ -22,16 +23,24 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// A driver that lived so long was all right: the next restart is soon again.
 const LIVED: Duration = Duration::from_secs(1);
 
+/// What the keys to stores are in; anybody's program is not to have them.
+const STORES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+/// Ours: what says what it is.
+const SECRETS: [&str; 4] = ["KEY", "SECRET", "TOKEN", "PASSWORD"];
+
 /// The command of a driver, and its processes.
 pub(crate) struct Drivers {
     command: Vec<OsString>,
+    /// Variables with secrets that it may have.
+    passed: Vec<OsString>,
     alive: Arc<Mutex<BTreeSet<u32>>>,
     back_off: Mutex<Duration>,
 }
 
 impl Drivers {
-    pub(crate) fn new(command: Vec<OsString>) -> Self {
-        Drivers { command, alive: Arc::default(), back_off: Mutex::new(BACK_OFF_MIN) }
+    /// `passed` are variables of this process's environment that drivers get though they may be secrets.
+    pub(crate) fn new(command: Vec<OsString>, passed: Vec<OsString>) -> Self {
+        Drivers { command, passed, alive: Arc::default(), back_off: Mutex::new(BACK_OFF_MIN) }
     }
 
     /// Starts one; `ended` hears of its end, with the process and how it ended.
@@ -44,15 +53,21 @@ impl Drivers {
             return Err(Failure::usage("there is no command to start a driver with; write it behind --"));
         };
         let shown = program.display();
-        let mut child =
-            Command::new(program).args(arguments).env(SOCKET_VARIABLE, socket).spawn().map_err(|error| {
-                let exit = match error.kind() {
-                    std::io::ErrorKind::NotFound => Exit::NotFound,
-                    std::io::ErrorKind::PermissionDenied => Exit::Denied,
-                    _ => Exit::Unavailable,
-                };
-                Failure::new(exit, format!("cannot start the driver {shown}: {error}"))
-            })?;
+        let mut driver = Command::new(program);
+        driver.args(arguments).env(SOCKET_VARIABLE, socket);
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| is_secret(name) && !self.passed.contains(name))
+        {
+            driver.env_remove(name);
+        }
+        let mut child = driver.spawn().map_err(|error| {
+            let exit = match error.kind() {
+                std::io::ErrorKind::NotFound => Exit::NotFound,
+                std::io::ErrorKind::PermissionDenied => Exit::Denied,
+                _ => Exit::Unavailable,
+            };
+            Failure::new(exit, format!("cannot start the driver {shown}: {error}"))
+        })?;
         let pid = child.id();
         self.alive.lock().insert(pid);
         let alive = Arc::clone(&self.alive);
@@ -112,13 +127,20 @@ impl Drivers {
     }
 }
 
+/// Whether a variable of this name holds what lets into a store.
+fn is_secret(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    let ours = name.starts_with("SAWMILL_") && SECRETS.iter().any(|word| name.contains(word));
+    ours || STORES.iter().any(|store| name.starts_with(store))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn restarts_wait_longer_each_time_until_one_lives() {
-        let drivers = Drivers::new(vec!["true".into()]);
+        let drivers = Drivers::new(vec!["true".into()], Vec::new());
         let waits: Vec<u128> = (0..12).map(|_| drivers.next_wait(Duration::ZERO).as_millis()).collect();
         assert_eq!(waits[..4], [50, 100, 200, 400]);
         assert_eq!(waits.last(), Some(&5_000));
@@ -127,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_command_that_is_none_is_named() {
-        let drivers = Drivers::new(vec!["/no/such/driver".into()]);
+        let drivers = Drivers::new(vec!["/no/such/driver".into()], Vec::new());
         let told = drivers.start(Path::new("/x"), |_, _| ()).unwrap_err().to_string();
         assert!(told.contains("/no/such/driver"), "{told}");
     }

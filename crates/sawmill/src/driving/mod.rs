@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) doors: Vec<DoorPlan>,
     /// What starts a driver; empty: drivers come by themselves.
     pub(crate) command: Vec<OsString>,
+    /// Variables of the environment that it gets though they may be secrets.
+    pub(crate) passed: Vec<OsString>,
     /// Start it again when it dies.
     pub(crate) restarts: bool,
     /// Puts layers around the device before doors see it.
@@ -134,7 +136,7 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
     let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     forward_signals(ring.clone())?;
-    let drivers = Arc::new(Drivers::new(plan.command.clone()));
+    let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
         plan,
         host,

@@ -174,13 +174,16 @@ impl Predecessor<'_> {
         for served in &self.serving.volumes {
             closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
         }
-        let cache = self.serving.cache.lock().take();
+        // Not by dropping it: a request to the store that is under way holds it until it is answered.
+        if let Some(held) = self.serving.cache.lock().take() {
+            held.cache.let_go();
+        }
         // Whoever still looks at one of them, for a status say, is done in a moment.
         let deadline = Instant::now() + LET_GO_WITHIN;
         while closed.iter().any(|volume| Arc::strong_count(volume) > 1) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(200));
         }
-        drop((closed, cache));
+        drop(closed);
         Ok(())
     }
 

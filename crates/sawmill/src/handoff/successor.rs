@@ -61,10 +61,11 @@ fn talk(
     let started = Instant::now();
     say(stream, &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() })?;
     wiring::claim_descriptors(plan.volumes.len())?;
-    let mut stores = prepare(&plan)?;
+    let mut stores = prepare(places, &plan)?;
     plan.options.store_is_probed = true;
     // What was accepted when the first of these processes was started was a loss of then.
     plan.options.accept_journal_loss = false;
+    plan.options.accept_memory_loss = false;
     say(stream, &Word::Prepared)?;
     match hear(stream, None)? {
         Word::Go => {}
@@ -108,7 +109,7 @@ fn talk(
 
 /// Opens the stores, sees that they keep writers apart, reads every volume, so that it is at hand later, and
 /// lays up memory for it. Changes nothing.
-fn prepare(plan: &Plan) -> Result<Stores> {
+fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut laid_up_bytes = 0;
     for address in &plan.volumes {
@@ -123,7 +124,10 @@ fn prepare(plan: &Plan) -> Result<Stores> {
         laid_up_bytes += plan.options.staging_bytes;
         if !plan.options.read_only && laid_up_bytes <= LAID_UP_BYTES_MAX {
             // Best effort: an open without it takes longer.
-            let laid_up = volume.lay_up(&plan.options);
+            let id = volume.record().volume_id.to_string();
+            let journal = plan.journal.path(places, &id, &address.store_url)?;
+            let staging_folder = wiring::staging_folder(plan, Some(&journal));
+            let laid_up = volume.lay_up(&OpenOptions { staging_folder, ..plan.options.clone() });
             laid_up.unwrap_or_else(|error| tracing::debug!("hand-off: {error}"));
         }
     }

@@ -23,12 +23,14 @@ pub(crate) struct StateFile {
     identity: String,
     /// A volume: the attachment of this target. Else 0.
     epoch: u64,
+    /// A volume: the attachment before this one. Else 0.
+    epoch_before: u64,
 }
 
 impl StateFile {
     /// Of a volume, whose state folder is `folder`.
-    pub(crate) fn of_volume(folder: &Path, volume_id: String, epoch: u64) -> Self {
-        StateFile { path: folder.join("export.state"), identity: volume_id, epoch }
+    pub(crate) fn of_volume(folder: &Path, volume_id: String, epoch: u64, epoch_before: u64) -> Self {
+        StateFile { path: folder.join("export.state"), identity: volume_id, epoch, epoch_before }
     }
 
     /// Of a file or a disk; `folder` has those of all.
@@ -36,7 +38,7 @@ impl StateFile {
         let identity = identity(Path::new("/sys/dev/block"), device)
             .map_err(|error| Failure::io(format!("cannot open {}", device.display()), &error))?;
         let path = folder.join(format!("{:08x}.state", crc32c(identity.as_bytes())));
-        Ok(StateFile { path, identity, epoch: 0 })
+        Ok(StateFile { path, identity, epoch: 0, epoch_before: 0 })
     }
 
     /// What the last target left; from now on it is this one's.
@@ -58,7 +60,7 @@ impl StateFile {
         });
         let state = state.ok().filter(|state| state.identity == self.identity)?;
         let ExportState { tenure, shared, failed_syncs, epoch, .. } = state;
-        if self.epoch > 0 && epoch + 1 != self.epoch {
+        if self.epoch > 0 && epoch != self.epoch_before {
             tracing::info!("{}: it was in use meanwhile; whoever was attached is cut off", self.identity);
             return Some(Standing { failed_syncs, ..Standing::default() });
         }
@@ -135,24 +137,24 @@ mod tests {
     #[test]
     fn a_volume_that_something_else_had_attached_knows_no_tenure() {
         let folder = tempfile::tempdir().unwrap();
-        let of = |epoch| StateFile::of_volume(folder.path(), "5a01".into(), epoch);
-        of(3).keep(&STANDING).unwrap();
-        assert_eq!(of(4).take_up().unwrap(), STANDING, "the next attachment");
-        assert_eq!(of(5).take_up().unwrap(), STANDING, "and the next");
+        let of = |epoch, before| StateFile::of_volume(folder.path(), "5a01".into(), epoch, before);
+        of(30, 0).keep(&STANDING).unwrap();
+        assert_eq!(of(41, 30).take_up().unwrap(), STANDING, "the next attachment");
+        assert_eq!(of(59, 41).take_up().unwrap(), STANDING, "and the next");
         let cut = Standing { failed_syncs: 2, ..Standing::default() };
-        assert_eq!(of(7).take_up().unwrap(), cut, "6 was somebody else's");
-        assert_eq!(of(8).take_up().unwrap(), cut, "it stays so");
+        assert_eq!(of(77, 60).take_up().unwrap(), cut, "60 was somebody else's");
+        assert_eq!(of(80, 77).take_up().unwrap(), cut, "it stays so");
     }
 
     #[test]
     fn a_damaged_file_knows_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let file = StateFile::of_volume(folder.path(), "5a01".into(), 3);
+        let file = StateFile::of_volume(folder.path(), "5a01".into(), 3, 1);
         file.keep(&STANDING).unwrap();
         let mut bytes = fs::read(&file.path).unwrap();
         bytes[17] ^= 1;
         fs::write(&file.path, bytes).unwrap();
-        assert_eq!(StateFile { epoch: 4, ..file }.take_up().unwrap(), Standing::default());
+        assert_eq!(StateFile { epoch: 4, epoch_before: 3, ..file }.take_up().unwrap(), Standing::default());
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl LineReader {
             Format::Blkparse => {
                 "'MAJOR,MINOR CPU SEQUENCE SECONDS PID ACTION RWBS SECTOR + SECTORS [PROCESS]'"
             }
-            Format::Blkreplay => "'SECONDS ; SECTOR ; SECTORS ; R|W'",
+            Format::Blkreplay => "'SECONDS ; SECTOR ; SECTORS ; RWBS'",
             Format::Msr => "'FILETIME,HOST,DISK,Read|Write,OFFSET,BYTES,RESPONSE'",
             Format::Systor => "'TIMESTAMP,RESPONSE,R|W,LUN,OFFSET,BYTES'",
             Format::Tencent => "'SECONDS,SECTOR,SECTORS,0|1,VOLUME'",
@@ -119,11 +119,7 @@ impl LineReader {
         if action != self.action {
             return Ok(None);
         }
-        let Some(flags) = words.get(6).copied() else { return Err(()) };
-        let flags_known = flags.bytes().all(|flag| b"RWDFNSAMBV".contains(&flag));
-        if !flags_known {
-            return Err(());
-        }
+        let Some(flags) = words.get(6).copied().filter(|flags| are_flags(flags)) else { return Err(()) };
         let [address, plus, length] = *words.get(7..10).unwrap_or_default() else {
             // A flush alone has no sectors.
             let flush = Request { at_ns, operation: Operation::Flush, device, address: 0, length: 0 };
@@ -133,24 +129,27 @@ impl LineReader {
             return Ok(None);
         }
         let (Some(address), Some(length)) = (sectors(address), sectors(length)) else { return Err(()) };
-        let operation = match flags {
-            _ if flags.contains('D') => Operation::Discard,
-            _ if flags.contains('W') && length == 0 => Operation::Flush,
-            _ if flags.contains('W') => Operation::Write,
-            _ if flags.contains('R') => Operation::Read,
-            _ => Operation::Flush,
-        };
+        let operation = operation_of(flags, length);
         let (address, length) = if operation == Operation::Flush { (0, 0) } else { (address, length) };
         Ok(Some(Request { at_ns, operation, device, address, length }))
     }
 
     fn blkreplay(&self, text: &str) -> Line {
-        let mut fields = text.split(';');
+        let mut fields = text.split(';').map(str::trim);
         let mut request = || {
             let at_ns = nanoseconds(fields.next()?, 9)?;
-            let (address, length) = (sectors(fields.next()?)?, sectors(fields.next()?)?);
-            let operation = letter(fields.next()?)?;
-            Some(Request { at_ns, operation, device: 0, address, length })
+            let (address, length) = (fields.next()?, fields.next()?);
+            let flags = fields.next().map(str::to_ascii_uppercase).filter(|flags| are_flags(flags))?;
+            let flush = Request { at_ns, operation: Operation::Flush, device: 0, address: 0, length: 0 };
+            // A flush alone has no place: whatever stands there.
+            if !flags.contains(['R', 'W', 'D']) {
+                return Some(flush);
+            }
+            let (address, length) = (sectors(address)?, sectors(length)?);
+            match operation_of(&flags, length) {
+                Operation::Flush => Some(flush),
+                operation => Some(Request { operation, address, length, ..flush }),
+            }
         };
         match request() {
             Some(request) => Ok(Some(request)),
@@ -173,6 +172,23 @@ impl LineReader {
             Some(Request { at_ns: nanoseconds(time, 9)?, operation, device, address, length })
         };
         request().map(Some).ok_or(())
+    }
+}
+
+/// Whether this is how the kernel's tracing writes what a request asks (RWBS).
+fn are_flags(flags: &str) -> bool {
+    !flags.is_empty() && flags.bytes().all(|flag| b"RWDFNSAMBV".contains(&flag))
+}
+
+/// What such flags ask: `F` before another letter is a flush first, behind it durability of the write itself;
+/// neither has data of its own.
+fn operation_of(flags: &str, length: u64) -> Operation {
+    match flags {
+        _ if flags.contains('D') => Operation::Discard,
+        _ if flags.contains('W') && length == 0 => Operation::Flush,
+        _ if flags.contains('W') => Operation::Write,
+        _ if flags.contains('R') => Operation::Read,
+        _ => Operation::Flush,
     }
 }
 

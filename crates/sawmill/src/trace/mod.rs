@@ -69,7 +69,7 @@ pub(crate) enum Format {
     Csv,
     /// Text of blkparse; dispatched requests (D), else queued (Q), else completed (C) ones
     Blkparse,
-    /// blkreplay: SECONDS ; SECTOR ; SECTORS ; R or W ; ...
+    /// blkreplay: SECONDS ; SECTOR ; SECTORS ; what is asked, as blkparse writes it (R, WS, RAM, FF) ; ...
     Blkreplay,
     /// MSR Cambridge: FILETIME,HOST,DISK,Read or Write,OFFSET,BYTES,RESPONSE
     Msr,

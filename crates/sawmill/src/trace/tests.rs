@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::lines::LineReader;
 use super::*;
 
 struct Files(tempfile::TempDir);
@@ -319,5 +320,32 @@ fn a_packed_trace_reads_as_the_plain_one_and_a_cut_one_is_an_error() {
         let error = read_with(&path, ReadOptions::default()).err();
         let error = error.unwrap_or_else(|| panic!("{program}")).to_string();
         assert!(error.contains("cannot be unpacked to its end"), "{program}: {error}");
+    }
+}
+
+#[test]
+fn every_operation_of_blkreplays_own_loads_is_read() {
+    let line = |flags: &str, sectors: u32| format!("0.5 ; 8 ; {sectors} ; {flags} ; 0.0 ; 0.0\n");
+    for (flags, sectors, expected) in [
+        ("R", 16, Operation::Read),
+        ("r", 16, Operation::Read),
+        ("RA", 16, Operation::Read),
+        ("RAM", 16, Operation::Read),
+        ("RSM", 16, Operation::Read),
+        ("W", 16, Operation::Write),
+        ("WS", 16, Operation::Write),
+        ("WSM", 16, Operation::Write),
+        ("WFS", 16, Operation::Write),
+        ("FWFS", 16, Operation::Write),
+        ("FWS", 0, Operation::Flush),
+        ("FF", 0, Operation::Flush),
+        ("F", 0, Operation::Flush),
+        ("D", 16, Operation::Discard),
+        ("DS", 16, Operation::Discard),
+    ] {
+        let text = line(flags, sectors);
+        let request = LineReader::new(Format::Blkreplay, &text).read(&text).unwrap().unwrap();
+        let place = if expected == Operation::Flush { (0, 0) } else { (4096, 8192) };
+        assert_eq!((request.operation, (request.address, request.length)), (expected, place), "{flags}");
     }
 }

@@ -31,8 +31,7 @@ pub(crate) struct FileEnd {
 impl FileEnd {
     /// Opens what is to be read.
     pub(crate) fn source(path: &Path) -> Result<Self> {
-        let failed = |error: io::Error| Failure::io(format!("cannot read {}", path.display()), &error);
-        Self::new(File::open(path).map_err(failed)?, path)
+        Self::new(super::inspect_image::open(path)?, path)
     }
 
     /// Takes a file that is open already.

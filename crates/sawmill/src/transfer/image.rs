@@ -3,22 +3,26 @@
 //!
 //! Invariants: an image is opened as the format that was said, never as what its content claims to be: the
 //! content of a raw image belongs to whoever wrote that disk, and could claim to be an image that names files
-//! of this machine. An image is checked before it is read, as QEMU reads what was cut off as zeroes.
+//! of this machine. QEMU sees no image before its headers were looked at here (`inspect_image`), and is held
+//! in a `cage`. An image is checked before it is read, as QEMU reads what was cut off as zeroes.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
+use super::cage::{self, Access};
 use super::ends::NbdEnd;
+use super::inspect_image;
 use crate::exit::{Exit, Failure, Result};
 
 /// How long QEMU may take to open an image.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long QEMU may take to look at an image: it reads all that says where its data lies.
+const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// What a file is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,6 +52,12 @@ impl Format {
             Format::Vpc => "vpc",
             Format::Vdi => "vdi",
         }
+    }
+
+    /// The format of this name of QEMU's, of those that are read here.
+    pub(super) fn of_qemu(name: &str) -> Option<Format> {
+        let known = [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
+        known.into_iter().find(|format| format.name() == name)
     }
 
     /// What a file's name says.
@@ -81,7 +91,7 @@ impl Format {
             return Ok(said);
         }
         let mut head = [0; 512];
-        let read = File::open(path).and_then(|file| file.read_at(&mut head, 0));
+        let read = inspect_image::open(path)?.read_at(&mut head, 0);
         read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
         let (named, found) = (Self::of_name(path), Self::of_content(&head));
         if named == found || (named == Format::Vpc && found == Format::Raw) {
@@ -102,46 +112,27 @@ impl Format {
 /// Refuses an image that is damaged or cut short, and one that reads other files unless that is wanted.
 pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let path = &whole(path)?;
-    let mut program = Command::new("qemu-img");
-    let output = run(program.args(["check", "--output=json", "-f", format.name()]).arg(path))?;
+    inspect_image::inspect(path, format, follow_backing)?;
+    let output = run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
     match output.status.code() {
         // Well; or with clusters that nobody uses; or of a format that knows no check.
-        Some(0 | 3 | 63) => {}
+        Some(0 | 3 | 63) => Ok(()),
         Some(2) => {
             let text = format!(
                 "{} is damaged or cut short: nothing was imported; `qemu-img check {0}` says more",
                 path.display()
             );
-            return Err(Failure::new(Exit::Corrupt, text));
+            Err(Failure::new(Exit::Corrupt, text))
         }
-        _ => return Err(told(path, &output)),
-    }
-    let mut program = Command::new("qemu-img");
-    let output = run(program.args(["info", "--output=json", "-f", format.name()]).arg(path))?;
-    if !output.status.success() {
-        return Err(told(path, &output));
-    }
-    let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    let other = [&info["backing-filename"], &info["format-specific"]["data"]["data-file"]];
-    match other.into_iter().find_map(|name| name.as_str()) {
-        Some(other) if !follow_backing => {
-            let text = format!(
-                "{} is a layer over {other}: importing it reads that file too; if it may, pass \
-                 --follow-backing",
-                path.display()
-            );
-            Err(Failure::new(Exit::Refused, text))
-        }
-        _ => Ok(()),
+        _ => Err(told(path, &output)),
     }
 }
 
 /// Makes an empty image.
 pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()> {
     let path = &whole(path)?;
-    let mut program = Command::new("qemu-img");
     let size = size_bytes.to_string();
-    let output = run(program.args(["create", "-q", "-f", format.name()]).arg(path).arg(size))?;
+    let output = run_qemu_img(path, Access::Write, &["create", "-q", "-f", format.name()], &[&size])?;
     if output.status.success() { Ok(()) } else { Err(told(path, &output)) }
 }
 
@@ -152,9 +143,16 @@ fn whole(path: &Path) -> Result<PathBuf> {
         .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))
 }
 
-fn run(program: &mut Command) -> Result<Output> {
-    let name = program.get_program().to_string_lossy().into_owned();
-    program.stdin(Stdio::null()).output().map_err(|error| missing(&name, &error))
+/// Runs `qemu-img` on a file, with words before and after its name.
+fn run_qemu_img(path: &Path, access: Access, before: &[&str], after: &[&str]) -> Result<Output> {
+    let ran = cage::run("qemu-img", access, CHECK_TIME_MAX, &|program| {
+        program.args(before).arg(path).args(after);
+    });
+    let ended = ran.map_err(|error| missing("qemu-img", &error))?;
+    ended.ok_or_else(|| {
+        let text = format!("qemu-img took more than {} s for {}", CHECK_TIME_MAX.as_secs(), path.display());
+        Failure::new(Exit::Unavailable, text)
+    })
 }
 
 fn missing(program: &str, error: &io::Error) -> Failure {
@@ -189,14 +187,16 @@ impl ImageServer {
         let folder = tempfile::Builder::new().prefix("sawmill-").tempdir();
         let folder = folder.map_err(|error| Failure::io("cannot make a temporary folder", &error))?;
         let socket = folder.path().join("image.sock");
-        let mut program = Command::new("qemu-nbd");
-        program.arg(format!("--format={}", format.name())).arg("--socket").arg(&socket);
-        program.args(["--cache=writeback", "--discard=unmap"]);
-        if read_only {
-            program.arg("--read-only");
-        }
-        program.arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let child = program.spawn().map_err(|error| missing("qemu-nbd", &error))?;
+        let access = if read_only { Access::Read } else { Access::Write };
+        let started = cage::spawn("qemu-nbd", access, &|program| {
+            program.arg(format!("--format={}", format.name())).arg("--socket").arg(&socket);
+            program.args(["--cache=writeback", "--discard=unmap"]);
+            if read_only {
+                program.arg("--read-only");
+            }
+            program.arg(&path).stdout(Stdio::null()).stderr(Stdio::piped());
+        });
+        let child = started.map_err(|error| missing("qemu-nbd", &error))?;
         let mut server = ImageServer { child, path, _folder: folder };
         let end = server.connect(&format!("nbd+unix:///?socket={}", socket.display()))?;
         let shown = server.path.display().to_string();

@@ -10,8 +10,10 @@
 //! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
 //! 4. A source that changed meanwhile ends the transfer with an error, never with "done".
 
+mod cage;
 pub(crate) mod ends;
 pub(crate) mod image;
+mod inspect_image;
 pub(crate) mod progress;
 
 use std::collections::{BTreeSet, VecDeque};

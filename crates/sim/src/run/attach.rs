@@ -31,8 +31,17 @@ impl Run {
                 Some(Ok(process)) => return self.attached(process),
                 Some(Err((kind, text))) => {
                     self.say("refused", || format!("  refused: {text}"));
+                    let place = &mut self.machines[machine];
                     match kind {
-                        ErrorKind::Refused | ErrorKind::Corrupt if self.machines[machine].outdated => {
+                        ErrorKind::Refused
+                            if place.has_lost_memory && text.contains("--accept-memory-loss") =>
+                        {
+                            place.accepts_memory_loss = true;
+                            if self.loss == Loss::Process {
+                                self.loss = Loss::Power;
+                            }
+                        }
+                        ErrorKind::Refused | ErrorKind::Corrupt if place.outdated => {
                             accept_loss = true;
                             self.loss = Loss::Journal;
                         }
@@ -108,14 +117,15 @@ impl Run {
         let (store_faults, disk_faults) =
             if troubled { (self.settings.store, self.settings.disk) } else { Default::default() };
         let place = &self.machines[machine];
-        let world: Arc<dyn World> = Arc::new(SimWorld::new(
+        let world = SimWorld::new(
             self.clock.clone(),
             place.shelf.clone(),
             life.clone(),
             self.trace.clone(),
             disk_faults,
             self.dice.split(4),
-        ));
+        );
+        let world: Arc<dyn World> = Arc::new(world.with_wall_clock(place.ahead_ms.clone()));
         let store = Arc::new(SimStore::new(
             self.bucket.clone(),
             life.clone(),
@@ -192,6 +202,7 @@ impl Run {
         options.staging_bytes = self.settings.staging_bytes;
         options.staging_folder.clone_from(&place.staging);
         options.accept_journal_loss = accept_loss;
+        options.accept_memory_loss = place.accepts_memory_loss;
         options.no_fencing = true;
         options.segment_age_max = Duration::from_millis(self.settings.segment_age_ms);
         options.checkpoint_bytes = self.settings.checkpoint_bytes;
@@ -206,6 +217,9 @@ impl Run {
         let machine = process.machine;
         for (number, place) in self.machines.iter_mut().enumerate() {
             place.outdated = number != machine;
+            if number == machine {
+                (place.has_lost_memory, place.accepts_memory_loss) = (false, false);
+            }
             if number == machine && self.dice.one_in(4) {
                 place.old_image = place.shelf.get(&journal_path()).map(|medium| medium.copy());
             }

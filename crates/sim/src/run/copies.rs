@@ -118,7 +118,7 @@ impl Run {
 
     /// The replica, if it has its name yet, is a prefix with all that it had before.
     fn look_at_second(&mut self) -> Verdict {
-        if !self.second.objects().keys().any(|key| key.starts_with("volumes/")) {
+        if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
             return Ok(());
         }
         let found = self.read_second()?;
@@ -169,7 +169,7 @@ impl Run {
     /// finds it so. What it is stays what the replica was.
     pub(super) fn promote_second(&mut self) -> Verdict {
         self.look_at_second()?;
-        if !self.second.objects().keys().any(|key| key.starts_with("volumes/")) {
+        if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
             return Ok(());
         }
         for attempt in 0..3 {

@@ -26,6 +26,8 @@ impl Run {
         self.die();
         if self.dice.one_in(self.settings.power_cut_odds) {
             self.cut_power(machine);
+        } else if self.dice.one_in(self.settings.memory_loss_odds) {
+            self.lose_memory_alone(machine);
         }
         if self.dice.one_in(self.settings.journal_loss_odds) {
             self.lose_journal(machine);
@@ -81,9 +83,22 @@ impl Run {
                 _ => *fates.pick(&[Fate::Kept, Fate::Lost, Fate::Torn(2), Fate::Torn(10)]),
             });
         }
-        self.machines[machine].lose_memory();
+        self.machines[machine].lose_power();
         if self.loss == Loss::Process {
             self.loss = Loss::Power;
+        }
+    }
+
+    /// Memory goes or is damaged, and the machine goes on: nobody may attach without saying that this is
+    /// known.
+    fn lose_memory_alone(&mut self, machine: usize) {
+        let manner = self.dice.below(3);
+        self.trace.note("memory lost", [manner, 0], || format!("machine {machine} loses its memory alone"));
+        let place = &mut self.machines[machine];
+        place.has_lost_memory = true;
+        match manner {
+            0 => place.lose_memory(),
+            manner => place.damage_memory(manner == 1),
         }
     }
 
@@ -116,7 +131,7 @@ impl Run {
         });
         place.shelf.set(&journal_path(), image);
         place.outdated = true;
-        place.lose_memory();
+        place.lose_power();
         self.loss = Loss::Journal;
     }
 
@@ -144,7 +159,7 @@ impl Run {
         for medium in self.machines[0].shelf.all() {
             medium.cut_power(&mut self.dice, &fate);
         }
-        self.machines[0].lose_memory();
+        self.machines[0].lose_power();
         if self.loss == Loss::Process {
             self.loss = Loss::Power;
         }
@@ -154,7 +169,7 @@ impl Run {
     pub(crate) fn lose_everything_local(&mut self) {
         self.machines[0].shelf.set(&journal_path(), None);
         self.machines[0].outdated = true;
-        self.machines[0].lose_memory();
+        self.machines[0].lose_power();
         self.loss = Loss::Journal;
     }
 

@@ -1,9 +1,10 @@
 //! Somebody else opens the volume to read only, and some time later reads it: a prefix with all that was
-//! stored when it was opened.
+//! stored when it was opened. And the check of all that is kept.
 
 use std::sync::Arc;
 
-use sawmill_volume::{OpenOptions, Stepped};
+use sawmill_volume::check::check;
+use sawmill_volume::{OpenOptions, Stepped, find};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
@@ -22,6 +23,21 @@ pub(super) struct Reader {
 }
 
 impl Run {
+    /// Somebody checks the volume and its clones: nothing was damaged in the store, so all is well.
+    pub(super) fn check_all(&mut self) -> Verdict {
+        let (_, store) = self.somebody();
+        let clones = self.past.clones.iter().map(|kept| kept.name.as_str());
+        for name in std::iter::once(NAME).chain(clones) {
+            let record = find(&*store, name).map_err(|error| format!("{name} is not found: {error}"))?;
+            let report = check(&*store, &record, &mut |_, _| ())
+                .map_err(|error| format!("{name} cannot be checked: {error}"))?;
+            if let Some(damage) = report.damage.first() {
+                return Err(format!("a check of {name} finds damage: {damage}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Opens a look, or ends the open one.
     pub(super) fn look(&mut self) -> Verdict {
         match self.reader.take() {

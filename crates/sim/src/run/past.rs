@@ -10,12 +10,13 @@
 //! oracle).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_volume::{Cut, OpenOptions, Result, Stepped, World};
 
-use super::{NAME, Process, Run, Verdict, journal_path};
+use super::{MACHINES, NAME, Process, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::death::Life;
 use crate::disk::DiskFaults;
@@ -54,6 +55,8 @@ pub(super) struct Past {
     /// Retention was told done, and nobody ordered another one.
     retention_s: u64,
     moments: Vec<Moment>,
+    /// A wall clock was wrong: a time noted from now on may mean more than one moment.
+    clocks_lied: bool,
 }
 
 impl Past {
@@ -162,9 +165,19 @@ impl Run {
         }
     }
 
+    /// A machine's wall clock jumps: no moment grows older by it.
+    pub(super) fn jump(&mut self) {
+        const HOUR_MS: u64 = 3600 * 1000;
+        self.past.clocks_lied = true;
+        let number = self.dice.below(MACHINES as u64) as usize;
+        let ahead_ms = *self.dice.pick(&[0, 0, HOUR_MS, 40 * 24 * HOUR_MS]);
+        self.say("jump", || format!("  machine {number}'s clock is {ahead_ms} ms ahead"));
+        self.machines[number].ahead_ms.store(ahead_ms, Ordering::Relaxed);
+    }
+
     /// Somebody looks at the clock, to go back to this moment some day.
     fn note_moment(&mut self) {
-        if self.past.retention_s == 0 || self.past.moments.len() >= KEPT_MAX {
+        if self.past.retention_s == 0 || self.past.clocks_lied || self.past.moments.len() >= KEPT_MAX {
             return;
         }
         // Whatever comes next comes in another millisecond.

@@ -1,6 +1,7 @@
 //! The client against a backend that does as scripted, on a paused clock.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
@@ -57,7 +58,7 @@ impl Scripted {
 }
 
 impl Backend for Scripted {
-    fn get<'a>(&'a self, key: &'a str, range: Option<Range<u64>>) -> BoxFuture<'a, Result<Bytes>> {
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         let garbled = match self.steps.lock().front() {
             Some(Step::Garble(count)) => Some(*count),
             _ => None,
@@ -66,7 +67,7 @@ impl Backend for Scripted {
             self.steps.lock().pop_front();
             return std::future::ready(Ok(Bytes::from(vec![0xee; count]))).boxed();
         }
-        self.run(None, || self.memory.get(key, range))
+        self.run(None, || self.memory.get(key, part))
     }
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
         self.run(Some(Creation::Exists), || self.memory.create(key, body))
@@ -91,7 +92,7 @@ fn put_of(body: &'static [u8]) -> Put {
 }
 
 fn get_of(range: Option<Range<u64>>) -> Get {
-    Get { key: "k".to_owned(), range, class: Class::Read }
+    Get { key: "k".to_owned(), range, bytes_max: 1 << 20, class: Class::Read }
 }
 
 use Step::{Conflict, Fail, Garble, Hang, LoseAnswer, Panic, Pass};
@@ -184,12 +185,16 @@ async fn an_answer_clears_the_state_of_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn a_big_body_gets_the_time_it_needs() {
-    let client = scripted("", &[], Pass);
-    let limit = |size| client.inner.attempt_limit(Duration::ZERO, size);
-    assert_eq!(limit(0), Duration::from_secs(10));
-    assert_eq!(limit(8 << 20), Duration::from_secs(42));
-    let late = client.inner.attempt_limit(Duration::from_secs(55), 8 << 20);
-    assert_eq!(late, Duration::from_secs(37));
+    // Nothing of a scripted body can be seen to move.
+    for (mebibytes, limit_s) in [(0, 10), (8, 42)] {
+        let client = scripted("", &[Hang], Pass);
+        let start = Instant::now();
+        let body = Bytes::from(vec![1; mebibytes << 20]);
+        let put = Put { key: "k".to_owned(), body, class: Class::Upload };
+        client.inner.put(put).await.unwrap();
+        assert_eq!(start.elapsed().as_secs(), limit_s);
+        assert_eq!(client.meter().put.stalls, 1);
+    }
 }
 
 #[test]
@@ -245,5 +250,86 @@ fn ranges_are_cut_at_the_end_and_refused_outside() {
     assert_eq!(cut_range(Some(3..9), 5).unwrap(), 3..5);
     for range in [5..6, 2..2, Range { start: 4, end: 1 }] {
         assert_eq!(cut_range(Some(range), 5).unwrap_err().kind(), Invalid);
+    }
+}
+
+/// A link on which so many bodies move at a time, a piece each 5 s; others get nothing.
+struct Narrow {
+    memory: Memory,
+    carries: usize,
+    running: AtomicUsize,
+    sent_bytes: AtomicUsize,
+}
+
+const PIECES: usize = 8;
+
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Backend for Arc<Narrow> {
+    fn shows_progress(&self) -> bool {
+        true
+    }
+    fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
+        self.memory.get(key, part)
+    }
+    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+        async move {
+            let before = self.running.fetch_add(1, Ordering::Relaxed);
+            let _running = Running(&self.running);
+            if before >= self.carries {
+                std::future::pending::<()>().await;
+            }
+            for _ in 0..PIECES {
+                sleep(Duration::from_secs(5)).await;
+                self.sent_bytes.fetch_add(body.len() / PIECES, Ordering::Relaxed);
+                crate::progress::Progress::current().unwrap().sent((body.len() / PIECES) as u64);
+            }
+            self.memory.create(key, body).await
+        }
+        .boxed()
+    }
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        self.memory.list(prefix)
+    }
+    fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
+        self.memory.delete(keys)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_sent_twice() {
+    const BODIES: usize = 24;
+    const BODY_BYTES: usize = 8 << 20;
+    for carries in [1, 2, 5] {
+        let narrow = Arc::new(Narrow {
+            memory: Memory::default(),
+            carries,
+            running: AtomicUsize::new(0),
+            sent_bytes: AtomicUsize::new(0),
+        });
+        let backend = Box::new(Arc::clone(&narrow));
+        let client = Client::new("narrow".to_owned(), backend, &StoreOptions::default());
+        let puts = (0..BODIES).map(|number| {
+            let client = &client;
+            async move {
+                let body = Bytes::from(vec![number as u8; BODY_BYTES]);
+                let put = Put { key: format!("k{number}"), body, class: Class::Upload };
+                // As the keeper of a volume does.
+                while client.inner.put(put.clone()).await.ok() != Some(PutOutcome::Created) {}
+            }
+        });
+        futures_util::future::join_all(puts).await;
+        let sent = narrow.sent_bytes.load(Ordering::Relaxed);
+        assert_eq!(sent, BODIES * BODY_BYTES, "what moves is never cut");
+        // Each stall halves what runs at once, so few attempts starve.
+        let stalls = client.meter().put.stalls;
+        assert!(stalls <= 6 * BODIES as u64, "{stalls} stalls where {carries} bodies move at once");
+        assert!(stalls > 0, "the link starves nobody");
     }
 }

@@ -1,28 +1,38 @@
-//! Puts whose bodies travel in two halves with a pause between: how the probe makes racing puts overlap
-//! inside the store, whatever the network does.
+//! Bodies in pieces. What is sent and received is counted piece by piece for the client's patience; answers
+//! that are no objects have a bound. And puts may travel in two halves with a pause between: how the probe
+//! makes racing puts overlap inside the store, whatever the network does.
 //!
-//! Invariant: a request that was not marked [`InPieces`] goes the way that the protocol crate made for it.
+//! Invariant: a request without a body goes the way that the protocol crate made for it.
 //!
-//! Not here: who races, and what it means (that is `probe`).
+//! Not here: who races, and what it means (that is `probe`); when an attempt is cut (that is `progress`).
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
-use http_body_util::BodyExt;
-use object_store::ClientOptions;
+use futures_util::{Stream, StreamExt, stream};
+use http_body_util::{BodyExt, Limited};
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
     HttpResponseBody, HttpService, ReqwestConnector,
 };
+use object_store::{ClientOptions, HeaderValue};
 use tokio::time::sleep;
+
+use crate::progress::Progress;
 
 /// Between the halves. Far more than racers need to send their first halves one after the other, also over
 /// connections that are still to be made; and what an attachment can spare.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// A body is handed to the connection in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+/// The longest answer that is not an object: a page of a list, a refusal.
+const TEXT_BYTES_MAX: usize = 64 << 20;
+/// Bytes that were sent and that nobody acknowledges: the kernel gives the connection up after this.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// Marks a request (in its extensions) whose body is to be sent in pieces.
 #[derive(Clone, Copy)]
@@ -54,15 +64,28 @@ impl HttpService for Service {
     where
         'a: 'b,
     {
-        match request.extensions().get::<InPieces>() {
-            None => Box::pin(self.whole.execute(request)),
-            Some(InPieces) => Box::pin(self.send_in_pieces(request)),
-        }
+        let progress = Progress::current();
+        let pause = request.extensions().get::<InPieces>().map(|InPieces| PAUSE);
+        let is_object = request.method().as_str() == "GET" && !is_list(request.uri().query());
+        Box::pin(async move {
+            let sent = match (request.body().content_length(), &progress) {
+                (1.., Some(progress)) => self.send(request, pause, Arc::clone(progress)).await,
+                _ => self.whole.execute(request).await,
+            };
+            let (head, body) = sent?.into_parts();
+            let is_bounded = !is_object || !head.status.is_success();
+            Ok(HttpResponse::from_parts(head, counted(body, progress, is_bounded)))
+        })
     }
 }
 
 impl Service {
-    async fn send_in_pieces(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn send(
+        &self,
+        request: HttpRequest,
+        pause: Option<Duration>,
+        progress: Arc<Progress>,
+    ) -> Result<HttpResponse, HttpError> {
         let client = match self.pieces.get() {
             Some(client) => client.clone(),
             None => {
@@ -76,9 +99,10 @@ impl Service {
         let url = head.uri.to_string().parse();
         let url = url.map_err(|error| HttpError::new::<url::ParseError>(HttpErrorKind::Request, error))?;
         let mut request = reqwest::Request::new(head.method, url);
-        // Among them is the length: the body counts as long as it was promised.
         *request.headers_mut() = head.headers;
-        *request.body_mut() = Some(halves(body));
+        // A stream says no length by itself, and stores want one.
+        request.headers_mut().insert("content-length", HeaderValue::from(body.len()));
+        *request.body_mut() = Some(in_pieces(body, pause, progress));
         let answer = client.execute(request).await.map_err(failed)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         let body = reqwest::Body::from(answer).map_err(failed);
@@ -89,14 +113,56 @@ impl Service {
     }
 }
 
-fn halves(body: Bytes) -> reqwest::Body {
+/// The body piece by piece; with a pause, that long before its second half.
+fn in_pieces(body: Bytes, pause: Option<Duration>, progress: Arc<Progress>) -> reqwest::Body {
     let second = body.slice(body.len() / 2..);
     let first = body.slice(..body.len() / 2);
-    let later = stream::once(async move {
-        sleep(PAUSE).await;
-        Ok::<_, HttpError>(second)
+    let wait = async move {
+        if let Some(pause) = pause {
+            sleep(pause).await;
+        }
+    };
+    let later = stream::once(wait).flat_map(move |()| pieces_of(second.clone()));
+    let counted = pieces_of(first).chain(later).map(move |piece| {
+        progress.sent(piece.len() as u64);
+        Ok::<_, HttpError>(piece)
     });
-    reqwest::Body::wrap_stream(stream::once(async move { Ok(first) }).chain(later))
+    reqwest::Body::wrap_stream(counted)
+}
+
+fn pieces_of(body: Bytes) -> impl Stream<Item = Bytes> + Send + 'static {
+    stream::iter((0..body.len()).step_by(PIECE_BYTES).map(move |start| {
+        let end = body.len().min(start + PIECE_BYTES);
+        body.slice(start..end)
+    }))
+}
+
+/// The body of an answer, counted; one that is no object ends with an error beyond its bound.
+fn counted(body: HttpResponseBody, progress: Option<Arc<Progress>>, is_bounded: bool) -> HttpResponseBody {
+    let counted = body.map_frame(move |frame| {
+        if let Some(progress) = &progress {
+            progress.received();
+        }
+        frame
+    });
+    if !is_bounded {
+        return HttpResponseBody::new(counted);
+    }
+    let bounded = Limited::new(counted, TEXT_BYTES_MAX);
+    HttpResponseBody::new(bounded.map_err(|error| HttpError::new(HttpErrorKind::Decode, Unbounded(error))))
+}
+
+/// Why an answer was not read to its end.
+#[derive(Debug, thiserror::Error)]
+#[error("an answer that is no object: {0}")]
+struct Unbounded(Box<dyn std::error::Error + Send + Sync>);
+
+/// Whether a query asks for a list, in the words of any of the three protocols.
+fn is_list(query: Option<&str>) -> bool {
+    let words = query.unwrap_or_default().split('&');
+    words
+        .map(|word| word.split('=').next().unwrap_or_default())
+        .any(|name| matches!(name, "list-type" | "prefix" | "restype" | "comp"))
 }
 
 fn failed(error: reqwest::Error) -> HttpError {
@@ -124,5 +190,5 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
     // One connection per racer: streams inside one could queue behind each other.
-    builder.http1_only().connect_timeout(super::CONNECT_MAX).build()
+    builder.http1_only().connect_timeout(super::CONNECT_MAX).tcp_user_timeout(UNACKNOWLEDGED_MAX).build()
 }

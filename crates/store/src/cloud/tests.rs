@@ -13,6 +13,8 @@ use crate::{
     probe_conditional_create,
 };
 
+mod slow;
+
 /// What the server does with one request.
 #[derive(Clone, Copy)]
 enum Trouble {
@@ -23,6 +25,10 @@ enum Trouble {
     Mute,
     /// Does it, and closes the connection in the middle of the answer.
     Cut,
+    /// Deletes the first half of the keys and says so, and that the others could not be deleted.
+    HalfDone,
+    /// Claims that its answer has so many bytes, and sends what there is.
+    Claim(u64),
 }
 
 #[derive(Default)]
@@ -98,10 +104,8 @@ fn perform(world: &mut World, request: &Request) -> Answer {
         "PUT" if world.objects.contains_key(&key) => code(412, "PreconditionFailed"),
         "PUT" => made(world, key, &request.body),
         "POST" => {
-            let text = String::from_utf8(request.body.clone()).unwrap();
-            let keys = text.split("<Key>").skip(1).map(|part| part.split_once("</Key>").unwrap().0);
-            let deleted = keys.map(|key| {
-                world.objects.remove(key);
+            let deleted = named(request).into_iter().map(|key| {
+                world.objects.remove(&key);
                 format!("<Deleted><Key>{key}</Key></Deleted>")
             });
             answer(200, format!("<DeleteResult>{}</DeleteResult>", deleted.collect::<String>()))
@@ -113,6 +117,25 @@ fn perform(world: &mut World, request: &Request) -> Answer {
         },
         other => panic!("no method {other}"),
     }
+}
+
+/// The keys that a multi-object delete names.
+fn named(request: &Request) -> Vec<String> {
+    let text = String::from_utf8(request.body.clone()).unwrap();
+    let keys = text.split("<Key>").skip(1).map(|part| part.split_once("</Key>").unwrap().0.to_owned());
+    keys.collect()
+}
+
+fn half_deleted(world: &mut World, request: &Request) -> Answer {
+    let keys = named(request);
+    let said = keys.iter().enumerate().map(|(number, key)| {
+        if number < keys.len() / 2 {
+            world.objects.remove(key);
+            return format!("<Deleted><Key>{key}</Key></Deleted>");
+        }
+        format!("<Error><Key>{key}</Key><Code>InternalError</Code><Message>as told</Message></Error>")
+    });
+    answer(200, format!("<DeleteResult>{}</DeleteResult>", said.collect::<String>()))
 }
 
 fn made(world: &mut World, key: String, body: &[u8]) -> Answer {
@@ -159,14 +182,17 @@ fn serve(world: &Mutex<World>, mut stream: TcpStream) {
         world.requests.push(format!("{} {}", request.method, request.target));
         match world.troubles.pop_front().unwrap_or(Trouble::None) {
             Trouble::Refuse(status, text) => (answer(status, text), Trouble::None),
+            Trouble::HalfDone => (half_deleted(&mut world, &request), Trouble::None),
             trouble => (perform(&mut world, &request), trouble),
         }
     };
+    let claimed = match trouble {
+        Trouble::Claim(bytes) => bytes,
+        _ => answer.body.len() as u64,
+    };
     let head = format!(
         "HTTP/1.1 {} As Told\r\nContent-Length: {}\r\nConnection: close\r\n{}\r\n",
-        answer.status,
-        answer.body.len(),
-        answer.headers
+        answer.status, claimed, answer.headers
     );
     let sent = match trouble {
         Trouble::Mute => return,
@@ -217,7 +243,65 @@ fn get(client: &Client) -> crate::Result<bytes::Bytes> {
     Blocking(client).get("k", None, Class::Read)
 }
 
-use Trouble::{Cut, Mute, None as Fine, Refuse};
+use Trouble::{Claim, Cut, HalfDone, Mute, None as Fine, Refuse};
+
+#[test]
+fn an_answer_that_claims_more_than_asked_for_is_an_error_and_takes_no_memory() {
+    let server = server();
+    let client = server.client("bucket", 1);
+    put(&client, "body").unwrap();
+    for claimed in [crate::BLOCKING_GET_BYTES_MAX + 1, 1 << 40, 1 << 62] {
+        server.expect(&[Claim(claimed)]);
+        let error = get(&client).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+        assert!(error.to_string().contains("claims"), "{error}");
+    }
+    // A claim within the bound that is not kept is a cut answer, and asked again.
+    server.expect(&[Claim(1000)]);
+    assert_eq!(get(&client).unwrap(), "body");
+}
+
+#[test]
+fn a_delete_of_many_that_is_half_done_is_done_by_repeating_it() {
+    let server = server();
+    let client = server.client("bucket", 60);
+    let calls = Blocking(&*client);
+    let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
+    for trouble in [HalfDone, Mute, Cut, SLOW_DOWN, Refuse(500, "<Error><Code>InternalError</Code></Error>")]
+    {
+        for key in &keys {
+            assert_eq!(calls.put(key, key.clone().into(), Class::Upload).unwrap(), PutOutcome::Created);
+        }
+        server.expect(&[trouble, trouble]);
+        calls.delete(keys.clone(), Class::Background).unwrap();
+        assert_eq!(server.world.lock().objects.len(), 0);
+    }
+    // One that the store may not delete is an error, and never told as done.
+    calls.put("k0", "body".into(), Class::Upload).unwrap();
+    server.expect(&[Refuse(200, DENIED); 64]);
+    let error = calls.delete(keys, Class::Background).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+    assert_eq!(server.world.lock().objects.len(), 1);
+}
+
+const DENIED: &str = "<DeleteResult><Error><Key>some/prefix/k0</Key><Code>AccessDenied</Code>\
+    <Message>as told</Message></Error></DeleteResult>";
+
+#[test]
+fn an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine() {
+    let exposed = |query: &str, more: &[(&str, &str)]| {
+        let variables = [keys(), environment(more)].concat();
+        let client = open_in(&format!("s3://bucket{query}"), &StoreOptions::default(), &variables).unwrap();
+        client.exposed_endpoint().map(str::to_owned)
+    };
+    for url in ["http://127.0.0.1:9000", "http://localhost", "http://[::1]:1", "https://store.example"] {
+        assert_eq!(exposed(&format!("?endpoint={url}"), &[]), None, "{url}");
+    }
+    for url in ["http://10.0.0.1:9000", "http://store.example", "http://127.0.0.1.example"] {
+        assert_eq!(exposed(&format!("?endpoint={url}"), &[]).as_deref(), Some(url));
+        assert_eq!(exposed("", &[("AWS_ENDPOINT_URL", url)]).as_deref(), Some(url));
+    }
+}
 
 const SLOW_DOWN: Trouble = Refuse(503, "<Error><Code>SlowDown</Code></Error>");
 

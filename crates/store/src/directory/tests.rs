@@ -26,6 +26,42 @@ impl Folder {
     }
 }
 
+fn all() -> Part {
+    Part { range: None, bytes_max: 1 << 20 }
+}
+
+#[test]
+fn a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory() {
+    let folder = folder();
+    let path = folder.temporary.path().join("huge");
+    File::create(&path).unwrap().set_len(4 << 40).unwrap();
+    assert_eq!(kind(folder.calls().get("huge", None, Class::Read)), StoreErrorKind::Damaged);
+    assert_eq!(kind(folder.shared().get("huge", &all())), StoreErrorKind::Damaged);
+    let wide = Part { range: Some(0..2 << 40), ..all() };
+    assert_eq!(kind(folder.shared().get("huge", &wide)), StoreErrorKind::Damaged);
+    assert_eq!(folder.calls().get("huge", Some(7..9), Class::Read).unwrap(), [0, 0][..]);
+    File::options().write(true).open(&path).unwrap().set_len((1 << 20) + 1).unwrap();
+    assert_eq!(kind(folder.shared().get("huge", &all())), StoreErrorKind::Damaged);
+    File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    assert_eq!(folder.shared().get("huge", &all()).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn a_pipe_under_a_key_is_an_error_at_once_and_nobodys_put() {
+    let folder = folder();
+    let fifo = rustix::fs::FileType::Fifo;
+    let path = folder.temporary.path().join("pipe");
+    rustix::fs::mknodat(CWD, &path, fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    for range in [None, Some(0..10)] {
+        let error = folder.calls().get("pipe", range, Class::Read).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged);
+        assert!(error.to_string().contains("no file but a pipe"), "{error}");
+    }
+    let put = folder.calls().put("pipe", Bytes::from_static(b"ours"), Class::Upload);
+    assert_eq!(put.unwrap(), PutOutcome::Taken);
+    assert_eq!(folder.calls().list("", Class::Read).unwrap(), []);
+}
+
 fn kind<T: std::fmt::Debug>(outcome: Result<T>) -> StoreErrorKind {
     outcome.unwrap_err().kind()
 }
@@ -105,8 +141,8 @@ fn root_to_move() -> (tempfile::TempDir, PathBuf, PathBuf, Shared) {
 /// Every call fails with `Unavailable`, and says which root and what to do.
 fn assert_unavailable(shared: &Shared, root: &Path) {
     let outcomes = [
-        shared.get("a/b", None).map(drop),
-        shared.get("never/there", None).map(drop),
+        shared.get("a/b", &all()).map(drop),
+        shared.get("never/there", &all()).map(drop),
         shared.create("a/c", b"x").map(drop),
         shared.create("new/d", b"x").map(drop),
         shared.list("").map(drop),
@@ -122,12 +158,12 @@ fn assert_unavailable(shared: &Shared, root: &Path) {
 }
 
 fn assert_works(shared: &Shared) {
-    assert_eq!(shared.get("a/b", None).unwrap(), "x");
-    assert_eq!(kind(shared.get("a/c", None)), StoreErrorKind::NotFound);
+    assert_eq!(shared.get("a/b", &all()).unwrap(), "x");
+    assert_eq!(kind(shared.get("a/c", &all())), StoreErrorKind::NotFound);
     assert_eq!(shared.list("").unwrap().len(), 1);
     assert_eq!(shared.create("new/d", b"x").unwrap(), Creation::Created);
     shared.delete(&["a/b".to_owned()]).unwrap();
-    assert_eq!(kind(shared.get("a/b", None)), StoreErrorKind::NotFound);
+    assert_eq!(kind(shared.get("a/b", &all())), StoreErrorKind::NotFound);
 }
 
 #[test]
@@ -169,8 +205,8 @@ fn a_root_that_was_exchanged_is_unavailable_and_the_other_one_is_left_alone() {
 #[test]
 fn a_root_is_known_from_the_first_call_that_finds_it() {
     let first_calls: [fn(&Shared); 4] = [
-        |shared| drop(shared.get("a/b", None).unwrap()),
-        |shared| drop(shared.get("a/c", None).unwrap_err()),
+        |shared| drop(shared.get("a/b", &all()).unwrap()),
+        |shared| drop(shared.get("a/c", &all()).unwrap_err()),
         |shared| drop(shared.list("").unwrap()),
         |shared| shared.delete(&[]).unwrap(),
     ];
@@ -250,7 +286,7 @@ fn a_folder_that_may_not_be_written_or_entered_is_denied() {
         let outcomes = [
             shared.create("c", b"x").map(drop),
             shared.create("d/e", b"x").map(drop),
-            shared.get("a/b", None).map(drop),
+            shared.get("a/b", &all()).map(drop),
             shared.list("").map(drop),
             shared.delete(&["a/b".to_owned()]),
         ];

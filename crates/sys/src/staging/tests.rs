@@ -83,6 +83,35 @@ fn what_a_dead_process_left_can_be_read_again() {
 }
 
 #[test]
+fn memory_that_somebody_else_may_have_made_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("staging");
+    let refused = |what: &str| {
+        let error = StagingFile::open(&path).map(drop).expect_err(what);
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{what}: {error}");
+    };
+    drop(StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header"));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    refused("others may read it");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let other = folder.path().join("other");
+    std::fs::hard_link(&path, &other).unwrap();
+    refused("it has a second name");
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&other, &path).unwrap();
+    refused("a link leads elsewhere");
+    std::fs::remove_file(&path).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    refused("no regular file, and it is not waited for");
+    if rustix::process::geteuid().is_root() {
+        std::fs::rename(&other, &path).unwrap();
+        std::os::unix::fs::chown(&path, Some(61_002), None).unwrap();
+        refused("another user's");
+    }
+}
+
+#[test]
 fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
     let (_folder, ring, mut consumer) = ring(8192, 0);
     let first = put(&ring, 1, 4096).unwrap();
@@ -177,6 +206,9 @@ fn memory_laid_up_is_taken_once_and_only_as_it_was_laid_up() {
     let (ring, _consumer) = take(8192).unwrap().into_ring(4096, b"header");
     StagingFile::lay_up(&spare, 8192).unwrap();
     put(&ring, 1, 5000).unwrap();
+    let in_use = StagingFile::open(&path).map(drop).unwrap_err();
+    assert_eq!(in_use.kind(), io::ErrorKind::WouldBlock, "a process has it open");
+    ring.unlock();
     let mut left = StagingFile::open(&path).unwrap().expect("what was staged has a name");
     assert!(left.header().starts_with(b"header"));
 }

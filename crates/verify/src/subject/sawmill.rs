@@ -285,7 +285,8 @@ impl Subject for Sawmill {
             Way::DiskKept | Way::DiskStale => {
                 let made = remains.disk.write_file(&journal);
                 made.map_err(|error| Error::io("cannot make", &journal, &error))?;
-                vec!["--journal", &at]
+                // The power was lost; this machine was not started anew.
+                vec!["--journal", &at, "--accept-memory-loss"]
             }
             Way::DiskLost => vec!["--journal", &at, "--journal-bytes", "16M", "--accept-journal-loss"],
             Way::Elsewhere => vec!["--read-only"],

@@ -10,13 +10,17 @@
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while, a saved
 //!   index that cannot be used leaves an empty cache, and [`CacheStats`] says so.
+//! - Disk and index are touched only by who has entered the disk (`Place`): when [`ReadCache::let_go`] has
+//!   returned, both are another process's to open, whoever still holds this cache.
 //!
-//! Rooms: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index).
+//! Rooms: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index), `place` (the
+//! disk, until it is let go of).
 //! Not here: opening files, and fetching what misses.
 
 mod eviction;
 mod index;
 mod persist;
+mod place;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +39,7 @@ use sawmill_format::ids::VolumeId;
 use self::eviction::Eviction;
 use self::index::{CRCS, Facts, Found, Index, WriteTurn};
 use self::persist::HEADER_BYTES;
+use self::place::Place;
 use crate::disk::Disk;
 
 /// The smallest unit of verification.
@@ -199,7 +204,7 @@ struct Counters {
 
 /// The read cache. All methods may be called by any number of threads at once.
 pub struct ReadCache {
-    disk: Arc<dyn Disk>,
+    place: Place,
     layout: Layout,
     index: Index,
     state: Mutex<State>,
@@ -232,7 +237,7 @@ impl ReadCache {
         let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
         let eviction = Eviction::new(layout.slots);
         let mut cache = ReadCache {
-            disk,
+            place: Place::of(disk),
             layout,
             index,
             state: Mutex::new(State { eviction, turn, bytes: 0, frame_max: 0, pause: Pause::default() }),
@@ -245,6 +250,13 @@ impl ReadCache {
         };
         cache.restore();
         cache
+    }
+
+    /// Lets go of disk and index for good: when this returns, nobody reads or writes them any more and
+    /// another process may open them, also while others hold this cache. To them everything is a miss from
+    /// now on.
+    pub fn let_go(&self) {
+        self.place.let_go();
     }
 
     /// The short name of a volume.
@@ -265,13 +277,13 @@ impl ReadCache {
 
     /// Reads `[offset, offset + into.len())` of a frame without waiting for the device.
     pub fn read_now(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> CacheRead {
-        self.look_up(key, offset, into, |at, bytes| self.disk.read_now(at, bytes))
+        self.look_up(key, offset, into, |disk, at, bytes| disk.read_now(at, bytes))
     }
 
     /// Reads `[offset, offset + into.len())` of a frame; may wait for the device. `false` is a miss, with
     /// undefined bytes in `into`.
     pub fn read(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> bool {
-        self.look_up(key, offset, into, |at, bytes| self.disk.read_at(at, bytes)) == CacheRead::Hit
+        self.look_up(key, offset, into, |disk, at, bytes| disk.read_at(at, bytes)) == CacheRead::Hit
     }
 
     fn look_up(
@@ -279,13 +291,13 @@ impl ReadCache {
         key: FrameKey,
         offset: u32,
         into: &mut [u8],
-        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+        read: impl Fn(&dyn Disk, u64, &mut [u8]) -> io::Result<()>,
     ) -> CacheRead {
-        let Some(found) = self.index.find(&key) else {
+        let (Some(found), Some(disk)) = (self.index.find(&key), self.place.enter()) else {
             self.counters.misses.fetch_add(1, Relaxed);
             return CacheRead::Miss;
         };
-        let outcome = self.verified(&found, offset, into, read);
+        let outcome = self.verified(&found, offset, into, |at, bytes| read(&**disk, at, bytes));
         // After the bytes: if the slot was reused meanwhile, they say nothing about this frame.
         let still = self.index.is_still(&found);
         match outcome {
@@ -365,12 +377,13 @@ impl ReadCache {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
             return;
         }
+        let Some(disk) = self.place.enter() else { return };
         let Some(slot) = self.take_slot(&key) else { return };
         let mut facts = Facts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
         for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize)) {
             *crc = crc32c(block);
         }
-        let written = self.disk.write_at(self.layout.slot_offset(slot), data);
+        let written = disk.write_at(self.layout.slot_offset(slot), data);
 
         let mut state = self.state.lock();
         if let Err(error) = written {

@@ -43,7 +43,7 @@ impl ReadCache {
 
     fn read_tag(&self) -> Option<u64> {
         let mut header = [0; 16];
-        self.disk.read_at(0, &mut header).ok()?;
+        self.place.enter()?.read_at(0, &mut header).ok()?;
         let (magic, tag) = header.split_first_chunk::<8>()?;
         let tag = u64::from_le_bytes(tag.try_into().ok()?);
         (*magic == HEADER_MAGIC).then_some(tag)
@@ -54,7 +54,7 @@ impl ReadCache {
         let mut header = vec![0; HEADER_BYTES as usize];
         header[..8].copy_from_slice(&HEADER_MAGIC);
         header[8..16].copy_from_slice(&tag.to_le_bytes());
-        match self.disk.write_at(0, &header) {
+        match self.place.enter()?.write_at(0, &header) {
             Ok(()) => Some(tag),
             Err(error) => {
                 tracing::warn!(%error, "read cache: the disk cannot be marked; the index will not be saved");
@@ -106,9 +106,11 @@ impl ReadCache {
 
     /// Saves the index, so that the next open is warm. Insertions wait while it is copied, reads do not.
     ///
-    /// Does nothing when the cache was opened without a path.
+    /// Does nothing when the cache was opened without a path, or was let go of.
     pub fn save_index(&self) -> io::Result<()> {
-        let Some(path) = self.index_path.as_deref() else { return Ok(()) };
+        let (Some(path), Some(_entered)) = (self.index_path.as_deref(), self.place.enter()) else {
+            return Ok(());
+        };
         let Some(cache_tag) = self.tag else {
             return Err(io::Error::other(
                 "the cache disk could not be marked at open, so its index is not saved",

@@ -1,5 +1,7 @@
 //! What the read cache promises, on a disk in memory that can fail on demand.
 
+mod letting_go;
+
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -94,6 +96,10 @@ impl Disk for MemoryDisk {
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn has_name(&self) -> bool {
+        true
     }
 }
 

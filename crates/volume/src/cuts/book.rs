@@ -24,6 +24,7 @@ pub(crate) struct Place {
     /// The last segment the checkpoint includes.
     pub(crate) root_sequence: u64,
     pub(crate) root_wall_unix_ms: u64,
+    pub(crate) root_attached_ms: u64,
     pub(crate) root_position: u64,
     pub(crate) sequence: u64,
     pub(crate) position: u64,
@@ -38,6 +39,7 @@ impl Place {
             put_id: root.put_id,
             root_sequence: root.through_sequence,
             root_wall_unix_ms: root.wall_unix_ms,
+            root_attached_ms: root.attached_ms,
             root_position: root.position,
             sequence,
             position,
@@ -85,6 +87,7 @@ impl CutBook {
             position: place.root_position,
             wall_unix_ms: place.root_wall_unix_ms,
             pin: 0,
+            attached_s: attached_s(place.root_attached_ms),
         });
     }
 
@@ -103,6 +106,7 @@ impl CutBook {
             position: 0,
             wall_unix_ms: 0,
             pin: seen.slot,
+            attached_s: 0,
         });
     }
 
@@ -147,6 +151,7 @@ impl CutBook {
                         position: place.position,
                         wall_unix_ms: place.wall_unix_ms,
                         pin: 0,
+                        attached_s: 0,
                     });
                 }
             }
@@ -164,10 +169,12 @@ impl CutBook {
     }
 
     /// Gives up what has left the retention window: every retained checkpoint but the newest one at or before
-    /// the start of the window, and those after it.
-    pub(crate) fn prune(&mut self, now_unix_ms: u64) {
-        let start = now_unix_ms.saturating_sub(self.retention_s.saturating_mul(1000));
-        let base = self.retained().filter(|cut| cut.wall_unix_ms <= start).map(|cut| cut.number).max();
+    /// the start of the window, and those after it. Age is the time that the volume was attached since: no
+    /// wall clock can make a moment old.
+    pub(crate) fn prune(&mut self, attached_ms: u64) {
+        let retention_ms = self.retention_s.saturating_mul(1000);
+        let has_left = |cut: &&CutEntry| cut_attached_ms(cut).saturating_add(retention_ms) <= attached_ms;
+        let base = self.retained().filter(has_left).map(|cut| cut.number).max();
         let bound = match (self.retention_s, base) {
             (0, _) => u64::MAX,
             (_, Some(number)) => number,
@@ -176,12 +183,21 @@ impl CutBook {
         self.cuts.retain(|cut| cut.kind != CutKind::Retained || cut.number >= bound);
     }
 
-    /// When, by the wall clock, the next retained checkpoint can be given up; `None` when none ever can.
-    pub(crate) fn prunes_at_unix_ms(&self) -> Option<u64> {
+    /// When, by the time attached, the next retained checkpoint can be given up; `None` when none ever can.
+    pub(crate) fn prunes_at_attached_ms(&self) -> Option<u64> {
         // The oldest is needed for as long as the next one is inside the window.
-        let next = self.retained().map(|cut| cut.wall_unix_ms).nth(1)?;
+        let next = self.retained().map(cut_attached_ms).nth(1)?;
         Some(next.saturating_add(self.retention_s.saturating_mul(1000)))
     }
+}
+
+/// How long the volume had been attached, as a cut says it: in seconds, and never less than it was.
+fn attached_s(attached_ms: u64) -> u32 {
+    u32::try_from(attached_ms.div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+fn cut_attached_ms(cut: &CutEntry) -> u64 {
+    u64::from(cut.attached_s) * 1000
 }
 
 /// Whether a cut can reach a segment that checkpoint `dead_since` was the first to find dead.
@@ -231,10 +247,22 @@ impl Lineage {
 mod tests {
     use super::*;
 
-    fn cut(kind: CutKind, number: u64, through_sequence: u64, wall_unix_ms: u64) -> CutEntry {
+    fn cut(kind: CutKind, number: u64, through_sequence: u64, attached_s: u32) -> CutEntry {
         let name = if kind == CutKind::Snapshot { format!("s{number}") } else { String::new() };
         let put_id = PutId([number as u8; 16]);
-        CutEntry { kind, number, through_sequence, name, put_id, position: 0, wall_unix_ms, pin: 0 }
+        // The wall clock stood still, or was wrong: it does not matter.
+        let wall_unix_ms = 0;
+        CutEntry {
+            kind,
+            number,
+            through_sequence,
+            name,
+            put_id,
+            position: 0,
+            wall_unix_ms,
+            pin: 0,
+            attached_s,
+        }
     }
 
     #[test]
@@ -247,19 +275,19 @@ mod tests {
 
     #[test]
     fn the_window_keeps_one_checkpoint_before_its_start() {
-        let cuts = [(1, 1000), (2, 2000), (3, 3000), (4, 4000)];
+        let cuts = [(1, 1), (2, 2), (3, 3), (4, 4)];
         let cuts: Vec<_> =
-            cuts.iter().map(|(number, wall)| cut(CutKind::Retained, *number, 0, *wall)).collect();
+            cuts.iter().map(|(number, attached_s)| cut(CutKind::Retained, *number, 0, *attached_s)).collect();
         let mut book = CutBook { retention_s: 2, cuts, ..CutBook::default() };
         book.prune(4500);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [2, 3, 4]);
         assert!(needs(&book.cuts, u64::MAX, 3) && !needs(&book.cuts, 1, 2));
-        assert_eq!(book.prunes_at_unix_ms(), Some(5000));
+        assert_eq!(book.prunes_at_attached_ms(), Some(5000));
         book.prune(5000);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [3, 4]);
         book.retention_s = 0;
         book.prune(4500);
-        assert_eq!((book.retained().count(), book.prunes_at_unix_ms()), (0, None));
+        assert_eq!((book.retained().count(), book.prunes_at_attached_ms()), (0, None));
     }
 
     #[test]

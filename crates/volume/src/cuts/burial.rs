@@ -1,24 +1,27 @@
 //! The end of a volume that others may need: its name goes at once, its data with the last pin.
 //!
-//! Order, and why: the word that it is deleted, then its name goes, then pins are asked for. A clone puts its
-//! pin first and looks for the name after; so either it finds no name, or its pin is found. Whoever lets go
-//! of the last pin looks for that word and removes what is left; of two that let go at once, the later sees
-//! both.
+//! Order, and why: the word that it is deleted, with which its name goes (`names`), then pins are asked for.
+//! A clone puts its pin first and looks for the name after; so either it finds no name, or its pin is found.
+//! Whoever lets go of the last pin looks for that word and removes what is left; of two that let go at once,
+//! the later sees both. Before the first object goes the word changes to *buried*, unless somebody was faster
+//! who called the volume back to life: so nothing is deleted on the strength of a list.
 //!
-//! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out.
+//! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out; and
+//! so do the words, so that no name of before ever means the volume again.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{LineageEntry, Pin, pin_key, released_key, tombstone_key};
+use sawmill_format::kept::{LineageEntry, Pin, Word, pin_key, released_key, word_prefix};
 use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
+use super::words;
+use crate::Result;
 use crate::ask::{self, store_error};
-use crate::names::{self, Deleted};
+use crate::names::Deleted;
 use crate::world::World;
-use crate::{Error, ErrorKind, Result};
 
 /// A clone, and where it has pins.
 pub(crate) struct Kin<'a> {
@@ -34,51 +37,48 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) 
             // Let go of before, and buried since.
             continue;
         }
-        let word = word(world, entry.volume_id, kin.clone_id, entry.pin, 0, "")?;
-        put(store, &released_key(entry.volume_id, entry.pin), word)?;
-        let key = tombstone_key(entry.volume_id);
-        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
-        let word = Pin::decode(&bytes, entry.volume_id, 0)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}")))?;
-        if has_a_name(store, entry.volume_id)? {
-            // Whoever deleted it died before its name went: it lives.
-            continue;
-        }
-        let buried = bury(store, entry.volume_id, word.through_sequence, false)?;
+        let pin = Pin {
+            volume_id: entry.volume_id,
+            put_id: PutId(world.random()?),
+            slot: entry.pin,
+            clone_id: kin.clone_id,
+            number: 0,
+            through_sequence: 0,
+            name: String::new(),
+        };
+        put(store, &released_key(entry.volume_id, entry.pin), pin.encode())?;
+        let buried = bury(world, store, entry.volume_id, false)?;
         deleted.objects += buried.objects;
         deleted.bytes += buried.bytes;
     }
     Ok(deleted)
 }
 
-/// Whether any name still leads to a volume. A record that cannot be read might.
-fn has_a_name(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<bool> {
-    let named = names::list(store)?;
-    Ok(named.iter().any(|listed| !listed.record.as_ref().is_ok_and(|record| record.volume_id != volume_id)))
-}
-
-/// Says that a volume is deleted; its last fence is `fence`, or 0 when it could not be fenced.
-pub(crate) fn put_tombstone(
+/// Removes everything of a volume that is deleted but its words and its last fence, or `all_fences`, unless
+/// somebody has pinned it.
+pub(crate) fn bury(
     world: &dyn World,
     store: &dyn ObjectStore,
     volume_id: VolumeId,
-    fence: u64,
-    name: &str,
-) -> Result<()> {
-    put(store, &tombstone_key(volume_id), word(world, volume_id, volume_id, 0, fence, name)?).map(drop)
-}
-
-/// Removes everything of a volume without a name but its last fence, or `all_fences`, unless somebody has
-/// pinned it.
-pub(crate) fn bury(
-    store: &dyn ObjectStore,
-    volume_id: VolumeId,
-    fence: u64,
     all_fences: bool,
 ) -> Result<Deleted> {
-    let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: pinned_by(store, volume_id)? };
+    let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
+    let newest = words::newest(store, volume_id)?;
+    if !newest.is_gone() {
+        return Ok(deleted);
+    }
+    // After the word: whoever pins it from now on finds it gone.
+    deleted.pinned_by = pinned_by(store, volume_id)?;
     if !deleted.pinned_by.is_empty() {
         return Ok(deleted);
+    }
+    let fence = newest.fence;
+    if newest.said == Word::Deleted {
+        let said = (fence, newest.name.as_str());
+        if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? {
+            // Somebody else buries it, or it lives again.
+            return Ok(deleted);
+        }
     }
     let ask = Blocking(store);
     let mut kept: HashSet<String> = (fence > 0).then(|| segment_key(volume_id, fence)).into_iter().collect();
@@ -91,7 +91,10 @@ pub(crate) fn bury(
     let is_fence = |object: &ObjectInfo| {
         object.size_bytes == encoded_len(0, 0, 0) as u64 && parse_segment_key(&object.key).is_some()
     };
-    let stays = |object: &ObjectInfo| kept.contains(&object.key) || all_fences && is_fence(object);
+    let words = word_prefix(volume_id);
+    let stays = |object: &ObjectInfo| {
+        kept.contains(&object.key) || object.key.starts_with(&words) || all_fences && is_fence(object)
+    };
     let doomed: Vec<_> = objects.into_iter().filter(|object| !stays(object)).collect();
     for objects in doomed.chunks(1000) {
         let keys = objects.iter().map(|object| object.key.clone()).collect();
@@ -115,19 +118,6 @@ pub(crate) fn pinned_by(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<
         }
         slot += 1;
     }
-}
-
-fn word(
-    world: &dyn World,
-    volume_id: VolumeId,
-    clone_id: VolumeId,
-    slot: u64,
-    fence: u64,
-    name: &str,
-) -> Result<Vec<u8>> {
-    let put_id = PutId(world.random()?);
-    let through_sequence = fence;
-    Ok(Pin { volume_id, put_id, slot, clone_id, number: 0, through_sequence, name: name.to_owned() }.encode())
 }
 
 fn put(store: &dyn ObjectStore, key: &str, body: Vec<u8>) -> Result<PutOutcome> {

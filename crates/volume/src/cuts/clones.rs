@@ -15,7 +15,7 @@ use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
-use sawmill_format::volume_record::{VolumeRecord, volume_key};
+use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::find::{Cut, stored_cut};
@@ -46,9 +46,7 @@ pub fn clone(
     no_fencing: bool,
 ) -> Result<VolumeRecord> {
     names::check_name(name)?;
-    if ask::get(store, &volume_key(name), None, Class::Read)?.is_some() {
-        return Err(names::exists(name));
-    }
+    names::demand_free(store, name)?;
     demand_fencing(store, no_fencing)?;
     clone_in(&RealWorld::default(), store, base, cut, name)
 }
@@ -252,6 +250,7 @@ fn write(
         next_sequence: stored.end.next_sequence,
         position: stored.end.position,
         wall_unix_ms: world.unix_ms(),
+        attached_ms: 0,
         size_bytes: stored.record.size_bytes,
         clean: true,
         extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
@@ -268,16 +267,12 @@ fn write(
         name: name.to_owned(),
         ..stored.record.clone()
     };
-    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
     let root_put = vec![(checkpoint_key(clone_id, 1), root.encode())];
-    let named = ask::put_all(store, root_put).and_then(|()| {
-        Blocking(store)
-            .put(&volume_key(name), Bytes::from(encoded), Class::Upload)
-            .map_err(|error| store_error(&error))
-    });
+    let named =
+        ask::put_all(store, root_put).and_then(|()| names::ledger::claim(world, store, name, &record));
     match named {
-        Ok(PutOutcome::Created) => Ok(record),
-        Ok(PutOutcome::Taken) => {
+        Ok(Some(record)) => Ok(record),
+        Ok(None) => {
             // Ours alone: nobody can have found them. A failure leaves small objects behind.
             let _ = Blocking(store).delete(keys, Class::Background);
             release(world, store, clone_id, &lineage);

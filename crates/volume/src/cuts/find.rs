@@ -68,7 +68,12 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         Cut::Snapshot(_) => (u64::MAX, u64::MAX),
     };
     let fits = |entry: &&CutEntry| entry.wall_unix_ms <= wall && entry.position <= position;
-    let Some(found) = book.retained().filter(fits).max_by_key(|entry| entry.number) else {
+    // The nearest before that time: what was written while a clock was behind is not nearer.
+    let nearness = |entry: &&CutEntry| match cut {
+        Cut::Time(_) => (entry.wall_unix_ms, entry.number),
+        _ => (0, entry.number),
+    };
+    let Some(found) = book.retained().filter(fits).max_by_key(nearness) else {
         let oldest = book.retained().map(|entry| (entry.wall_unix_ms, entry.position)).min();
         let text = match oldest {
             None => format!(

@@ -7,15 +7,16 @@
 //!
 //! Rooms: `book` (what is kept, and which segments that needs), `find` (a cut by name, time or position),
 //! `clones` (volumes that begin from a cut of another; pins), `burial` (the end of a volume that others may
-//! need). Not here: how the keeper takes orders (`keeper::orders`).
+//! need), `words` (whether it is deleted). Not here: how the keeper takes orders (`keeper::orders`).
 
 mod book;
 mod burial;
 mod clones;
 mod find;
+pub(crate) mod words;
 
 pub(crate) use book::{CutBook, Lineage, Place, needs};
-pub(crate) use burial::{Kin, bury, let_go, pinned_by, put_tombstone};
+pub(crate) use burial::{Kin, bury, let_go};
 pub(crate) use clones::PinSeen;
 pub use clones::{clone, clone_in};
 pub use find::{Cut, CutInfo, PastReport, past};

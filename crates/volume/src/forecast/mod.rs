@@ -385,6 +385,7 @@ impl Forecast {
             next_sequence: u64::from(self.next_sequence),
             position: self.position,
             wall_unix_ms: self.unix_ms(),
+            attached_ms: 0,
             size_bytes: self.options.size_bytes,
             clean: false,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),

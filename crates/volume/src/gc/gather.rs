@@ -14,9 +14,10 @@ use sawmill_format::segment::{
     ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, Origin, SegmentExtent, encoded_len, frame_open,
     raw_frame_range, segment_key,
 };
-use sawmill_store::{Class, Get, StoreErrorKind};
+use sawmill_store::{Class, StoreErrorKind};
 
 use super::sweep::Plan;
+use crate::ask::want;
 use crate::fetch::FrameName;
 use crate::journal::{JournalRead, Reach};
 use crate::limits;
@@ -273,7 +274,7 @@ impl Waiting {
                 waiting.end_one();
             });
         };
-        shared.store.get(Get { key, range: Some(start..end), class: Class::Background }, Box::new(tell));
+        shared.store.get(want(key, Some(start..end), Class::Background), Box::new(tell));
     }
 
     fn frame_range(&self, run: &Run, frame: u32) -> std::ops::Range<u64> {
@@ -285,7 +286,9 @@ impl Waiting {
     fn take(&self, run: &Run, outcome: sawmill_store::Result<Bytes>) -> Result<(), Failure> {
         let damaged = |what: String| Failure::Damaged(run.sequence, what);
         let bytes = outcome.map_err(|error| match error.kind() {
-            StoreErrorKind::NotFound | StoreErrorKind::Invalid => damaged(error.to_string()),
+            StoreErrorKind::NotFound | StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
+                damaged(error.to_string())
+            }
             _ => Failure::Unavailable(error.to_string()),
         })?;
         let start = self.frame_range(run, run.first).start;

@@ -190,6 +190,10 @@ mod tests {
         fn sync(&self) -> io::Result<()> {
             Ok(())
         }
+
+        fn has_name(&self) -> bool {
+            true
+        }
     }
 
     #[test]

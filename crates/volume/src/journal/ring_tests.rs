@@ -74,6 +74,10 @@ impl Disk for TornDisk {
         layers.unsynced.clear();
         Ok(())
     }
+
+    fn has_name(&self) -> bool {
+        true
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -229,6 +233,7 @@ fn first_superblock() -> Superblock {
         clean: false,
         bound_epoch: 1,
         bound_position: 0,
+        memory: None,
     }
 }
 

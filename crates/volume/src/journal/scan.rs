@@ -213,9 +213,9 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             }
             Verdict::Refuse if !options.accept_loss => {
                 let text = format!(
-                    "the journal is damaged at position {position} ({label}) although it was flushed \
-                     through {mark}; nothing was changed; see `sawmill inspect journal`, restore the \
-                     journal disk, or pass --accept-journal-loss to go on with what is before it"
+                    "the journal is damaged at position {position} ({label}); it was flushed through {mark}; \
+                     nothing was changed; see `sawmill inspect journal`, restore the journal disk, or pass \
+                     --accept-journal-loss to go on with what is before it"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
@@ -327,6 +327,10 @@ mod tests {
         fn sync(&self) -> std::io::Result<()> {
             Ok(())
         }
+
+        fn has_name(&self) -> bool {
+            true
+        }
     }
 
     /// A chunk in whole blocks may reach past what a full ring held; what it did hold must not become zeroes.
@@ -337,6 +341,7 @@ mod tests {
         let (ring, _consumer) = StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header");
         let (slot, ()) = ring.reserve(8192, |_, bytes| bytes.fill(7)).unwrap();
         let _ = slot.publish();
+        ring.unlock();
         drop(ring);
         let staging = StagingFile::open(&path).unwrap();
         let mut log = LogImage::new(Arc::new(NoDisk), 1 << 20, staging);

@@ -100,6 +100,10 @@ impl Disk for TwoLayers {
         *self.durable.lock() = covered;
         Ok(())
     }
+
+    fn has_name(&self) -> bool {
+        true
+    }
 }
 
 /// A journal with its disk, and what its thread took.
@@ -219,6 +223,7 @@ fn superblock() -> Superblock {
         clean: false,
         bound_epoch: 1,
         bound_position: START,
+        memory: None,
     }
 }
 
@@ -352,6 +357,7 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
         bench.stop();
         journal.join().expect("the journal");
         // The process dies: what it wrote to the disk and to the staging memory is there.
+        bench.journal.ring.unlock();
         let staging = StagingFile::open(&bench.staging).expect("readable").expect("there");
         let (found, voids) = recovered(bench.disk.clone(), Some(staging));
         assert_eq!(found, accepted);

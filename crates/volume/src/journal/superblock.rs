@@ -52,6 +52,12 @@ impl SuperblockFile {
             .map_err(|error| disk_failed("write its superblock", &error))?;
         self.disk.sync().map_err(|error| disk_failed("sync its superblock", &error))?;
         self.current = next;
+        if !self.disk.has_name() {
+            let text = "the journal was removed, renamed or replaced while it was in use: nobody would find \
+                        again what is written to it, so the volume stops. Put the file back under its name \
+                        if it still has another one; else start again with --accept-journal-loss";
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
         Ok(())
     }
 }

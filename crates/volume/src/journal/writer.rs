@@ -122,6 +122,21 @@ impl JournalWriter {
     }
 
     /// Pops the complete records at the front of the order and adds them to the span.
+    /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed any more,
+    /// and may go without being missed.
+    pub(crate) fn leave(&mut self) -> Result<()> {
+        let journal = self.journal.clone();
+        journal.ring.close();
+        let logged = journal.logged();
+        if logged < journal.ring.next() {
+            return Ok(());
+        }
+        self.superblock.write(|block| {
+            block.logged = block.logged.max(logged);
+            block.memory = None;
+        })
+    }
+
     fn take_complete(&mut self) -> Vec<Arc<Record>> {
         let mut taken = Vec::new();
         let mut order = self.journal.order.lock();
@@ -270,6 +285,10 @@ impl JournalWriter {
             block.stored_sequence = block.stored_sequence.max(sequence);
             block.stored_position = block.stored_position.max(position);
             block.clean = clean;
+            if clean {
+                // Everything is stored: nothing is in memory alone.
+                block.memory = None;
+            }
         });
         if let Err(error) = written {
             self.consumer.declare_sync_failed(self.journal.logged());

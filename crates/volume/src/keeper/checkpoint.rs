@@ -12,11 +12,12 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
-use sawmill_store::{Class, Get, Put, PutOutcome};
+use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
 use super::cleanup::{Cleanup, Superseded};
 use super::past::{Roots, is_copy};
 use super::{Event, Keeper};
+use crate::ask::want;
 use crate::map::GROUP_BYTES;
 use crate::shared::add;
 use crate::{Error, ErrorKind, Result};
@@ -137,6 +138,7 @@ impl Keeper {
                 .unsaved_rollback()
                 .filter(|rollback| rollback.sequence <= self.stored_sequence)
                 .map_or_else(|| shared.world.unix_ms(), |rollback| rollback.wall_unix_ms),
+            attached_ms: self.attached_ms(),
             size_bytes: self.size_bytes,
             clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
@@ -241,7 +243,7 @@ impl Keeper {
     fn ask_for_rival(&mut self) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
-        let get = Get { key, range: None, class: Class::Upload };
+        let get = want(key, None, Class::Upload);
         let answered = self.shared.clone();
         let tell = move |outcome| answered.inbox.push_event(Event::RivalCheckpoint { outcome });
         self.shared.store.get(get, Box::new(tell));
@@ -250,7 +252,11 @@ impl Keeper {
     pub(super) fn hear_rival(&mut self, outcome: sawmill_store::Result<Bytes>, now: Duration) {
         let Some(writing) = &mut self.writing else { return };
         let identity = CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
-        let rival = outcome.map(|bytes| Checkpoint::decode(&bytes, &identity));
+        let rival = match outcome {
+            Ok(bytes) => Ok(Checkpoint::decode(&bytes, &identity).map_err(|error| error.to_string())),
+            Err(error) if error.kind() == StoreErrorKind::Damaged => Ok(Err(error.to_string())),
+            Err(error) => Err(error),
+        };
         writing.odd_looks += u32::from(matches!(rival, Ok(Err(_))));
         let rival = match rival {
             Ok(rival) if rival.is_ok() || writing.odd_looks >= RIVAL_LOOKS_MAX => rival,

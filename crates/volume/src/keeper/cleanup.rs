@@ -114,9 +114,9 @@ impl Keeper {
         if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
             return None;
         }
-        let at = view.cuts.lock().prunes_at_unix_ms()?;
-        let at = at.max(self.newest_root.wall_unix_ms + WINDOW_LOOK_EVERY_MS);
-        let window = Duration::from_millis(at.saturating_sub(self.shared.world.unix_ms()));
+        let at = view.cuts.lock().prunes_at_attached_ms()?;
+        let at = at.max(self.newest_root.attached_ms.saturating_add(WINDOW_LOOK_EVERY_MS));
+        let window = Duration::from_millis(at.saturating_sub(self.attached_ms()));
         Some(window.max((self.busy_at + QUIET_AFTER).saturating_sub(now)))
     }
 

@@ -9,11 +9,11 @@
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze, write),
-//! `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `at_hand` (what moves
-//! stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots, retention,
-//! rollback), `past` (what of the past a checkpoint carries and a delete spares), `vigil` (a look for fences
-//! before anything is deleted), `pins` (what clones need, looked up before a delete).
+//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze,
+//! write), `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `at_hand`
+//! (what moves stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots,
+//! retention, rollback), `past` (what of the past a checkpoint carries and a delete spares), `clock` (by
+//! which moments age), `vigil` (looks for fences), `pins` (what clones need, looked up before a delete).
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -35,6 +35,7 @@ use resize::Resizing;
 mod at_hand;
 mod checkpoint;
 mod cleanup;
+mod clock;
 mod collect;
 mod inbox;
 mod orders;
@@ -51,8 +52,10 @@ pub(crate) use upload::apply_extents;
 
 use checkpoint::Writing;
 use cleanup::Cleanup;
+use clock::AttachedClock;
 use collect::Collector;
 use upload::Upload;
+use vigil::Vigil;
 
 /// What one attachment chose for its keeper.
 #[derive(Clone, Copy, Debug)]
@@ -138,6 +141,8 @@ pub(crate) struct Keeper {
     /// When there was last anything to do for users or for collection.
     busy_at: Duration,
     buffers: Buffers,
+    clock: AttachedClock,
+    vigil: Vigil,
     closed: bool,
 }
 
@@ -146,7 +151,10 @@ impl Keeper {
         let pending_bytes = start.records.iter().map(|record| record.payload_bytes()).sum();
         let pending_since = shared.world.now();
         shared.inbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
-        Keeper {
+        // The fence was put, and nothing stood in its way.
+        shared.watch.has_news(pending_since);
+        let clock = AttachedClock::behind(&start.loaded, pending_since, shared.world.unix_ms());
+        let keeper = Keeper {
             shared,
             options,
             pending: start.records.into(),
@@ -181,12 +189,17 @@ impl Keeper {
             collector: Collector::new(),
             busy_at: pending_since,
             buffers: Buffers::default(),
+            clock,
+            vigil: Vigil::default(),
             closed: false,
-        }
+        };
+        keeper.compare_clocks();
+        keeper
     }
 
     /// One step at time `now`. Returns how long the keeper may sleep if nobody rings; `None`: until rung.
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
+        self.watch_the_clock(now);
         self.take_records(now);
         for event in self.shared.inbox.take_events() {
             // What a fenced writer hears it must not act on: it would clean up after its successor.
@@ -211,12 +224,17 @@ impl Keeper {
         let collect_in = self.collect(now);
         self.carry_out_orders();
         self.advance_over_padding();
+        if self.pending.is_empty() && self.uploads.is_empty() && self.shared.stalled.count() > 0 {
+            // They waited for what is all stored now.
+            self.resume_writers();
+        }
         if !self.pending.is_empty() || !self.uploads.is_empty() || !self.collector.is_resting() {
             self.busy_at = now;
         }
         self.begin_resize();
         self.keep_checkpoints(now);
         self.clean_up(now);
+        self.keep_watch(now);
         self.finish_gc_order();
         self.finish_closing();
         self.shared.inbox.tell_stored();
@@ -310,7 +328,8 @@ impl Keeper {
         let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
         let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();
         let repeat_in = repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1)));
-        let rest = [repeat_in, self.cleanup.wait(now), self.settle_in(now), self.window_in(now)];
+        let rest =
+            [repeat_in, self.cleanup.wait(now), self.settle_in(now), self.window_in(now), self.watch_in(now)];
         seal_in.into_iter().chain(rest.into_iter().flatten()).min()
     }
 

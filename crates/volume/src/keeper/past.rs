@@ -65,7 +65,7 @@ impl Keeper {
     /// Adds copies of the checkpoints that cuts begin from, where there are none yet. Returns their numbers.
     pub(super) fn copy_roots(&mut self, view: &View, objects: &mut Vec<Outgoing>) -> Vec<u64> {
         if self.ordered.is_none() {
-            view.cuts.lock().prune(self.shared.world.unix_ms());
+            view.cuts.lock().prune(self.attached_ms());
         }
         let book = view.cuts.lock();
         let begins = |root: &Checkpoint| {

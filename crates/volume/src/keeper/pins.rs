@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::kept::{CutEntry, CutKind, Pin, parse_slot, pin_key, released_prefix};
-use sawmill_store::{Class, Get, StoreErrorKind};
+use sawmill_store::{Class, StoreErrorKind};
 
 use super::{Event, Keeper};
+use crate::ask::want;
 use crate::cuts::PinSeen;
 
 impl Keeper {
@@ -22,7 +23,7 @@ impl Keeper {
         let answered = self.shared.clone();
         let tell =
             move |outcome| answered.inbox.push_event(Event::PinAsked { number, doomed, slot, outcome });
-        self.shared.store.get(Get { key, range: None, class: Class::Background }, Box::new(tell));
+        self.shared.store.get(want(key, None, Class::Background), Box::new(tell));
     }
 
     pub(super) fn hear_pin(

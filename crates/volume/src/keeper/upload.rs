@@ -40,6 +40,8 @@ pub(super) struct Upload {
     resident: Vec<ResidentPiece>,
     records: Vec<Arc<Record>>,
     stage: Stage,
+    /// When it was first put.
+    put_at: Duration,
     pub(super) at_hand: AtHand,
 }
 
@@ -47,7 +49,8 @@ impl Upload {
     pub(super) fn moved(header: SegmentHeader, header_bytes: u32, object: Bytes) -> Self {
         let (object_bytes, stage) = (object.len() as u64, Stage::UnderWay);
         let (resident, records, at_hand) = (Vec::new(), Vec::new(), AtHand::default());
-        Upload { header, header_bytes, object_bytes, object, resident, records, stage, at_hand }
+        let put_at = Duration::ZERO;
+        Upload { header, header_bytes, object_bytes, object, resident, records, stage, put_at, at_hand }
     }
 
     pub(super) fn is_moved(&self) -> bool {
@@ -163,11 +166,23 @@ impl Keeper {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
         let (object_bytes, stage, at_hand) = (object.len() as u64, Stage::UnderWay, AtHand::default());
-        self.send(Upload { header, header_bytes, object_bytes, object, resident, records, stage, at_hand });
+        let put_at = Duration::ZERO;
+        self.send(Upload {
+            header,
+            header_bytes,
+            object_bytes,
+            object,
+            resident,
+            records,
+            stage,
+            put_at,
+            at_hand,
+        });
     }
 
     /// Sends the next segment of the log.
-    pub(super) fn send(&mut self, upload: Upload) {
+    pub(super) fn send(&mut self, mut upload: Upload) {
+        upload.put_at = self.shared.world.now();
         self.next_sequence += 1;
         self.sealed_position = upload.header.position_end;
         self.put(&upload);
@@ -273,6 +288,7 @@ impl Keeper {
                 shared.journal_map.remove(record.address, record.length, record.position);
             }
         }
+        shared.watch.has_news(upload.put_at);
         self.stored_sequence = header.sequence;
         self.stored_position = header.position_end;
         self.log_bytes += upload.object_bytes;

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::{
-    RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation, Superblock,
+    Memory, RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation, Superblock,
 };
 use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Ring, StagingFile};
 
-use super::journal::{self, Judged, Old, Usable, judge, spare_path, staging_path};
-use super::{Stored, demand_fencing, fence};
+use super::journal::{self, Judged, Old, Usable, judge};
+use super::memory::{self, spare_path, staging_path};
+use super::{Claim, Stored, demand_fencing, fence};
 use crate::disk::{Disk, Disks, Lock, Seen};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
@@ -23,7 +24,7 @@ use crate::recovery::roll_forward::{LogEnd, roll_forward};
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::World;
-use crate::{Error, ErrorKind, Result, limits};
+use crate::{Error, ErrorKind, Result, limits, names};
 
 /// A live writer may put segments as fast as we find them; past this many we say so.
 const FENCE_TRIES_MAX: u32 = 1000;
@@ -72,16 +73,18 @@ fn try_attach(
     world: &dyn World,
     reporter: &mut Reporter<'_>,
 ) -> Result<Option<Attached>> {
-    let mut stored = super::stored(store, name, reporter)?;
+    let record = names::find_for_good(world, store, name)?;
+    let mut stored = super::stored_of(store, record, reporter)?;
     check_options(&stored, options)?;
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
     demand_fencing(store, options.no_fencing || options.store_is_probed)?;
-    let mut judged = judge(&stored, options, world.disks())?;
+    let memory = memory::in_use(options, world)?;
+    let mut judged = judge(&stored, options, world)?;
     if see_that_it_fits(&stored, &judged).is_err() {
         // A smaller size that an attachment asked for when it died may come late, under one that went on.
         stored = super::stored_below(store, &stored, reporter)?;
-        judged = judge(&stored, options, world.disks())?;
+        judged = judge(&stored, options, world)?;
         see_that_it_fits(&stored, &judged)?;
     }
     reporter.step("journal", judged.describe());
@@ -91,12 +94,19 @@ fn try_attach(
         log.doubt_syncs();
     }
     settle_intent(store, &mut stored, &mut judged, world)?;
-    let put_id = PutId(world.random()?);
-    let (disk, mut superblock, log, scan) = intend(&stored, options, judged, put_id, world)?;
-    fence_at_end(store, &mut stored, put_id, world)?;
+    let claim = Claim::after(stored.end.epoch, world)?;
+    let is_made = matches!(judged, Judged::Make { .. });
+    let (disk, mut superblock, log, scan) = intend(&stored, options, judged, claim, world)?;
+    // What was made anew is a file of its own.
+    let lock: Lock = match is_made {
+        true => Box::new((lock, journal::lock_file(options, world.disks())?)),
+        false => lock,
+    };
+    fence_at_end(store, &mut stored, claim, world)?;
     if !has_nobody_gone_on(store, name, &mut stored, reporter)? {
         return Ok(None);
     }
+    names::demand_undeleted(world, store, name, stored.record.volume_id)?;
     // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     reporter
@@ -118,6 +128,7 @@ fn try_attach(
     if staging.is_some() || position > end {
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
     }
+    let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
     superblock.write(|block| {
         block.epoch = epoch;
         block.intent_epoch = 0;
@@ -129,12 +140,16 @@ fn try_attach(
         block.clean = false;
         block.bound_epoch = epoch;
         block.bound_position = position;
+        block.memory = None;
     })?;
-    // The other copy too: if one is lost later, the other must still know whose records count.
-    superblock.write(|_| ())?;
-    let staging_path = staging_path(stored.record.volume_id, tag, options);
     // Only now, when the disk has all of it, may the old memory go.
-    let (ring, consumer) = new_ring(&stored, &staging_path, options, tag, position, staging)?;
+    let volume_id = stored.record.volume_id;
+    let staging_path = staging_path(&options.staging_folder, volume_id, tag);
+    let (ring, consumer) = new_ring(&stored, &staging_path, options, &memory, tag, position, staging)?;
+    // The other copy too: if one is lost later, the other must still know whose records count. Before
+    // anything is accepted it says where the memory is.
+    superblock.write(|block| block.memory = Some(memory))?;
+    remove_old_memory(old_memory, &staging_path);
     let records = replayable(scan, trim);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
@@ -209,10 +224,10 @@ fn intend(
     stored: &Stored,
     options: &OpenOptions,
     judged: Judged,
-    put_id: PutId,
+    claim: Claim,
     world: &dyn World,
 ) -> Result<Intended> {
-    let intent_epoch = stored.end.epoch + 1;
+    let Claim { epoch: intent_epoch, put_id } = claim;
     match judged {
         Judged::Use(usable) => {
             let Usable { disk, mut superblock, log, scan } = *usable;
@@ -228,6 +243,10 @@ fn intend(
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
+                if log.is_none() {
+                    // All is stored, also if who closed it could not say so here.
+                    block.memory = None;
+                }
                 if let Some(scan) = &scan {
                     // What follows writes over the torn record that this mark may lie in: see `judged`.
                     block.logged = scan.mark.min(scan.end);
@@ -257,6 +276,7 @@ fn intend(
                 clean: false,
                 bound_epoch: 0,
                 bound_position: 0,
+                memory: None,
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
@@ -293,15 +313,24 @@ fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World)
             disks.remove(path).map_err(|error| failed("replaced", error))?;
         }
         Seen::File { .. } => {
-            let mut aside = path.as_os_str().to_owned();
-            aside.push(format!(".aside-{}", world.unix_ms()));
-            let aside = PathBuf::from(aside);
+            let aside = free_name_aside(path, disks, world.unix_ms());
             disks.rename(path, &aside).map_err(|error| failed("set aside", error))?;
             tracing::warn!("the old journal was set aside as {}", aside.display());
         }
     }
     let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
     disks.make(path, bytes).map_err(|error| failed("made", error))
+}
+
+/// A name that nothing has yet: clocks are put back, and what was set aside before stays.
+fn free_name_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> PathBuf {
+    let aside = |at: u64| {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".aside-{at}"));
+        PathBuf::from(aside)
+    };
+    let free = (unix_ms..u64::MAX).map(aside).find(|aside| disks.look(aside) == Seen::Absent);
+    free.unwrap_or_else(|| aside(u64::MAX))
 }
 
 /// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
@@ -341,30 +370,26 @@ fn settle_intent(
     let Judged::Use(usable) = judged else { return Ok(()) };
     let superblock = &mut usable.superblock;
     let Superblock { intent_epoch, intent_put_id, .. } = *superblock.current();
-    if intent_epoch == stored.end.epoch + 1 {
+    if intent_epoch > stored.end.epoch {
         // Who wrote it may have died before its sync: after a power cut that fence would be a stranger's.
         superblock.write(|_| ())?;
-        fence_at_end(store, stored, intent_put_id, world)?;
+        let claim = Claim { epoch: intent_epoch, put_id: intent_put_id };
+        fence_at_end(store, stored, claim, world)?;
     }
     Ok(())
 }
 
 /// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is
 /// tried again.
-fn fence_at_end(
-    store: &dyn ObjectStore,
-    stored: &mut Stored,
-    put_id: PutId,
-    world: &dyn World,
-) -> Result<()> {
+fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, world: &dyn World) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
-        match fence(store, &stored.record, &mut stored.end, put_id, world) {
+        match fence(store, &stored.record, &mut stored.end, claim, world) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Exists => {
                 go_on_from(store, stored, world)?;
                 if stored.end.epoch != epoch {
-                    if stored.end.fence_put_id == Some(put_id) {
+                    if stored.end.fence_put_id == Some(claim.put_id) {
                         return Ok(());
                     }
                     let text = format!(
@@ -522,6 +547,7 @@ fn new_ring(
     stored: &Stored,
     path: &Path,
     options: &OpenOptions,
+    memory: &Memory,
     tag: u64,
     position: u64,
     old: Option<StagingFile>,
@@ -551,10 +577,20 @@ fn new_ring(
         volume_id: stored.record.volume_id,
         journal_tag: tag,
         capacity_bytes: options.staging_bytes,
-        boot_id: sawmill_sys::boot_id().map_err(failed)?,
+        boot_id: memory.boot_id,
         epoch: stored.end.epoch,
     };
     Ok(staging.into_ring(position, &header.encode()))
+}
+
+/// Removes memory of before that lies in another place than the new.
+fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
+    if let Some(path) = old.filter(|path| path != new)
+        && let Err(error) = std::fs::remove_file(&path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("{} is not needed any more and cannot be removed: {error}", path.display());
+    }
 }
 
 /// The records that are not in a segment yet.

@@ -1,19 +1,17 @@
 //! Judging the journal at hand against the end of the log in the store: is it ours, is anything in it, may it
 //! be used? Reads only; `attach` acts on the verdict.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use sawmill_format::ids::VolumeId;
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
-use sawmill_format::staging::{StagingHeader, StagingIdentity};
-use sawmill_sys::StagingFile;
 
-use super::Stored;
+use super::{Stored, memory};
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
+use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
 /// What the journal is, and what it holds.
@@ -61,34 +59,33 @@ impl Judged {
     }
 }
 
-/// The staging file of a journal: one of its own, so that the journal's lock covers it too.
-pub(crate) fn staging_path(volume_id: VolumeId, journal_tag: u64, options: &OpenOptions) -> PathBuf {
-    options.staging_folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
-}
-
-/// Memory laid up for the next staging file of a volume. Empty and written by nobody: whoever makes the
-/// volume's staging file may take it.
-pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
-    options.staging_folder.join(format!("sawmill-{volume_id}.spare"))
-}
-
 /// Takes the right to the journal named in the options, for as long as the lock lives.
 pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
-    disks.lock(path).map_err(|error| cannot_lock(path, &error))
+    let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));
+    match taken {
+        Ok(both) => Ok(Box::new(both)),
+        Err(error) => Err(cannot_lock(path, &error)),
+    }
+}
+
+/// The same right to a journal that was made under it.
+pub(super) fn lock_file(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
+    let path = &options.journal_path;
+    disks.lock_file(path).map_err(|error| cannot_lock(path, &error))
 }
 
 /// Judges the journal named in the options.
-pub(crate) fn judge(stored: &Stored, options: &OpenOptions, disks: &dyn Disks) -> Result<Judged> {
+pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
     let path = &options.journal_path;
-    let disk = match disks.open(path) {
+    let disk = match world.disks().open(path) {
         Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return absent(stored, options),
         Err(error) => return Err(cannot_lock(path, &error)),
     };
     match read_superblock(&disk, path, stored) {
         Ok(None) => absent(stored, options),
-        Ok(Some(superblock)) => judge_against_store(stored, options, disk, superblock),
+        Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         // What cannot be read now may be whole, and hold the intent of a fence that is still on its way.
         Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => Err(error),
@@ -209,6 +206,7 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
 fn judge_against_store(
     stored: &Stored,
     options: &OpenOptions,
+    world: &dyn World,
     disk: Arc<dyn Disk>,
     superblock: SuperblockFile,
 ) -> Result<Judged> {
@@ -219,7 +217,7 @@ fn judge_against_store(
     if !ours && block.epoch == 0 {
         // It was being made when its process died, before the volume was its own: it holds nothing, but its
         // fence may still land, so it is kept for as long as that can be.
-        let pending = block.intent_epoch == end.epoch + 1;
+        let pending = block.intent_epoch > end.epoch;
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
         }
@@ -255,7 +253,7 @@ fn judge_against_store(
     if end.clean {
         return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
     }
-    let staging = open_staging(stored, options, block)?;
+    let staging = memory::find(stored, options, block, world)?;
     let mut log = LogImage::new(disk.clone(), block.capacity_bytes, staging);
     let wanted = ScanOptions::of(block, end.position, options.accept_journal_loss);
     let scan = scan(&mut log, &wanted)?;
@@ -277,27 +275,4 @@ fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
         stored.record.name
     );
     Err(Error::new(ErrorKind::Refused, text))
-}
-
-/// Memory of a process that died since the last boot, if it goes with this journal.
-fn open_staging(stored: &Stored, options: &OpenOptions, block: &Superblock) -> Result<Option<StagingFile>> {
-    let path = staging_path(stored.record.volume_id, block.journal_tag, options);
-    let failed = |error: std::io::Error| {
-        let text = format!("the staging file {} cannot be used: {error}", path.display());
-        Error::new(ErrorKind::Unavailable, text)
-    };
-    let Some(mut staging) = StagingFile::open(&path).map_err(failed)? else { return Ok(None) };
-    let identity = StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
-    let boot_id = sawmill_sys::boot_id().map_err(failed)?;
-    match StagingHeader::decode(&staging.header(), &identity) {
-        Ok(header)
-            if header.boot_id == boot_id
-                && header.epoch == block.bound_epoch
-                && header.capacity_bytes == staging.capacity_bytes() =>
-        {
-            Ok(Some(staging))
-        }
-        // Of another boot, journal or attachment: its bytes mean nothing here.
-        _ => Ok(None),
-    }
 }

@@ -27,9 +27,10 @@ use crate::{Error, ErrorKind, Result, limits, names};
 
 mod attach;
 pub(crate) mod journal;
+mod memory;
 
 pub(crate) use attach::attach;
-pub(crate) use journal::spare_path;
+pub(crate) use memory::spare_path;
 
 /// A volume as the store has it.
 pub(crate) struct Stored {
@@ -179,6 +180,7 @@ pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd 
         checkpoint_number: root.number,
         checkpoint_came_late: false,
         epoch: root.epoch,
+        epoch_before: 0,
         fence_put_id: None,
         next_sequence: root.next_sequence,
         stored_sequence: root.through_sequence,
@@ -200,15 +202,40 @@ pub(crate) fn end_of_log(store: &dyn ObjectStore, record: &VolumeRecord) -> Resu
     Ok(end)
 }
 
-/// Puts the fence of the next epoch at the end of the log, and moves `end` behind it. Returns its sequence.
+/// What an attachment takes with its fence: an epoch of its own.
+///
+/// Epochs grow, by steps of chance. Where histories parted (a store was copied, or put back from a backup),
+/// each goes on from the same epoch to another one, so that equal epochs mean one history: what is known by
+/// its epoch (frames in the read cache, a journal, its memory) is never taken for another history's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) epoch: u64,
+    pub(crate) put_id: PutId,
+}
+
+impl Claim {
+    /// A new claim behind epoch `after`.
+    pub(crate) fn after(after: u64, world: &dyn World) -> Result<Self> {
+        let [a, b, c, d, ..] = world.random()?;
+        let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));
+        let Some(epoch) = after.checked_add(step) else {
+            let text = "the volume has used up its epochs; copy it to a new one";
+            return Err(Error::new(ErrorKind::Full, text));
+        };
+        Ok(Claim { epoch, put_id: PutId(world.random()?) })
+    }
+}
+
+/// Puts the fence of `claim` at the end of the log, and moves `end` behind it. Returns its sequence.
 /// A segment that got there first is another writer's: the log has grown, so this attach begins again.
 pub(crate) fn fence(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
     end: &mut LogEnd,
-    put_id: PutId,
+    claim: Claim,
     world: &dyn World,
 ) -> Result<u64> {
+    let Claim { epoch, put_id } = claim;
     let sequence = end.next_sequence;
     if sequence >= limits::SEQUENCE_MAX {
         let text = "the volume has used up its segment sequences; copy it to a new one";
@@ -218,7 +245,7 @@ pub(crate) fn fence(
         volume_id: record.volume_id,
         put_id,
         sequence,
-        epoch: end.epoch + 1,
+        epoch,
         previous_sequence: end.stored_sequence,
         stored_through: end.stored_sequence,
         checkpoint_number: end.checkpoint_number,
@@ -237,7 +264,8 @@ pub(crate) fn fence(
     let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);
     match outcome.map_err(|error| store_error(&error))? {
         PutOutcome::Created => {
-            end.epoch += 1;
+            end.epoch_before = end.epoch;
+            end.epoch = epoch;
             end.fence_put_id = Some(put_id);
             end.stored_sequence = sequence;
             end.next_sequence = header.next_sequence;
@@ -278,7 +306,7 @@ pub(crate) fn dry_run(
     let mut reporter = Reporter::new(world);
     let stored = stored(store, name, &mut reporter)?;
     if let Some(options) = journal {
-        match journal::judge(&stored, options, world.disks()) {
+        match journal::judge(&stored, options, world) {
             Ok(judged) => reporter.step("journal", judged.describe()),
             Err(error) => reporter.step("journal", format!("would stop: {error}")),
         }

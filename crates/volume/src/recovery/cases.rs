@@ -48,12 +48,13 @@ const ANY: Option<bool> = None;
 /// The rows: slot, header, payload, below a mark, staged. `header` without `slot` cannot be, and is read as
 /// no header.
 #[rustfmt::skip]
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 8] = [
     row("whole record",            [YES, YES, YES, ANY, ANY], Verdict::Keep),
     row("never filled slot",       [YES, NO,  ANY, NO,  YES], Verdict::Skip),
     row("unfilled yet flushed",    [YES, NO,  ANY, YES, ANY], Verdict::Refuse),
     row("torn header on the disk", [YES, NO,  ANY, NO,  NO ], Verdict::Stop),
-    row("torn payload",            [YES, YES, NO,  NO,  ANY], Verdict::Stop),
+    row("torn payload",            [YES, YES, NO,  NO,  NO ], Verdict::Stop),
+    row("damaged memory",          [YES, YES, NO,  NO,  YES], Verdict::Refuse),
     row("damaged payload",         [YES, YES, NO,  YES, ANY], Verdict::Refuse),
     row("nothing, where data was", [NO,  ANY, ANY, YES, ANY], Verdict::Refuse),
 ];
@@ -113,6 +114,9 @@ mod tests {
             assert_eq!(verdict == Verdict::Keep, whole);
             if facts.below_mark && !whole {
                 assert_eq!(verdict, Verdict::Refuse);
+            }
+            if facts.staged && facts.slot && facts.header && !facts.payload {
+                assert_eq!(verdict, Verdict::Refuse, "a header is written last: memory cannot tear");
             }
             if verdict == Verdict::Skip {
                 assert!(facts.staged && !facts.header, "only memory can show a slot that was never filled");

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
     Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
@@ -75,7 +76,7 @@ fn newest_of(
     // Ask beyond the list, which may lag. Number 1 is written at creation.
     let mut next = numbers.last().map_or(1, |last| last + 1);
     let mut beyond = None;
-    while let Some(bytes) = get(store, volume_id, next)? {
+    while let Some(bytes) = get_or_nothing(store, volume_id, next)? {
         beyond = Some((next, bytes));
         numbers.push(next);
         next += 1;
@@ -85,14 +86,14 @@ fn newest_of(
     while let Some(number) = numbers.pop() {
         let bytes = match beyond.take() {
             Some((at, bytes)) if at == number => Some(bytes),
-            _ => get(store, volume_id, number)?,
+            _ => get_or_nothing(store, volume_id, number)?,
         };
         let Some(bytes) = bytes else { continue };
         let identity = CheckpointIdentity { volume_id, number };
         let mut decoded = Checkpoint::decode(&bytes, &identity);
         // It may have been garbled on the way.
         if decoded.is_err()
-            && let Some(bytes) = get(store, volume_id, number)?
+            && let Some(bytes) = get_or_nothing(store, volume_id, number)?
         {
             decoded = Checkpoint::decode(&bytes, &identity);
         }
@@ -113,6 +114,18 @@ fn newest_of(
     Ok(None)
 }
 
+/// No bytes for an object that cannot be a checkpoint (it is far too long, or no file): it is passed over as
+/// any other that cannot be read.
+fn get_or_nothing(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
+    match get(store, volume_id, number) {
+        Err(error) if error.kind() == ErrorKind::Corrupt => {
+            tracing::warn!("{error}");
+            Ok(Some(Bytes::new()))
+        }
+        answer => answer,
+    }
+}
+
 fn get(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
     ask::get(store, &checkpoint_key(volume_id, number), None, Class::Read)
 }
@@ -127,8 +140,8 @@ pub(crate) fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: Option<
         .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}")))
 }
 
-/// Loads the map and the table of segments a checkpoint names.
-pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+/// The table of segments and the cuts a checkpoint names, with an empty map.
+pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
     if checkpoint.size_bytes > limits::SIZE_BYTES_MAX {
         // The map is made for a size before anything is in it.
         let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
@@ -170,6 +183,12 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
         };
         view.segments.add(sequence32(entry.sequence)?, info);
     }
+    Ok(view)
+}
+
+/// Loads the map and the table of segments a checkpoint names.
+pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
+    let view = without_map(checkpoint)?;
     for parts in checkpoint.parts.chunks(PARTS_PARALLEL) {
         let identity = |part: &sawmill_format::checkpoint::PartEntry| PartIdentity {
             volume_id: checkpoint.volume_id,

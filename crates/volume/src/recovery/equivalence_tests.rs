@@ -154,6 +154,7 @@ impl World {
             next_sequence: state.end.next_sequence,
             position: state.end.position,
             wall_unix_ms: 0,
+            attached_ms: 0,
             size_bytes: SIZE_BYTES,
             clean: false,
             extent_total: state.view.map.extents(),

@@ -35,6 +35,8 @@ pub(crate) struct LogEnd {
     pub(crate) checkpoint_came_late: bool,
     /// The newest epoch.
     pub(crate) epoch: u64,
+    /// The one that the last fence shut out; 0: none, or it was not read.
+    pub(crate) epoch_before: u64,
     /// The put of that epoch's fence, if it was met.
     pub(crate) fence_put_id: Option<PutId>,
     /// The first free sequence.
@@ -226,6 +228,7 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
                 return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
             }
             end.checkpoint_came_late |= (1..end.checkpoint_number).contains(&header.checkpoint_number);
+            end.epoch_before = end.epoch;
             end.epoch = header.epoch;
             end.fence_put_id = Some(header.put_id);
         }

@@ -25,8 +25,8 @@ use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{map_prefix, part_key};
 use sawmill_format::role::{Role, RoleKind};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix};
-use sawmill_format::volume_record::{VolumeRecord, volume_key};
-use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
 use super::there::{self, There, header_of};
@@ -485,12 +485,7 @@ impl<'a> Copier<'a> {
 
     fn put_name(&mut self) -> Result<()> {
         self.see_role()?;
-        let put_id = PutId(self.world.random()?);
-        let record = VolumeRecord { name: self.name.clone(), put_id, ..self.record.clone() };
-        let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-        let put =
-            Blocking(self.destination).put(&volume_key(&self.name), Bytes::from(encoded), Class::Upload);
-        if put.map_err(|error| store_error(&error))? == PutOutcome::Taken {
+        if names::ledger::name_again(self.world, self.destination, &self.name, &self.record)?.is_none() {
             // Another copier of the same volume may have been faster.
             see_names(self.destination, &self.record, &self.name)?;
         }

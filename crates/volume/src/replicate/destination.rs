@@ -6,7 +6,7 @@
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::tombstone_key;
+use sawmill_format::kept::{Word, tombstone_key};
 use sawmill_format::role::{Promoted, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
@@ -14,7 +14,8 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 use super::copier::CopyOptions;
 use super::{role, there};
 use crate::ask::{self, store_error};
-use crate::open::{end_of_log, fence};
+use crate::cuts::words;
+use crate::open::{Claim, end_of_log, fence};
 use crate::recovery::checkpoint as checkpoints;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
@@ -63,7 +64,9 @@ pub(super) fn demand_copyable(
 
 /// Whether the volume has its name at the destination; refuses another volume's name, and a second name.
 pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, name: &str) -> Result<bool> {
-    if ask::get(destination, &tombstone_key(record.volume_id), None, Class::Read)?.is_some() {
+    let word = words::newest(destination, record.volume_id)?;
+    let is_old = |key| ask::get(destination, key, None, Class::Read).map(|found| found.is_some());
+    if word.said == Word::Deleted || word.number == 0 && is_old(&tombstone_key(record.volume_id))? {
         let text = format!(
             "volume {} ({}) was deleted at the destination, and clones there still need its data: \
              delete them first, or replicate to another store",
@@ -260,7 +263,8 @@ fn shut_out_writers(
         if end.checkpoint_number >= begins.checkpoint_number {
             return Ok(());
         }
-        match fence(destination, record, &mut end, PutId(world.random()?), world) {
+        let claim = Claim::after(end.epoch, world)?;
+        match fence(destination, record, &mut end, claim, world) {
             Ok(_) => return Ok(()),
             // It was faster: the log has grown.
             Err(error) if error.kind() == ErrorKind::Exists => {}

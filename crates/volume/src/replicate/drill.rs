@@ -69,8 +69,9 @@ pub fn drill(
     demand_arrived(&record, &role, stored.newest.checkpoint.number)?;
     let mut check = check(store, &record, progress)?;
     for note in &stored.newest.notes {
-        if !check.damage.iter().any(|one| one.what.contains(note.as_str())) {
-            check.damage.push(Damage { object: record.name.clone(), what: note.clone() });
+        let is_told = |one: &Damage| one.what.contains(note.as_str()) || note.contains(one.object.as_str());
+        if !check.damage.iter().any(is_told) {
+            check.damage.push(Damage::of(&record.name, note));
         }
     }
     check.notes.retain(|note| !stored.newest.notes.contains(note));

@@ -275,6 +275,7 @@ fn first_root(
         next_sequence: promoted.next_sequence,
         position: stored.end.position,
         wall_unix_ms: role.wall_unix_ms,
+        attached_ms: stored.newest.checkpoint.attached_ms,
         size_bytes: stored.record.size_bytes,
         clean: true,
         extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),

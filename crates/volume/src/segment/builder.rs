@@ -210,6 +210,10 @@ mod tests {
         fn sync(&self) -> std::io::Result<()> {
             Ok(())
         }
+
+        fn has_name(&self) -> bool {
+            true
+        }
     }
 
     fn header(frame_bytes: u32, position_end: u64) -> SegmentHeader {

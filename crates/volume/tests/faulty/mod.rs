@@ -180,9 +180,16 @@ pub fn segment_put(call: &Call) -> Option<u64> {
     (call.kind == CallKind::Put).then(|| parse_segment_key(call.key()))?.map(|(_, sequence)| sequence)
 }
 
-/// The sequence of a get of a segment.
+/// Whether a call only looks whether a fence stands where the next segment would.
+pub fn is_look(call: &Call) -> bool {
+    call.kind == CallKind::Get && call.range == Some(0..48) && parse_segment_key(call.key()).is_some()
+}
+
+/// The sequence of a get of a segment, looks for fences excepted.
 pub fn segment_get(call: &Call) -> Option<u64> {
-    (call.kind == CallKind::Get).then(|| parse_segment_key(call.key()))?.map(|(_, sequence)| sequence)
+    (call.kind == CallKind::Get && !is_look(call))
+        .then(|| parse_segment_key(call.key()))?
+        .map(|(_, sequence)| sequence)
 }
 
 /// The number of a put of a checkpoint's root.

@@ -100,7 +100,7 @@ impl Stage {
             within: plan.within,
             interrupted: Arc::clone(&plan.interrupted),
             host,
-            drivers: Drivers::new(plan.command.clone()),
+            drivers: Drivers::new(plan.command.clone(), Vec::new()),
             doors: Arc::default(),
             device: None,
             ring,

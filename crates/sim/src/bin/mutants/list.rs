@@ -66,8 +66,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the intent of one that died is trusted as it is read",
         "volume/src/open/attach.rs",
-        "        superblock.write(|_| ())?;\n        fence_at_end(store, stored, intent_put_id, world)?;",
-        "        fence_at_end(store, stored, intent_put_id, world)?;",
+        "        superblock.write(|_| ())?;\n        let claim = ",
+        "        let claim = ",
     ),
     mutant(
         "a failed sync of an attach is forgotten by the next",
@@ -129,14 +129,26 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "memory of the dead process is not looked at",
         "volume/src/open/journal.rs",
-        "let staging = open_staging(stored, options, block)?;",
-        "let staging = open_staging(stored, options, block)?.filter(|_| false);",
+        "let staging = memory::find(stored, options, block, world)?;",
+        "let staging = memory::find(stored, options, block, world)?.filter(|_| false);",
     ),
     mutant(
         "memory of another attachment is replayed",
-        "volume/src/open/journal.rs",
-        "&& header.epoch == block.bound_epoch\n",
-        "\n",
+        "volume/src/open/memory.rs",
+        "Ok(header) if header.epoch != block.bound_epoch => {",
+        "Ok(header) if header.epoch > block.bound_epoch => {",
+    ),
+    mutant(
+        "memory that is missing is taken for lost with the power",
+        "volume/src/open/memory.rs",
+        "    if recorded.is_none() {",
+        "    if recorded.is_none_or(|_| true) {",
+    ),
+    mutant(
+        "who closed in peace leaves memory to be missed",
+        "volume/src/open/attach.rs",
+        "                if log.is_none() {\n",
+        "                if false {\n",
     ),
     mutant(
         "the first record of a replay is lost",
@@ -153,8 +165,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the intent is not remembered",
         "volume/src/open/attach.rs",
-        "                block.intent_put_id = put_id;\n                if let Some(scan)",
-        "                if let Some(scan)",
+        "                block.intent_put_id = put_id;\n                if log.is_none()",
+        "                if log.is_none()",
     ),
     mutant(
         "a journal of any epoch is ours",
@@ -171,8 +183,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "no fence is put",
         "volume/src/open/attach.rs",
-        "    fence_at_end(store, &mut stored, put_id, world)?;\n    if !has_nobody",
-        "    stored.end.epoch += 1;\n    if !has_nobody",
+        "    fence_at_end(store, &mut stored, claim, world)?;\n    if !has_nobody",
+        "    stored.end.epoch = claim.epoch;\n    if !has_nobody",
     ),
     mutant(
         "a fence takes one name only",
@@ -216,8 +228,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the newest checkpoint is the newest listed",
         "volume/src/recovery/checkpoint.rs",
-        "while let Some(bytes) = get(store, volume_id, next)? {",
-        "while let Some(bytes) = get(store, volume_id, next)?.filter(|_| false) {",
+        "while let Some(bytes) = get_or_nothing(store, volume_id, next)? {",
+        "while let Some(bytes) = get_or_nothing(store, volume_id, next)?.filter(|_| false) {",
     ),
     mutant(
         "the root goes before its parts",
@@ -418,6 +430,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "cut.kind != CutKind::Retained || cut.number > bound",
     ),
     mutant(
+        "moments age by the wall clock",
+        "volume/src/keeper/clock.rs",
+        "self.clock.attached_ms(self.shared.world.now())",
+        "self.shared.world.unix_ms() - 1_800_000_000_000",
+    ),
+    mutant(
         "a moment reaches past its time",
         "volume/src/cuts/find.rs",
         "let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };",
@@ -468,5 +486,29 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/replicate/promote.rs",
         "(1 << 20) + (chance as u64 & ((1 << 20) - 1))",
         "(chance as u64 & 1)",
+    ),
+    mutant(
+        "a check does not look at the past",
+        "volume/src/check/kept.rs",
+        "        list.add_cuts(store, &cuts, &readable)?;",
+        "        let _ = (&cuts, &readable);",
+    ),
+    mutant(
+        "a check does not read map parts",
+        "volume/src/check/mod.rs",
+        "    verify::parts(store, &list, &mut damage)?;",
+        "",
+    ),
+    mutant(
+        "a check passes over segments that are dead by now",
+        "volume/src/check/kept.rs",
+        "            self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);",
+        "            let _ = (entry, &lineage);",
+    ),
+    mutant(
+        "a check is content with one checkpoint",
+        "volume/src/check/kept.rs",
+        "let is_alone = readable.len() < 2;",
+        "let is_alone = false;",
     ),
 ];

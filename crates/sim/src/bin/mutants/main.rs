@@ -46,6 +46,12 @@ const ELSEWHERE: &[Elsewhere] = &[
         tests: &[("hazards", "reads_flushes"), ("threads", "")],
         seeds: "40",
     },
+    Elsewhere {
+        folder: "volume/src/check/",
+        package: "sawmill-volume",
+        tests: &[("checking", "")],
+        seeds: "1",
+    },
     Elsewhere { folder: "link/", package: "sawmill-link", tests: &[("simulation", "")], seeds: "300" },
 ];
 

@@ -1,0 +1,107 @@
+//! Where memory that outlives the process lies when nobody says so: a folder in shared memory that is this
+//! user's alone, or else the journal's folder.
+//!
+//! Invariant: shared memory is chosen only where it lasts as long as the machine runs. It does not in a
+//! container, whose /dev/shm ends with it, nor for a user who logs in, whose files there systemd removes at
+//! logout (`RemoveIPC=`). A file beside the journal is mapped just the same; it costs writes that the kernel
+//! does of it.
+//!
+//! Not here: what is in it (`sawmill_volume`), and where it was left: the journal says that.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+const SHARED: &str = "/dev/shm";
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// The kernel's own numbers of the namespaces that the machine started with.
+const INITIAL_PID: &str = "pid:[4026531836]";
+const INITIAL_IPC: &str = "ipc:[4026531839]";
+/// Users from here on may log in (systemd's boundary), or exist for one service (`DynamicUser=`).
+const FIRST_LOGIN_UID: u32 = 1000;
+
+/// The folder for the memory of the journal at `journal`.
+pub(crate) fn folder(journal: &Path) -> PathBuf {
+    match shared() {
+        Ok(folder) => folder,
+        Err(why) => {
+            tracing::debug!("memory lies beside the journal: {why}");
+            beside(journal)
+        }
+    }
+}
+
+/// The journal's folder. A device's has no room for files: then the folder of temporary files that outlive
+/// restarts.
+fn beside(journal: &Path) -> PathBuf {
+    let parent = journal.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if parent.starts_with("/dev") { PathBuf::from("/var/tmp") } else { parent.to_path_buf() }
+}
+
+/// This user's folder in shared memory, made if need be; or why it is not to be used.
+pub(crate) fn shared() -> Result<PathBuf, String> {
+    for (kind, initial) in [("pid", INITIAL_PID), ("ipc", INITIAL_IPC)] {
+        let namespace = fs::read_link(format!("/proc/self/ns/{kind}"));
+        if !namespace.is_ok_and(|name| name.as_os_str() == initial) {
+            return Err(format!(
+                "this is a container (a {kind} namespace of its own): its {SHARED} ends with it"
+            ));
+        }
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    if uid >= FIRST_LOGIN_UID {
+        return Err(format!("files of user {uid} in {SHARED} may be removed at logout"));
+    }
+    let found = rustix::fs::statfs(SHARED).map_err(|error| format!("{SHARED}: {error}"))?;
+    if found.f_type as u64 != TMPFS_MAGIC {
+        return Err(format!("{SHARED} is no file system in memory"));
+    }
+    private(Path::new(SHARED), uid)
+}
+
+/// A folder in `shared` that nobody but `uid` can look into. Everybody may make one of that name there.
+fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
+    let folder = shared.join(format!("sawmill-{uid}"));
+    let at = folder.display();
+    match fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(format!("{at}: {error}")),
+        _ => {}
+    }
+    let about = fs::symlink_metadata(&folder).map_err(|error| format!("{at}: {error}"))?;
+    if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
+        return Err(format!("{at} is not a folder of user {uid} alone: somebody else may have made it"));
+    }
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_others_can_look_into_or_that_is_a_link_is_not_used() {
+        let shared = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let folder = private(shared.path(), uid).unwrap();
+        assert_eq!(private(shared.path(), uid).unwrap(), folder, "and found again");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(private(shared.path(), uid).is_err(), "others may look");
+        fs::remove_dir(&folder).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &folder).unwrap();
+        assert!(private(shared.path(), uid).is_err(), "a link leads elsewhere");
+        fs::remove_file(&folder).unwrap();
+        private(shared.path(), uid).unwrap();
+        assert!(private(shared.path(), uid + 1).is_err() || uid + 1 == 0, "made for somebody else");
+    }
+
+    #[test]
+    fn memory_beside_a_device_is_no_file_in_dev() {
+        assert_eq!(beside(Path::new("/data/journals/oak")), Path::new("/data/journals"));
+        assert_eq!(beside(Path::new("journal")), Path::new("."));
+        assert_eq!(beside(Path::new("/dev/nvme0n1p3")), Path::new("/var/tmp"));
+    }
+}

@@ -1,0 +1,117 @@
+//! QEMU's programs, which read what strangers made: with an environment of two words, without network where
+//! the kernel allows that, and with bounds on memory, files and time.
+//!
+//! Not here: what they are asked for (`image`), and which images they never see (`inspect_image`).
+
+use std::io;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use sawmill_sys::Bounds;
+
+/// Address space: QEMU reserves much more than it uses.
+const MEMORY_BYTES: u64 = 8 << 30;
+const FILES: u64 = 256;
+/// An image of terabytes takes minutes of a core.
+const CPU_S: u64 = 6 * 3600;
+/// The longest answer that is read.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
+/// What a program may do to files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nothing.
+    Read,
+    /// Write them: an image is made.
+    Write,
+}
+
+/// Starts a program; `fill` gives it its arguments.
+pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> io::Result<Child> {
+    let file_bytes = (access == Access::Read).then_some(0);
+    let bounds = Bounds { memory_bytes: MEMORY_BYTES, files: FILES, cpu_s: CPU_S, file_bytes };
+    let start = |network: bool| {
+        let mut command = Command::new(name);
+        command.env_clear().env("LANG", "C.UTF-8").stdin(Stdio::null());
+        if let Some(path) = std::env::var_os("PATH") {
+            command.env("PATH", path);
+        }
+        fill(&mut command);
+        sawmill_sys::caged(&mut command, bounds, network).spawn()
+    };
+    match start(false) {
+        Err(error) if sawmill_sys::is_no_network(&error) => {
+            tracing::warn!(
+                "{name} runs with this machine's network: the kernel gives it none of its own here"
+            );
+            start(true)
+        }
+        started => started,
+    }
+}
+
+/// Runs a program to its end. `None`: it took longer than `time_max`, and was ended.
+pub(super) fn run(
+    name: &str,
+    access: Access,
+    time_max: Duration,
+    fill: &dyn Fn(&mut Command),
+) -> io::Result<Option<Output>> {
+    let mut child = spawn(name, access, &|command| {
+        fill(command);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    })?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    std::thread::scope(|scope| {
+        let stdout = scope.spawn(|| read(stdout));
+        let stderr = scope.spawn(|| read(stderr));
+        let status = end(&mut child, time_max);
+        let (stdout, stderr) = (stdout.join(), stderr.join());
+        let gone = || io::Error::other("a thread that reads what a program says is gone");
+        let (stdout, stderr) = (stdout.map_err(|_| gone())?, stderr.map_err(|_| gone())?);
+        Ok(status?.map(|status| Output { status, stdout, stderr }))
+    })
+}
+
+/// What a program says; more than can be an answer is not read.
+fn read(from: Option<impl io::Read>) -> Vec<u8> {
+    let mut said = Vec::new();
+    if let Some(from) = from {
+        // What it said before an error is what there is to tell.
+        let _ = io::Read::read_to_end(&mut io::Read::take(from, ANSWER_BYTES_MAX), &mut said);
+    }
+    said
+}
+
+fn end(child: &mut Child, time_max: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + time_max;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_has_no_secret_of_ours_and_is_ended_when_it_takes_too_long() {
+        let minute = Duration::from_secs(60);
+        let output = run("env", Access::Read, minute, &|_| ()).unwrap().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        assert!(names.iter().all(|name| ["PATH", "LANG"].contains(name)), "{text}");
+        let late = run("sleep", Access::Read, Duration::ZERO, &|command| {
+            command.arg("1000");
+        });
+        assert!(late.unwrap().is_none());
+    }
+}

@@ -1,0 +1,113 @@
+//! Whether an attempt moves: bytes are counted as they go, and an attempt is cut only when none went for
+//! a while. So a slow link carries what it can, and a dead one is noticed as soon as before.
+//!
+//! Invariants: an attempt whose bytes move is never cut. One whose body was handed over whole waits for its
+//! answer a while longer, since the kernel may still hold the end of it.
+//!
+//! Not here: what happens after a cut (the client tries again); how many attempts run at a time (`limit`).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+tokio::task_local! {
+    /// The attempt that this task makes.
+    static CURRENT: Arc<Progress>;
+}
+
+/// Most bytes of a body that the kernel (and what stands on the way) holds after it took the last of them.
+const HELD_BYTES_MAX: u64 = 4 << 20;
+
+/// How long silence is waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Patient {
+    /// While bytes should move, and for an answer.
+    pub silence_max: Duration,
+    /// The slowest link that is still waited for where its bytes cannot be seen to move.
+    pub unseen_bytes_per_s: u64,
+}
+
+impl Default for Patient {
+    fn default() -> Self {
+        Patient { silence_max: Duration::from_secs(10), unseen_bytes_per_s: 32 << 10 }
+    }
+}
+
+impl Patient {
+    /// What a request may take beyond silence for bytes that cannot be seen to move.
+    fn unseen(&self, bytes: u64) -> Duration {
+        Duration::from_millis(bytes.saturating_mul(1000) / self.unseen_bytes_per_s.max(1))
+    }
+}
+
+/// What one attempt has moved.
+pub(crate) struct Progress {
+    moved: Mutex<Moved>,
+}
+
+struct Moved {
+    sent_bytes: u64,
+    last: Instant,
+}
+
+impl Progress {
+    fn start() -> Arc<Self> {
+        Arc::new(Progress { moved: Mutex::new(Moved { sent_bytes: 0, last: Instant::now() }) })
+    }
+
+    /// The one of the attempt that this task makes, if it makes one.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// The next bytes of the body were taken by the connection.
+    pub(crate) fn sent(&self, bytes: u64) {
+        let mut moved = self.moved.lock();
+        moved.sent_bytes += bytes;
+        moved.last = Instant::now();
+    }
+
+    /// Some of the answer came.
+    pub(crate) fn received(&self) {
+        self.moved.lock().last = Instant::now();
+    }
+}
+
+/// What an attempt moves, as far as it is known before.
+pub(crate) struct Load {
+    /// Bytes of its body.
+    pub out_bytes: u64,
+    /// Work that shows no bytes, as bytes.
+    pub unseen_bytes: u64,
+}
+
+/// Makes an attempt; `None` when it was cut, since nothing moved for as long as `patient` waits.
+pub(crate) async fn unless_stalled<T>(
+    patient: &Patient,
+    load: &Load,
+    attempt: impl Future<Output = T>,
+) -> Option<T> {
+    let progress = Progress::start();
+    let cut_at = || {
+        let moved = progress.moved.lock();
+        let is_out = moved.sent_bytes >= load.out_bytes;
+        let held = if is_out { load.out_bytes.min(HELD_BYTES_MAX) } else { 0 };
+        moved.last + patient.silence_max + patient.unseen(held + load.unseen_bytes)
+    };
+    let mut attempt = std::pin::pin!(CURRENT.scope(Arc::clone(&progress), attempt));
+    loop {
+        let cut = cut_at();
+        tokio::select! {
+            biased;
+            outcome = &mut attempt => return Some(outcome),
+            () = sleep_until(cut) => {
+                if cut_at() <= cut {
+                    return None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A program that reads what a stranger made: without network, and with bounds on what it takes. Not here:
+//! which program, and with which environment.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::UnshareFlags;
+
+/// What a program may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Address space, in bytes.
+    pub memory_bytes: u64,
+    /// Open files.
+    pub files: u64,
+    /// Time on a core.
+    pub cpu_s: u64,
+    /// The longest file it may write; none: any.
+    pub file_bytes: Option<u64>,
+}
+
+/// The program gets these bounds, no core dump, no new privileges and, unless `network`, a network of its own
+/// with nothing in it. Where the kernel allows no such network, starting it fails: see [`is_no_network`].
+pub fn caged(command: &mut Command, bounds: Bounds, network: bool) -> &mut Command {
+    let cage = move || {
+        bound(Resource::As, bounds.memory_bytes)?;
+        bound(Resource::Nofile, bounds.files)?;
+        bound(Resource::Cpu, bounds.cpu_s)?;
+        bound(Resource::Core, 0)?;
+        bounds.file_bytes.map_or(Ok(()), |bytes| bound(Resource::Fsize, bytes))?;
+        rustix::thread::set_no_new_privs(true)?;
+        if !network {
+            leave_network()?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only system calls are made, which touch no memory of this process; no
+    // lock is taken and nothing is allocated.
+    unsafe { command.pre_exec(cage) }
+}
+
+/// Whether a program could not be started only because it can have no network of its own here.
+#[must_use]
+pub fn is_no_network(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let reasons = [Errno::PERM, Errno::NOSPC, Errno::USERS, Errno::INVAL, Errno::NOSYS];
+    reasons.iter().any(|reason| error.raw_os_error() == Some(reason.raw_os_error()))
+}
+
+fn bound(resource: Resource, most: u64) -> io::Result<()> {
+    let now = rustix::process::getrlimit(resource).maximum;
+    let most = Some(now.map_or(most, |now| now.min(most)));
+    Ok(setrlimit(resource, Rlimit { current: most, maximum: most })?)
+}
+
+fn leave_network() -> io::Result<()> {
+    // SAFETY: this process has one thread, which runs another program next; neither file table nor memory is
+    // unshared.
+    let unshare = |flags| unsafe { rustix::thread::unshare_unsafe(flags) };
+    // Who may not do so as itself may where users have namespaces of their own.
+    match unshare(UnshareFlags::NEWNET) {
+        Ok(()) => Ok(()),
+        Err(_) => Ok(unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { memory_bytes: 1 << 30, files: 17, cpu_s: 60, file_bytes: Some(0) };
+
+    #[test]
+    fn a_caged_program_has_its_bounds() {
+        let mut command = Command::new("sh");
+        let command = command.args(["-c", "ulimit -n; ulimit -v; ulimit -c; ulimit -t; ulimit -f"]);
+        let output = caged(command, BOUNDS, true).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "17\n1048576\n0\n60\n0\n");
+    }
+
+    #[test]
+    fn a_caged_program_sees_no_network_but_an_idle_one() {
+        let mut command = Command::new("cat");
+        match caged(command.arg("/proc/self/net/route"), BOUNDS, false).output() {
+            Ok(output) => assert!(String::from_utf8(output.stdout).unwrap().lines().count() <= 1),
+            Err(error) => assert!(is_no_network(&error), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A cache that is let go of is another process's to open, whoever still holds it.
+
+use super::*;
+
+#[test]
+fn who_lets_go_leaves_the_file_to_the_next_though_others_hold_the_cache() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache");
+    let held = crate::open_cache(&path, 1 << 20).unwrap();
+    let key = frame(&held, 1);
+    insert(&held, key);
+    assert_eq!(get(&held, key), Some(()));
+    assert!(crate::open_cache(&path, 1 << 20).is_err(), "one process at a time");
+    held.let_go();
+    let next = crate::open_cache(&path, 1 << 20).expect("nobody holds it any more");
+    // To whoever still has it, the old one is empty, and it touches neither disk nor index.
+    assert_eq!(get(&held, key), None);
+    insert(&held, frame(&held, 2));
+    held.save_index().unwrap();
+    assert!(!path.with_extension("index").exists());
+    assert_eq!((held.stats().damaged, held.stats().insertion_off), (0, None));
+    insert(&next, frame(&next, 3));
+    assert_eq!(get(&next, frame(&next, 3)), Some(()));
+}
+
+#[test]
+fn letting_go_waits_for_who_uses_the_disk() {
+    let (disk, cache) = cache(4);
+    let cache = Arc::new(cache);
+    let key = frame(&cache, 1);
+    insert(&cache, key);
+    let (told, let_go) = std::sync::mpsc::channel();
+    let goer = Arc::clone(&cache);
+    let (left, leaving) = std::sync::mpsc::channel();
+    *disk.before_read.lock() = Some(Box::new(move || {
+        thread::spawn(move || {
+            goer.let_go();
+            told.send(()).unwrap();
+        });
+        // The other one is at the door once nobody gets in any more; it must not be through.
+        while leaving.try_recv().is_err() {
+            thread::yield_now();
+        }
+    }));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| get(&cache, key));
+        while cache.place.enter().is_some() {
+            thread::yield_now();
+        }
+        assert!(let_go.try_recv().is_err(), "let go of a disk that is being read");
+        left.send(()).unwrap();
+        assert_eq!(reader.join().unwrap(), Some(()), "who was in has what it came for");
+    });
+    let_go.recv().unwrap();
+    assert_eq!(Arc::strong_count(&disk), 1);
+}

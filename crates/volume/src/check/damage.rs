@@ -1,0 +1,106 @@
+//! What a check finds, one row for each object, with what cannot be served because of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
+use sawmill_format::map_part::parse_part_key;
+use sawmill_format::segment::parse_segment_key;
+
+use crate::{Error, ErrorKind, limits};
+
+/// Something wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Which object.
+    pub object: String,
+    /// What is wrong with it.
+    pub what: String,
+    /// What cannot be served because of it, in words: the volume, snapshots, moments, clones. Empty when only
+    /// redundancy is lost. Of many, the first.
+    pub costs: Vec<String>,
+    /// How many more there are.
+    pub costs_more: u64,
+}
+
+impl Damage {
+    /// Something wrong that costs nothing yet.
+    pub(crate) fn of(object: &str, what: &str) -> Self {
+        Damage { object: object.to_owned(), what: what.to_owned(), costs: Vec::new(), costs_more: 0 }
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.what)?;
+        if !self.costs.is_empty() {
+            write!(f, "; it costs {}", self.costs.join(", "))?;
+        }
+        match self.costs_more {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Self {
+        Error::new(ErrorKind::Corrupt, damage.to_string())
+    }
+}
+
+/// Damage by object.
+#[derive(Default)]
+pub(super) struct DamageList {
+    by_object: BTreeMap<String, Damage>,
+}
+
+impl DamageList {
+    /// What is wrong with an object, and what that costs. Of one object the first thing counts.
+    pub(super) fn add(&mut self, object: &str, what: &str, costs: &[&str]) {
+        let damage = self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
+        for cost in costs {
+            if damage.costs.iter().any(|known| known == cost) {
+                continue;
+            }
+            if damage.costs.len() < limits::CHECK_COSTS_MAX {
+                damage.costs.push((*cost).to_owned());
+            } else {
+                damage.costs_more += 1;
+            }
+        }
+    }
+
+    /// The same of what an error says, which names the object or is about `otherwise`.
+    pub(super) fn add_error(&mut self, otherwise: &str, error: &Error, costs: &[&str]) {
+        let text = error.to_string();
+        let object = text.split([' ', ':', ';', ',']).find(|word| is_key(word)).unwrap_or(otherwise);
+        self.add(object, &text, costs);
+    }
+
+    /// Takes over what `other` has.
+    pub(super) fn take(&mut self, other: DamageList) {
+        for (object, damage) in other.by_object {
+            self.by_object.entry(object).or_insert(damage);
+        }
+    }
+
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(&str) -> bool) {
+        self.by_object.retain(|object, _| stays(object));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_object.is_empty()
+    }
+
+    pub(super) fn into_vec(self) -> Vec<Damage> {
+        self.by_object.into_values().collect()
+    }
+}
+
+fn is_key(word: &str) -> bool {
+    parse_segment_key(word).is_some()
+        || parse_part_key(word).is_some()
+        || parse_checkpoint_key(word).is_some()
+        || parse_kept_key(word).is_some()
+}

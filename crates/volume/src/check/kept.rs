@@ -1,0 +1,407 @@
+//! What is kept and why: the list a check works through.
+//!
+//! Each thing that must be servable is a *state*: a checkpoint, and how far to roll forward from it. A state
+//! needs its checkpoint's map parts, the segments that its table says are live, and every segment of the log
+//! up to its end. The states are the present, the fall back to the checkpoint before, each snapshot, the
+//! moments behind each retained checkpoint, and each clone of the volume (of which only what it has here).
+//!
+//! Invariants: each object is in the list once, with all states that need it; one checkpoint is held at a
+//! time, so memory is that of the newest state, and of one row for each segment and part that is needed.
+//!
+//! Not here: reading segments and parts (`verify`), what is said about it (`mod`).
+
+use std::collections::{BTreeMap, HashSet};
+
+use sawmill_format::checkpoint::{
+    Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, checkpoint_prefix, kept_key,
+    parse_checkpoint_key,
+};
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{CutEntry, CutKind};
+use sawmill_format::map_part::{PartIdentity, part_key};
+use sawmill_format::segment::segment_key;
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::damage::DamageList;
+use crate::ask::{self, store_error};
+use crate::cuts::{CutBook, Lineage};
+use crate::open::{self, Stored};
+use crate::recovery::Reporter;
+use crate::recovery::checkpoint;
+use crate::recovery::roll_forward::{Until, roll_forward_until};
+use crate::replicate::role;
+use crate::segment::table::SegmentInfo;
+use crate::world::RealWorld;
+use crate::{Error, ErrorKind, Result};
+
+/// Which states need an object: ranges of indices, as neighbours mostly need the same.
+pub(super) type Needers = Vec<(usize, usize)>;
+
+/// A segment that some state needs, as the first of them says it is.
+pub(super) struct Segment {
+    pub(super) epoch: u64,
+    pub(super) header_bytes: u64,
+    pub(super) data_bytes: u64,
+    pub(super) needers: Needers,
+}
+
+/// A map part that some state needs.
+pub(super) struct Part {
+    pub(super) crc: u32,
+    pub(super) needers: Needers,
+}
+
+/// See the head of this file.
+pub(super) struct KeptList {
+    pub(super) volume_id: VolumeId,
+    /// The states, as people call them.
+    pub(super) states: Vec<String>,
+    pub(super) segments: BTreeMap<(VolumeId, u64), Segment>,
+    pub(super) parts: BTreeMap<(u64, u64, PutId), Part>,
+    /// The present; none when it cannot be had.
+    pub(super) stored: Option<Stored>,
+    pub(super) lineage: Lineage,
+    /// The highest number of a checkpoint that was there.
+    number_max: u64,
+    /// The first free sequence, as far as is known.
+    pub(super) next_sequence: u64,
+    /// What was found while the list was made.
+    pub(super) damage: DamageList,
+    pub(super) notes: Vec<String>,
+    /// In what a copier left, no state goes further than this.
+    copied_through: Option<u64>,
+}
+
+impl KeptList {
+    /// Reads what a volume keeps.
+    pub(super) fn make(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<KeptList> {
+        let mut list = KeptList {
+            volume_id: record.volume_id,
+            states: Vec::new(),
+            segments: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            stored: None,
+            lineage: Lineage::default(),
+            number_max: 0,
+            next_sequence: 0,
+            damage: DamageList::default(),
+            notes: Vec::new(),
+            copied_through: None,
+        };
+        let Some((newest, cuts)) = list.add_present(store, record)? else { return Ok(list) };
+        list.lineage = Lineage::new(&newest.kept.lineage);
+        list.next_sequence = list.next_sequence.max(newest.next_sequence);
+        let readable = list.add_checkpoints(store, &newest)?;
+        list.add_cuts(store, &cuts, &readable)?;
+        super::kin::add_clones(store, &mut list)?;
+        super::kin::look_at_own_pins(store, &mut list, &newest)?;
+        Ok(list)
+    }
+
+    /// The volume as it is now. Returns its checkpoint and its cuts, or none when nothing can be had.
+    fn add_present(
+        &mut self,
+        store: &dyn ObjectStore,
+        record: &VolumeRecord,
+    ) -> Result<Option<(Checkpoint, Vec<CutEntry>)>> {
+        let state = self.begin("the volume as it is".to_owned());
+        let world = RealWorld::default();
+        let stored = match open::stored_of(store, record.clone(), &mut Reporter::new(&world)) {
+            Ok(stored) => stored,
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                if !self.add_damaged_checkpoints(store)? {
+                    self.damage.add_error(&record.name, &error, &[self.states[state].as_str()]);
+                }
+                // The past may still be whole.
+                let newest = match checkpoint::newest(store, record.volume_id) {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(None),
+                    newest => newest?.checkpoint,
+                };
+                let cuts = CutBook::of(&newest).cuts;
+                return Ok(Some((newest, cuts)));
+            }
+            Err(error) => return Err(error),
+        };
+        let root = stored.newest.checkpoint.clone();
+        if role::is_copied(store, record.volume_id, root.number)? {
+            self.copied_through = Some(stored.end.stored_sequence);
+        }
+        self.notes.extend(stored.newest.notes.iter().cloned());
+        self.next_sequence = stored.end.next_sequence;
+        self.need_parts(state, &root);
+        let lineage = stored.view.lineage.clone();
+        for (sequence, info) in stored.view.segments.snapshot() {
+            let sequence = u64::from(sequence);
+            if info.live_bytes > 0 || sequence > root.through_sequence {
+                self.need_info(state, lineage.owner(root.volume_id, sequence), sequence, &info);
+            }
+        }
+        let cuts = stored.view.cuts.lock().cuts.clone();
+        self.stored = Some(stored);
+        Ok(Some((root, cuts)))
+    }
+
+    /// Names the checkpoints that cannot be read; false: one can, or there is none.
+    fn add_damaged_checkpoints(&mut self, store: &dyn ObjectStore) -> Result<bool> {
+        let id = self.volume_id;
+        let listed = Blocking(store).list(&checkpoint_prefix(id), Class::Background);
+        let mut damaged = Vec::new();
+        for object in listed.map_err(|error| store_error(&error))? {
+            let Some((_, number)) = parse_checkpoint_key(&object.key) else { continue };
+            self.number_max = self.number_max.max(number);
+            match read_root(store, &object.key, id, number)? {
+                Some(Ok(_)) => return Ok(false),
+                Some(Err(what)) => damaged.push((object.key, what)),
+                None => {}
+            }
+        }
+        let costs = self.states.iter().map(String::as_str).collect::<Vec<_>>();
+        for (key, what) in &damaged {
+            self.damage.add(key, what, &costs);
+        }
+        Ok(!damaged.is_empty())
+    }
+
+    /// Whether a writer has put a checkpoint since: what was missing may be needed no more.
+    pub(super) fn has_moved_on(&self, store: &dyn ObjectStore) -> Result<bool> {
+        let next = checkpoint_key(self.volume_id, self.number_max + 1);
+        Ok(ask::get(store, &next, Some(0..16), Class::Background)?.is_some())
+    }
+
+    /// The newest two checkpoints that can be read: one alone is no safety. Returns their numbers.
+    fn add_checkpoints(&mut self, store: &dyn ObjectStore, newest: &Checkpoint) -> Result<Vec<u64>> {
+        let id = newest.volume_id;
+        let listed = Blocking(store).list(&checkpoint_prefix(id), Class::Background);
+        let listed = listed.map_err(|error| store_error(&error))?;
+        let numbers = listed.iter().filter_map(|object| parse_checkpoint_key(&object.key));
+        let mut numbers: Vec<u64> =
+            numbers.map(|(_, number)| number).filter(|number| *number < u64::MAX).collect();
+        // The list may lag.
+        numbers.extend([newest.number, newest.number.saturating_sub(1)]);
+        numbers.sort_unstable();
+        numbers.dedup();
+        self.number_max = self.number_max.max(numbers.last().copied().unwrap_or_default());
+        let is_newest_whole = self.number_max == newest.number;
+        let (mut readable, mut passed_over) = (Vec::new(), Vec::new());
+        while let Some(number) = numbers.pop().filter(|number| *number > 0 && readable.len() < 2) {
+            match read_root(store, &checkpoint_key(id, number), id, number)? {
+                Some(Ok(root)) => {
+                    readable.push(number);
+                    if number != newest.number || self.stored.is_none() {
+                        let why = format!("the volume from checkpoint {number}");
+                        self.add_state(store, why, &root, Until::END, None)?;
+                    }
+                }
+                Some(Err(what)) if number > newest.number => {
+                    let key = checkpoint_key(id, number);
+                    let what = format!("{what}; the one before is used instead");
+                    self.damage.add(&key, &what, &[]);
+                }
+                Some(Err(what)) => passed_over.push((number, what)),
+                None => {}
+            }
+        }
+        let is_alone = readable.len() < 2;
+        for (number, what) in &passed_over {
+            let key = checkpoint_key(id, *number);
+            if is_alone {
+                self.damage.add(&key, &format!("{what}; if the newest one goes too, all is lost"), &[]);
+            } else {
+                self.notes.push(format!("{key}: {what}; there are two newer and older ones that are whole"));
+            }
+        }
+        if is_alone
+            && passed_over.is_empty()
+            && is_newest_whole
+            && newest.number > 1
+            && role::newest(store, id)?.is_none()
+        {
+            let key = checkpoint_key(id, newest.number - 1);
+            self.damage.add(&key, "it is gone; if the newest one goes too, all is lost", &[]);
+        }
+        Ok(readable)
+    }
+
+    /// Snapshots and moments.
+    fn add_cuts(&mut self, store: &dyn ObjectStore, cuts: &[CutEntry], readable: &[u64]) -> Result<()> {
+        let mut cuts: Vec<&CutEntry> = cuts.iter().filter(|cut| cut.kind != CutKind::Pin).collect();
+        cuts.sort_by_key(|cut| (cut.number, cut.put_id, cut.through_sequence));
+        let mut root: Option<Checkpoint> = None;
+        for (index, cut) in cuts.iter().enumerate() {
+            let why = name_of(cut);
+            if root.as_ref().is_none_or(|root| (root.number, root.put_id) != (cut.number, cut.put_id)) {
+                root = self.kept_root(store, cut, &why, readable)?;
+            }
+            let Some(root) = &root else {
+                let key = kept_key(self.volume_id, cut.number, cut.put_id);
+                self.damage.add(&key, "it is gone", &[&why]);
+                continue;
+            };
+            let (until, last) = match cut.kind {
+                CutKind::Snapshot => {
+                    let through = cut.through_sequence;
+                    (Until { sequence: through, ..Until::END }, Some(through))
+                }
+                // Moments from then on are had from the next retained checkpoint. It may stand behind a
+                // rollback, whose own cut may be gone: no way leads through that.
+                _ => {
+                    let next = cuts[index + 1..].iter().find(|next| next.kind == CutKind::Retained);
+                    let position = next.map_or(u64::MAX, |next| next.position.saturating_sub(1));
+                    (Until { position, ..Until::END }, None)
+                }
+            };
+            self.add_state(store, why, root, until, last)?;
+        }
+        Ok(())
+    }
+
+    /// The checkpoint of a cut. Its copy has to be whole, or not yet be made.
+    fn kept_root(
+        &mut self,
+        store: &dyn ObjectStore,
+        cut: &CutEntry,
+        why: &str,
+        readable: &[u64],
+    ) -> Result<Option<Checkpoint>> {
+        let (id, number) = (self.volume_id, cut.number);
+        let of_cut = |root: &Checkpoint| root.put_id == cut.put_id;
+        let kept = kept_key(id, number, cut.put_id);
+        let copy = read_root(store, &kept, id, number)?;
+        if let Some(Ok(root)) = copy {
+            if of_cut(&root) {
+                return Ok(Some(root));
+            }
+            self.damage.add(&kept, "another checkpoint is under its name", &[why]);
+        } else if let Some(Err(what)) = copy {
+            self.damage.add(&kept, &what, &[why]);
+        } else if !readable.contains(&number) {
+            self.damage.add(&kept, "it is gone", &[why]);
+        }
+        let root = read_root(store, &checkpoint_key(id, number), id, number)?;
+        Ok(root.and_then(std::result::Result::ok).filter(of_cut))
+    }
+
+    /// Adds a state with all it needs.
+    fn add_state(
+        &mut self,
+        store: &dyn ObjectStore,
+        why: String,
+        root: &Checkpoint,
+        mut until: Until,
+        last: Option<u64>,
+    ) -> Result<()> {
+        let state = self.begin(why.clone());
+        self.need_parts(state, root);
+        let lineage = Lineage::new(&root.kept.lineage);
+        for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
+            self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
+        }
+        if let Some(through) = self.copied_through {
+            until.sequence = until.sequence.min(through);
+        }
+        let mut end = open::start_of(root);
+        let rolled = checkpoint::without_map(root).and_then(|mut view| {
+            let rolled = roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, until);
+            for (sequence, info) in view.segments.snapshot() {
+                if u64::from(sequence) > root.through_sequence {
+                    self.need_info(state, root.volume_id, u64::from(sequence), &info);
+                }
+            }
+            rolled
+        });
+        match rolled {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.damage.add_error(&segment_key(root.volume_id, end.next_sequence), &error, &[&why]);
+            }
+            Ok(()) if last.is_some_and(|last| last != end.stored_sequence) => {
+                let what = format!("it is gone: the log ends at segment {}", end.stored_sequence);
+                self.damage.add(&segment_key(root.volume_id, end.next_sequence), &what, &[&why]);
+            }
+            outcome => outcome?,
+        }
+        Ok(())
+    }
+
+    /// A new state; returns its index.
+    pub(super) fn begin(&mut self, why: String) -> usize {
+        self.states.push(why);
+        self.states.len() - 1
+    }
+
+    fn need_parts(&mut self, state: usize, root: &Checkpoint) {
+        for PartEntry { group, number, put_id, crc, .. } in &root.parts {
+            let part = self.parts.entry((*group, *number, *put_id));
+            let part = part.or_insert_with(|| Part { crc: *crc, needers: Needers::new() });
+            add_needer(&mut part.needers, state);
+        }
+    }
+
+    /// A state needs a segment, as a checkpoint's table says it is.
+    pub(super) fn need_entry(&mut self, state: usize, owner: VolumeId, entry: &SegmentEntry) {
+        let SegmentEntry { sequence, epoch, header_bytes, data_bytes, .. } = *entry;
+        self.need(state, (owner, sequence), epoch, u64::from(header_bytes), data_bytes);
+    }
+
+    fn need_info(&mut self, state: usize, owner: VolumeId, sequence: u64, info: &SegmentInfo) {
+        self.need(state, (owner, sequence), info.epoch, u64::from(info.header_bytes), info.data_bytes);
+    }
+
+    fn need(&mut self, state: usize, name: (VolumeId, u64), epoch: u64, header_bytes: u64, data_bytes: u64) {
+        let segment = self.segments.entry(name);
+        let segment =
+            segment.or_insert_with(|| Segment { epoch, header_bytes, data_bytes, needers: Needers::new() });
+        add_needer(&mut segment.needers, state);
+    }
+
+    /// The keys of all segments and parts that are needed.
+    pub(super) fn keys(&self) -> HashSet<String> {
+        let part = |(group, number, put_id): &(u64, u64, PutId)| {
+            let (group, number, put_id) = (*group, *number, *put_id);
+            part_key(&PartIdentity { volume_id: self.volume_id, group, number, put_id })
+        };
+        let segments = self.segments.keys().map(|(owner, sequence)| segment_key(*owner, *sequence));
+        segments.chain(self.parts.keys().map(part)).collect()
+    }
+
+    /// What people call the states that need something.
+    pub(super) fn names<'a>(&'a self, needers: &'a Needers) -> impl Iterator<Item = &'a str> {
+        needers.iter().flat_map(|(first, last)| self.states[*first..=*last].iter().map(String::as_str))
+    }
+}
+
+/// States come in order.
+fn add_needer(needers: &mut Needers, state: usize) {
+    match needers.last_mut() {
+        Some((_, last)) if *last == state => {}
+        Some((_, last)) if *last + 1 == state => *last = state,
+        _ => needers.push((state, state)),
+    }
+}
+
+fn name_of(cut: &CutEntry) -> String {
+    match cut.kind {
+        CutKind::Snapshot => format!("snapshot {:?}", cut.name),
+        _ => format!("the moments from position {} on", cut.position),
+    }
+}
+
+/// Reads one checkpoint: none when it is not there, or what is wrong with it.
+pub(super) fn read_root(
+    store: &dyn ObjectStore,
+    key: &str,
+    volume_id: VolumeId,
+    number: u64,
+) -> Result<Option<std::result::Result<Checkpoint, String>>> {
+    let read = ask::again_if_damaged(|| {
+        let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
+        Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
+            .map(Some)
+            .map_err(|error| Error::new(ErrorKind::Corrupt, error.to_string()))
+    });
+    match read {
+        Ok(root) => Ok(root.map(Ok)),
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some(Err(error.to_string()))),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,119 @@
+//! Clones: what they need of the volume that is checked, and whether its own ancestors know of its needs.
+//!
+//! A clone is found by the id in its pin, not by its name: it may have been renamed, or its name be damaged.
+
+use sawmill_format::checkpoint::{
+    Checkpoint, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
+};
+use sawmill_format::ids::VolumeId;
+use sawmill_format::kept::{Pin, pin_key, released_key};
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::kept::{KeptList, read_root};
+use crate::ask::{self, store_error};
+use crate::cuts::Lineage;
+use crate::{ErrorKind, Result, names};
+
+/// Adds what clones need here. Pins keep data from being deleted; one whose clone nobody can find does so for
+/// ever.
+pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
+    for slot in 1.. {
+        let key = pin_key(list.volume_id, slot);
+        let bytes = match ask::get(store, &key, None, Class::Background) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => break,
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                list.damage.add_error(&key, &error, &[]);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if ask::get(store, &released_key(list.volume_id, slot), None, Class::Background)?.is_some() {
+            continue;
+        }
+        match Pin::decode(&bytes, list.volume_id, slot) {
+            Ok(pin) => add_clone(store, list, &pin)?,
+            Err(error) => {
+                let what = format!("{error}; nothing of the volume is deleted any more");
+                list.damage.add(&key, &what, &[]);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<()> {
+    let name = &pin.name;
+    let state = list.begin(format!("clone {name:?}"));
+    let mut is_there = false;
+    for (key, number) in roots_of(store, pin.clone_id)? {
+        // Of a clone's own damage its own check tells.
+        let Some(Ok(root)) = read_root(store, &key, pin.clone_id, number)? else { continue };
+        is_there = true;
+        let lineage = Lineage::new(&root.kept.lineage);
+        for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
+            if lineage.owner(pin.clone_id, entry.sequence) == list.volume_id {
+                list.need_entry(state, list.volume_id, entry);
+            }
+        }
+    }
+    let is_named = match names::find(store, name) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => false,
+        Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+        _ => true,
+    };
+    if !is_named {
+        list.notes.push(format!(
+            "it is pinned for a clone {name:?}, and there is none of that name: its creation died, or it was \
+             renamed; what it needs stays"
+        ));
+    } else if !is_there {
+        list.notes.push(format!("clone {name:?} has no checkpoint that can be read: check it too"));
+    }
+    Ok(())
+}
+
+/// The checkpoints of a volume and the copies that its cuts have.
+fn roots_of(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<(String, u64)>> {
+    let mut roots = Vec::new();
+    for prefix in [checkpoint_prefix(volume_id), kept_prefix(volume_id)] {
+        let listed = Blocking(store).list(&prefix, Class::Background);
+        for object in listed.map_err(|error| store_error(&error))? {
+            let number = parse_checkpoint_key(&object.key).map(|(_, number)| number);
+            let number = number.or_else(|| parse_kept_key(&object.key).map(|(_, number, _)| number));
+            roots.extend(number.map(|number| (object.key, number)));
+        }
+    }
+    Ok(roots)
+}
+
+/// Whether the ancestors keep what the volume has of them: its pins have to be there, and to be its own.
+pub(super) fn look_at_own_pins(
+    store: &dyn ObjectStore,
+    list: &mut KeptList,
+    newest: &Checkpoint,
+) -> Result<()> {
+    let lineage = Lineage::new(&newest.kept.lineage);
+    for (index, entry) in lineage.entries().iter().enumerate().filter(|(_, entry)| entry.pin > 0) {
+        let mut live = newest.segments.iter().filter(|segment| segment.live_bytes > 0);
+        if !live.any(|segment| lineage.ancestor(segment.sequence).is_some_and(|(at, _)| at == index)) {
+            continue;
+        }
+        let key = pin_key(entry.volume_id, entry.pin);
+        let released = released_key(entry.volume_id, entry.pin);
+        let found = ask::get(store, &key, None, Class::Background)?;
+        let pin = found.map(|bytes| Pin::decode(&bytes, entry.volume_id, entry.pin));
+        let what = match pin {
+            None => "it is gone".to_owned(),
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(pin)) if pin.clone_id != list.volume_id => "it is another clone's".to_owned(),
+            Some(Ok(_)) if ask::get(store, &released, None, Class::Background)?.is_some() => {
+                "it was let go of".to_owned()
+            }
+            Some(Ok(_)) => continue,
+        };
+        let what = format!("{what}, and the volume still needs data of that ancestor: it may be deleted");
+        list.damage.add(&key, &what, &[]);
+    }
+    Ok(())
+}

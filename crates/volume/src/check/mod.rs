@@ -1,0 +1,86 @@
+//! Checking a volume: everything that is kept is read and verified, the present as well as the past. Changes
+//! nothing; damage is listed, not mended.
+//!
+//! First a list of what is kept and why (`kept`, with `kin` for clones), then each segment and map part of it
+//! is read once (`verify`); last, what nothing needs is counted (`stray`). Damage names what it costs
+//! (`damage`).
+//!
+//! Invariant: of a served volume nothing counts as gone that the volume, asked again, no longer needs.
+
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::ObjectStore;
+
+use crate::Result;
+
+mod damage;
+mod kept;
+mod kin;
+mod stray;
+mod verify;
+
+pub use damage::Damage;
+
+use damage::DamageList;
+use kept::KeptList;
+
+/// How often what is kept is looked up anew while a writer goes on.
+const LOOKS_MAX: u32 = 4;
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Segments read.
+    pub segments: u64,
+    /// Frames verified.
+    pub frames: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Extents of the map compared.
+    pub extents: u64,
+    /// Map parts read.
+    pub parts: u64,
+    /// What is kept: the present, the checkpoints it can be had from, snapshots, moments and clones.
+    pub kept: u64,
+    /// Segments that nothing kept needs: most wait to be deleted. They were not read.
+    pub unneeded: u64,
+    /// Segments that lie in the window of a fence, where nobody reads them; see the notes.
+    pub stranded: u64,
+    /// What is wrong; empty when the volume is well.
+    pub damage: Vec<Damage>,
+    /// What is odd but harmless.
+    pub notes: Vec<String>,
+}
+
+/// Checks a volume. `progress` hears how many segments are done, of how many.
+pub fn check(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CheckReport> {
+    let mut report = CheckReport::default();
+    let mut list = KeptList::make(store, record)?;
+    let (mut damage, mut miscounted) = (DamageList::default(), DamageList::default());
+    if let Some(stored) = list.stored.take() {
+        verify::counts(&stored, &mut report, &mut miscounted);
+    }
+    verify::parts(store, &list, &mut damage)?;
+    verify::segments(store, &list, &mut report, &mut damage, progress)?;
+    (report.parts, report.kept) = (list.parts.len() as u64, list.states.len() as u64);
+    if !damage.is_empty() || !list.damage.is_empty() {
+        // A writer may have gone on, and deleted what nothing needs any more.
+        for _ in 0..LOOKS_MAX {
+            list = KeptList::make(store, record)?;
+            if list.damage.is_empty() || !list.has_moved_on(store)? {
+                break;
+            }
+        }
+        let needed = list.keys();
+        damage.retain(|object| needed.contains(object));
+    }
+    damage.take(std::mem::take(&mut list.damage));
+    damage.take(miscounted);
+    report.notes.append(&mut list.notes);
+    stray::look(store, &list, &mut report)?;
+    report.damage = damage.into_vec();
+    Ok(report)
+}

@@ -1,0 +1,176 @@
+//! Reads each segment and each map part that is needed, once, a few at a time, and verifies every byte.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use sawmill_format::ids::VolumeId;
+use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
+use sawmill_format::segment::{FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key};
+use sawmill_store::{Class, ObjectStore};
+
+use super::CheckReport;
+use super::damage::DamageList;
+use super::kept::{KeptList, Part, Segment};
+use crate::open::Stored;
+use crate::{Error, ErrorKind, Result, ask};
+
+/// Objects fetched at once.
+const PARALLEL: usize = 4;
+
+/// An error of kind `Corrupt`, of which the object is known.
+fn damaged(what: String) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+/// Asks for an object once more when it is damaged; what is still wrong then is returned as text.
+fn verified<T>(
+    store: &dyn ObjectStore,
+    key: &str,
+    answer: ask::Answer,
+    verify: impl Fn(&Bytes) -> std::result::Result<T, String>,
+) -> Result<std::result::Result<T, String>> {
+    let mut first = Some(answer);
+    let outcome = ask::again_if_damaged(|| {
+        let answer = first.take().unwrap_or_else(|| ask::get(store, key, None, Class::Background));
+        let bytes = answer?.ok_or_else(|| damaged("it is gone".to_owned()))?;
+        verify(&bytes).map_err(damaged)
+    });
+    match outcome {
+        Ok(found) => Ok(Ok(found)),
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Err(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads all map parts that are needed.
+pub(super) fn parts(store: &dyn ObjectStore, list: &KeptList, damage: &mut DamageList) -> Result<()> {
+    let parts: Vec<_> = list.parts.iter().collect();
+    for chunk in parts.chunks(PARALLEL) {
+        let identity = |(group, number, put_id): &(u64, u64, _)| PartIdentity {
+            volume_id: list.volume_id,
+            group: *group,
+            number: *number,
+            put_id: *put_id,
+        };
+        let wanted = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
+        for ((name, part), answer) in chunk.iter().zip(ask::get_all(store, wanted, Class::Background)) {
+            let (identity, key) = (identity(name), part_key(&identity(name)));
+            let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
+            if let Err(what) = verified(store, &key, answer, check)? {
+                damage.add(&key, &what, &list.names(&part.needers).collect::<Vec<_>>());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_part(
+    list: &KeptList,
+    identity: &PartIdentity,
+    part: &Part,
+    bytes: &Bytes,
+) -> std::result::Result<(), String> {
+    if part_crc(bytes) != part.crc {
+        return Err("it is not the object that its checkpoint names".to_owned());
+    }
+    for extent in decode_part(bytes, identity).map_err(|error| error.to_string())? {
+        let owner = list.lineage.owner(list.volume_id, extent.sequence);
+        let segment = list.segments.get(&(owner, extent.sequence));
+        let sequence = extent.sequence;
+        let segment =
+            segment.ok_or_else(|| format!("it names segment {sequence}, and no table of segments does"))?;
+        if u64::from(extent.data_offset) + extent.length > segment.data_bytes {
+            return Err(format!("it names bytes past the end of segment {sequence}"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads all segments that are needed.
+pub(super) fn segments(
+    store: &dyn ObjectStore,
+    list: &KeptList,
+    report: &mut CheckReport,
+    damage: &mut DamageList,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
+    let segments: Vec<_> = list.segments.iter().collect();
+    let total = segments.len() as u64;
+    for chunk in segments.chunks(PARALLEL) {
+        let wanted = chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
+        let answers = ask::get_all(store, wanted.collect(), Class::Background);
+        for (((owner, sequence), segment), answer) in chunk.iter().zip(answers) {
+            let key = segment_key(*owner, *sequence);
+            match verified(store, &key, answer, |bytes| check_segment(*owner, *sequence, segment, bytes))? {
+                Ok((frames, bytes)) => {
+                    report.frames += frames;
+                    report.bytes += bytes;
+                }
+                Err(what) => damage.add(&key, &what, &list.names(&segment.needers).collect::<Vec<_>>()),
+            }
+        }
+        report.segments += chunk.len() as u64;
+        progress(report.segments, total);
+    }
+    Ok(())
+}
+
+/// Verifies a segment; returns its frames and bytes.
+fn check_segment(
+    volume_id: VolumeId,
+    sequence: u64,
+    known: &Segment,
+    bytes: &Bytes,
+) -> std::result::Result<(u64, u64), String> {
+    let identity = SegmentIdentity { volume_id, sequence };
+    let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
+    let agrees = header.epoch == known.epoch
+        && header.data_bytes == known.data_bytes
+        && header.header_bytes() == known.header_bytes;
+    if !agrees {
+        return Err("its header does not agree with the table of segments".into());
+    }
+    if bytes.len() as u64 != header.object_bytes() {
+        return Err(format!("it has {} bytes, and its header says {}", bytes.len(), header.object_bytes()));
+    }
+    let body = &bytes[header.header_bytes() as usize..];
+    for (frame, entry) in header.frames.iter().enumerate() {
+        let identity =
+            FrameIdentity { volume_id, sequence: header.sequence, epoch: header.epoch, frame: frame as u32 };
+        let start = entry.body_offset as usize;
+        let part = body.get(start..start + entry.stored_bytes as usize).ok_or("a frame lies past its end")?;
+        frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;
+    }
+    Ok((header.frames.len() as u64, bytes.len() as u64))
+}
+
+/// Compares the map of the present with its table of segments.
+pub(super) fn counts(stored: &Stored, report: &mut CheckReport, damage: &mut DamageList) {
+    let present = ["the volume as it is"];
+    let volume_id = stored.record.volume_id;
+    let key = |sequence: u32| {
+        let sequence = u64::from(sequence);
+        segment_key(stored.view.lineage.owner(volume_id, sequence), sequence)
+    };
+    let mut mapped: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for group in stored.view.map.groups() {
+        for extent in stored.view.map.export_group(group) {
+            report.extents += 1;
+            let (bytes, end) = mapped.entry(extent.sequence).or_default();
+            *bytes += extent.length;
+            *end = (*end).max(u64::from(extent.data_offset) + extent.length);
+        }
+    }
+    for (sequence, info) in stored.view.segments.snapshot() {
+        let (bytes, end) = mapped.remove(&sequence).unwrap_or_default();
+        if bytes != info.live_bytes || end > info.data_bytes {
+            let live = info.live_bytes;
+            let what =
+                format!("the map holds {bytes} of its bytes, and its live bytes are counted as {live}");
+            damage.add(&key(sequence), &what, &present);
+        }
+    }
+    for sequence in mapped.keys() {
+        damage.add(&key(*sequence), "the map names it, and the table of segments does not", &present);
+    }
+}

@@ -1,0 +1,75 @@
+//! Words about a volume: that it is deleted, that its data is going, that it lives.
+//!
+//! Invariants: a word is created if absent under the number after the newest that was read, and stays for
+//! ever; the newest counts. So of two that want to say the next thing one does, and the other learns of it:
+//! nobody buries what somebody else has called back to life, nor the other way round.
+
+use bytes::Bytes;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{Pin, Word, word_key};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+
+use crate::ask::{self, store_error};
+use crate::world::World;
+use crate::{Error, ErrorKind, Result};
+
+/// The newest word.
+pub(crate) struct Newest {
+    /// Its number; 0: there is none.
+    pub(crate) number: u64,
+    /// What it says; a volume without any lives.
+    pub(crate) said: Word,
+    /// The last fence, when it is deleted; 0: none.
+    pub(crate) fence: u64,
+    /// The name that was said with it.
+    pub(crate) name: String,
+}
+
+impl Newest {
+    pub(crate) fn is_gone(&self) -> bool {
+        self.said != Word::Lives
+    }
+}
+
+/// Asks for one word after the other. There are few: one per delete, and per return from one.
+pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
+    let mut newest = Newest { number: 0, said: Word::Lives, fence: 0, name: String::new() };
+    loop {
+        let number = newest.number + 1;
+        let word = ask::again_if_damaged(|| {
+            let bytes = ask::get(store, &word_key(volume_id, number), None, Class::Read)?;
+            bytes.map(|bytes| decode(volume_id, number, &bytes)).transpose()
+        })?;
+        let Some((said, pin)) = word else { return Ok(newest) };
+        newest = Newest { number, said, fence: pin.through_sequence, name: pin.name };
+    }
+}
+
+/// Says a word; false: somebody else has said another under that number.
+pub(crate) fn put(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    word: Word,
+    (fence, name): (u64, &str),
+) -> Result<bool> {
+    let pin = Pin {
+        volume_id,
+        put_id: PutId(world.random()?),
+        slot: number,
+        clone_id: volume_id,
+        number: word as u64,
+        through_sequence: fence,
+        name: name.to_owned(),
+    };
+    let put = Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);
+    Ok(put.map_err(|error| store_error(&error))? == PutOutcome::Created)
+}
+
+pub(crate) fn decode(volume_id: VolumeId, number: u64, bytes: &[u8]) -> Result<(Word, Pin)> {
+    let damaged = |what| Error::new(ErrorKind::Corrupt, format!("{}: {what}", word_key(volume_id, number)));
+    let pin = Pin::decode(bytes, volume_id, number).map_err(|error| damaged(error.to_string()))?;
+    let said = Word::of(&pin).ok_or_else(|| damaged("it says nothing that this version knows".to_owned()))?;
+    Ok((said, pin))
+}

@@ -1,0 +1,125 @@
+//! How long the volume has been attached, and what the wall clock does meanwhile.
+//!
+//! Retention counts in time attached: it grows with the clock that never jumps, goes on in the next
+//! attachment where the newest checkpoint says it stood, and stands still while nobody has the volume. So a
+//! moment may be kept for longer than was asked for, never for less.
+//!
+//! Invariant: the wall clock decides nothing here. A jump of it is told, once, and that is all.
+
+use std::time::Duration;
+
+use sawmill_format::checkpoint::Checkpoint;
+
+use super::Keeper;
+
+/// A wall clock that differs by more from the one that never jumps has jumped.
+const JUMP_MS: u64 = 60_000;
+/// A volume that nobody wrote to for so long is told of at the next attach: perhaps the clock is wrong.
+const GAP_MS: u64 = 30 * 24 * 3600 * 1000;
+
+/// See the head of this file.
+pub(super) struct AttachedClock {
+    /// When this attachment began, and how long the ones before it took together.
+    since: Duration,
+    before_ms: u64,
+    /// Both clocks at the last look.
+    looked: Duration,
+    wall_unix_ms: u64,
+}
+
+impl AttachedClock {
+    /// Goes on where `loaded` stood.
+    pub(super) fn behind(loaded: &Checkpoint, now: Duration, wall_unix_ms: u64) -> Self {
+        AttachedClock { since: now, before_ms: loaded.attached_ms, looked: now, wall_unix_ms }
+    }
+
+    /// How long the volume has been attached in all its life.
+    pub(super) fn attached_ms(&self, now: Duration) -> u64 {
+        self.before_ms.saturating_add(millis(now.saturating_sub(self.since)))
+    }
+
+    /// Milliseconds that the wall clock jumped by since the last look.
+    fn jumped_ms(&mut self, now: Duration, wall_unix_ms: u64) -> Option<i64> {
+        let passed = millis(now.saturating_sub(std::mem::replace(&mut self.looked, now)));
+        let expected = self.wall_unix_ms.saturating_add(passed);
+        self.wall_unix_ms = wall_unix_ms;
+        (wall_unix_ms.abs_diff(expected) > JUMP_MS)
+            .then(|| i64::try_from(i128::from(wall_unix_ms) - i128::from(expected)).unwrap_or(i64::MAX))
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Why the wall clock at an attach looks wrong, if it does.
+fn odd_at_attach(newest_unix_ms: u64, wall_unix_ms: u64) -> Option<String> {
+    let text = if wall_unix_ms.saturating_add(JUMP_MS) < newest_unix_ms {
+        let behind_s = (newest_unix_ms - wall_unix_ms) / 1000;
+        format!("this machine's clock is {behind_s} s behind the newest time in the volume's log")
+    } else if newest_unix_ms > 0 && wall_unix_ms > newest_unix_ms.saturating_add(GAP_MS) {
+        let days = (wall_unix_ms - newest_unix_ms) / (24 * 3600 * 1000);
+        format!("the newest time in the volume's log is {days} days ago by this machine's clock")
+    } else {
+        return None;
+    };
+    Some(text)
+}
+
+impl Keeper {
+    pub(super) fn attached_ms(&self) -> u64 {
+        self.clock.attached_ms(self.shared.world.now())
+    }
+
+    /// Tells of a wall clock that is not what the volume's log lets expect.
+    pub(super) fn compare_clocks(&self) {
+        let view = self.shared.view();
+        let segments = view.segments.snapshot();
+        let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
+        let newest = newest.max(self.newest_root.wall_unix_ms);
+        if let Some(odd) = odd_at_attach(newest, self.shared.world.unix_ms()) {
+            tracing::warn!(
+                "volume {}: {odd}; nothing is given up for that: retention counts the time attached. If the \
+                 clock is wrong, set it, and look for moments of this attachment by position (`sawmill log`)",
+                self.shared.name
+            );
+        }
+    }
+
+    pub(super) fn watch_the_clock(&mut self, now: Duration) {
+        if let Some(ms) = self.clock.jumped_ms(now, self.shared.world.unix_ms()) {
+            tracing::warn!(
+                "volume {}: this machine's wall clock jumped by {} s; nothing is given up for that: \
+                 retention counts the time attached",
+                self.shared.name,
+                ms / 1000
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_is_told_once_and_changes_no_age() {
+        let second = Duration::from_secs(1);
+        let mut clock =
+            AttachedClock { since: second, before_ms: 500, looked: second, wall_unix_ms: 1_000_000 };
+        assert_eq!(clock.jumped_ms(3 * second, 1_002_100), None);
+        assert_eq!(clock.jumped_ms(4 * second, 5_002_100), Some(3_999_000));
+        assert_eq!(clock.jumped_ms(5 * second, 5_003_100), None, "it was told");
+        assert_eq!(clock.jumped_ms(6 * second, 1_004_100), Some(-4_000_000));
+        assert_eq!(clock.attached_ms(6 * second), 5_500);
+    }
+
+    #[test]
+    fn a_clock_that_does_not_fit_the_log_is_told_at_attach() {
+        let day = 24 * 3600 * 1000;
+        assert_eq!(odd_at_attach(50 * day, 50 * day - JUMP_MS), None);
+        assert!(odd_at_attach(50 * day, 10 * day).is_some_and(|text| text.contains("behind")));
+        assert!(odd_at_attach(50 * day, 90 * day).is_some_and(|text| text.contains("40 days ago")));
+        assert_eq!(odd_at_attach(0, 90 * day), None, "nothing was written yet");
+    }
+}

@@ -1,0 +1,259 @@
+//! What a name means, by its numbered records; and how one is added.
+//!
+//! Invariants: a record is created if absent under the number after the newest that was read, and is never
+//! changed or deleted; so there are no gaps, and the newest is found by gets alone, whatever a list hides. No
+//! call that comes late does harm: a put meets its number taken, and nobody deletes.
+//!
+//! A rename and a delete each are one record that waits for one other object (its *target*), and happen with
+//! that object. Whoever wants to build on a name takes the target of a step that waits himself (`settle`):
+//! then it cannot happen later. Stores of before hold `volumes/<name>`: it counts until there is a record.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::kept::{Word, word_key};
+use sawmill_format::name_record::{NAME_PREFIX, NameRecord, NameStep, name_key, parse_name_key};
+use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
+use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
+
+use super::{Listed, TRIES_MAX, busy};
+use crate::ask::{self, store_error};
+use crate::cuts::words;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result};
+
+/// How a name stands.
+pub(crate) struct Standing {
+    /// The number of its newest record; 0: it has none.
+    pub(crate) number: u64,
+    /// That record.
+    pub(crate) newest: Option<NameRecord>,
+    /// The volume it means.
+    pub(crate) volume: Option<VolumeRecord>,
+    /// Its newest record waits for its target.
+    pub(crate) waits: bool,
+}
+
+impl Standing {
+    fn by(newest: NameRecord, target: Option<&[u8]>) -> Result<Self> {
+        let (lives, waits) = judge(&newest, target)?;
+        let volume = lives.then(|| newest.volume.clone());
+        Ok(Standing { number: newest.number, newest: Some(newest), volume, waits })
+    }
+}
+
+/// How a name stands now.
+pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<Standing> {
+    ask::again_if_damaged(|| {
+        let Some((number, bytes)) = newest(store, name)? else {
+            let volume = ask::get(store, &volume_key(name), None, Class::Read)?;
+            let volume = volume.map(|bytes| decode_old(name, &bytes)).transpose()?;
+            return Ok(Standing { number: 0, newest: None, volume, waits: false });
+        };
+        let newest = decode(name, number, &bytes)?;
+        let target = match target(&newest) {
+            Some(key) => ask::get(store, &key, None, Class::Read)?,
+            None => None,
+        };
+        Standing::by(newest, target.as_deref())
+    })
+}
+
+/// The newest record: in strides that double up to the first number that is not there, then by halves.
+fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
+    let mut found: Option<(u64, Bytes)> = None;
+    let mut free = None;
+    loop {
+        let low = found.as_ref().map_or(0, |(number, _)| *number);
+        let number = match free {
+            None => (2 * low).max(1),
+            Some(free) if free - low <= 1 => return Ok(found),
+            Some(free) => low + (free - low) / 2,
+        };
+        match ask::get(store, &name_key(name, number), None, Class::Read)? {
+            Some(bytes) => found = Some((number, bytes)),
+            None => free = Some(number),
+        }
+    }
+}
+
+/// The object whose coming makes a step happen.
+fn target(record: &NameRecord) -> Option<String> {
+    match &record.step {
+        NameStep::Moves { to, number } => Some(name_key(to, *number)),
+        NameStep::Ends { word } => Some(word_key(record.volume.volume_id, *word)),
+        NameStep::Claims | NameStep::Void => None,
+    }
+}
+
+/// Whether a name whose newest record is this means its volume, and whether it waits for its target.
+fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
+    let volume_id = record.volume.volume_id;
+    Ok(match (&record.step, target) {
+        (NameStep::Claims, _) => (true, false),
+        (NameStep::Void, _) => (false, false),
+        (NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (true, true),
+        (NameStep::Moves { to, number }, Some(bytes)) => {
+            let there = decode(to, *number, bytes)?;
+            (there.step != NameStep::Claims || there.volume.volume_id != volume_id, false)
+        }
+        (NameStep::Ends { word }, Some(bytes)) => {
+            let (said, _) = words::decode(volume_id, *word, bytes)?;
+            (said == Word::Lives, false)
+        }
+    })
+}
+
+/// As [`look`], after which no step of before can happen any more.
+pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Standing> {
+    for _ in 0..TRIES_MAX {
+        let standing = look(store, name)?;
+        let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else { return Ok(standing) };
+        let volume = &newest.volume;
+        // Whoever is faster has settled it too.
+        match &newest.step {
+            NameStep::Moves { to, number } => {
+                append(world, store, (to, *number), NameStep::Void, volume)?;
+            }
+            NameStep::Ends { word } => {
+                words::put(world, store, volume.volume_id, *word, Word::Lives, (0, name))?;
+            }
+            NameStep::Claims | NameStep::Void => {}
+        }
+    }
+    Err(busy(name))
+}
+
+/// Adds a record at a place that was free; `None`: somebody was faster.
+pub(crate) fn append(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    (name, number): (&str, u64),
+    step: NameStep,
+    volume: &VolumeRecord,
+) -> Result<Option<VolumeRecord>> {
+    let put_id = PutId(world.random()?);
+    let volume = VolumeRecord { put_id, name: name.to_owned(), ..volume.clone() };
+    let record = NameRecord { number, step, volume };
+    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let put = Blocking(store).put(&name_key(name, number), Bytes::from(encoded), Class::Upload);
+    match put.map_err(|error| store_error(&error))? {
+        PutOutcome::Created => Ok(Some(record.volume)),
+        PutOutcome::Taken => Ok(None),
+    }
+}
+
+/// Gives a free name to a volume; `None`: it is not free.
+pub(crate) fn claim(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    volume: &VolumeRecord,
+) -> Result<Option<VolumeRecord>> {
+    for _ in 0..TRIES_MAX {
+        let standing = look(store, name)?;
+        if standing.volume.is_some() {
+            return Ok(None);
+        }
+        let claimed = append(world, store, (name, standing.number + 1), NameStep::Claims, volume)?;
+        if claimed.is_some() {
+            return Ok(claimed);
+        }
+    }
+    Err(busy(name))
+}
+
+/// Gives a free name to a volume that may have been deleted here before, or whose name was lost: no word of
+/// before that comes late counts any more. `None`: the name is not free.
+pub(crate) fn name_again(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    volume: &VolumeRecord,
+) -> Result<Option<VolumeRecord>> {
+    let volume_id = volume.volume_id;
+    let word = words::newest(store, volume_id)?.number + 1;
+    let said = words::put(world, store, volume_id, word, Word::Lives, (0, name))?;
+    if !said && words::newest(store, volume_id)?.is_gone() {
+        return Err(busy(name));
+    }
+    claim(world, store, name, volume)
+}
+
+/// Removes the record that an older version left, which a numbered one has overtaken: nobody reads it but an
+/// older version. Whether it goes, and when, changes nothing.
+pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &Standing) {
+    if was.number == 0 {
+        let _ = Blocking(store).delete(vec![volume_key(name)], Class::Background);
+    }
+}
+
+/// All names that a list shows and that mean a volume, each looked at; sorted.
+pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
+    let list = |prefix| Blocking(store).list(prefix, Class::Read).map_err(|error| store_error(&error));
+    let mut numbers = BTreeMap::<String, u64>::new();
+    for object in list(VOLUME_PREFIX)? {
+        if let Some(name) = parse_volume_key(&object.key) {
+            numbers.insert(name.to_owned(), 0);
+        }
+    }
+    for object in list(NAME_PREFIX)? {
+        if let Some((name, number)) = parse_name_key(&object.key) {
+            let newest = numbers.entry(name.to_owned()).or_default();
+            *newest = number.max(*newest);
+        }
+    }
+    let numbers: Vec<_> = numbers.into_iter().collect();
+    let mut listed = Vec::new();
+    for chunk in numbers.chunks(32) {
+        listed.extend(some(store, chunk));
+    }
+    Ok(listed)
+}
+
+/// The same of some names and the newest number that the list showed of each.
+fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<Listed> {
+    let wanted = names.iter().flat_map(|(name, number)| {
+        [name_key(name, (*number).max(1)), name_key(name, number + 1)].map(|key| (key, None))
+    });
+    let mut answers = ask::get_all(store, wanted.collect(), Class::Read).into_iter();
+    let mut next = || answers.next().unwrap_or(Ok(None));
+    let mut found = Vec::new();
+    for (name, number) in names {
+        found.push(match (next(), next()) {
+            (Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),
+            _ => None,
+        });
+    }
+    let targets = found.iter().flatten().filter_map(target).map(|key| (key, None)).collect();
+    let mut targets = ask::get_all(store, targets, Class::Read).into_iter();
+    let mut listed = Vec::new();
+    for ((name, _), newest) in names.iter().zip(found) {
+        let known = newest.and_then(|newest| match target(&newest) {
+            None => Standing::by(newest, None).ok(),
+            Some(_) => Standing::by(newest, targets.next()?.ok()?.as_deref()).ok(),
+        });
+        // The list lags, or something could not be read.
+        let standing = known.map_or_else(|| look(store, name), Ok);
+        if let Some(record) = standing.map(|standing| standing.volume).transpose() {
+            listed.push(Listed { name: name.clone(), record });
+        }
+    }
+    listed
+}
+
+/// Whether a name means this volume.
+pub(crate) fn means(store: &dyn ObjectStore, name: &str, volume_id: VolumeId) -> Result<bool> {
+    Ok(look(store, name)?.volume.is_some_and(|volume| volume.volume_id == volume_id))
+}
+
+fn decode(name: &str, number: u64, bytes: &[u8]) -> Result<NameRecord> {
+    let damaged = |error| Error::new(ErrorKind::Corrupt, format!("{}: {error}", name_key(name, number)));
+    NameRecord::decode(bytes, name, number).map_err(damaged)
+}
+
+fn decode_old(name: &str, bytes: &[u8]) -> Result<VolumeRecord> {
+    let damaged = |error| Error::new(ErrorKind::Corrupt, format!("{}: {error}", volume_key(name)));
+    VolumeRecord::decode(bytes, name).map_err(damaged)
+}

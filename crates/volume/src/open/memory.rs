@@ -1,0 +1,140 @@
+//! The memory that outlives a process (the staging file): where it is, whether it is there, whose it is.
+//!
+//! Invariants: while an attachment may have accepted what is in memory alone, the journal's superblock says
+//! so: in which boot, and in which folder. In that boot the memory is found, or the attach is refused: what
+//! was accepted is never dropped without a word. In another boot the power was lost, and what was not logged
+//! with it.
+//!
+//! Not here: what is in it (`journal::scan`), and making the next one (`attach`).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use sawmill_format::ids::VolumeId;
+use sawmill_format::journal::{MEMORY_FOLDER_BYTES_MAX, Memory, Superblock};
+use sawmill_format::staging::{StagingHeader, StagingIdentity};
+use sawmill_sys::StagingFile;
+
+use super::Stored;
+use crate::options::OpenOptions;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result};
+
+/// The staging file of a journal: one of its own, so that the journal's lock covers it too.
+pub(crate) fn staging_path(folder: &Path, volume_id: VolumeId, journal_tag: u64) -> PathBuf {
+    folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
+}
+
+/// Memory laid up for the next staging file of a volume. Empty and written by nobody: whoever makes the
+/// volume's staging file may take it.
+pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
+    options.staging_folder.join(format!("sawmill-{volume_id}.spare"))
+}
+
+/// What the superblock says of memory in the folder of `options`, in this boot.
+pub(crate) fn in_use(options: &OpenOptions, world: &dyn World) -> Result<Memory> {
+    let folder = &options.staging_folder;
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
+    let folder = absolute.as_os_str().as_bytes().to_vec();
+    if !(1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) {
+        let text = format!(
+            "the name of the staging folder has {} bytes, and at most {MEMORY_FOLDER_BYTES_MAX} can be \
+             remembered: give another with --staging",
+            folder.len()
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    }
+    Ok(Memory { boot_id: world.boot_id()?, folder })
+}
+
+/// The folder in which a superblock says that memory is in use.
+fn folder_of(memory: &Memory) -> &Path {
+    Path::new(OsStr::from_bytes(&memory.folder))
+}
+
+/// Why a staging file is not the memory that is looked for.
+enum NotIt {
+    Absent(PathBuf),
+    Foreign(String),
+}
+
+/// The memory that goes with this journal. None: nothing accepted is in memory alone, or the power was lost.
+///
+/// Errors: `Refused` when there must be memory and it is not found; `Unavailable` when one cannot look.
+pub(super) fn find(
+    stored: &Stored,
+    options: &OpenOptions,
+    block: &Superblock,
+    world: &dyn World,
+) -> Result<Option<StagingFile>> {
+    let boot_id = world.boot_id()?;
+    let recorded = block.memory.as_ref();
+    if recorded.is_some_and(|memory| memory.boot_id != boot_id) {
+        return Ok(None);
+    }
+    // In the folder that is used now, which may be another mount of the one where it was left; else there.
+    // The journal may be a copy, and then that is the folder of the one it was copied from.
+    let mut folders: Vec<&Path> = vec![&options.staging_folder];
+    folders.extend(recorded.map(folder_of).filter(|folder| *folder != options.staging_folder));
+    let mut reasons = Vec::new();
+    for folder in folders {
+        match look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)?
+        {
+            Ok(staging) => return Ok(Some(staging)),
+            Err(NotIt::Absent(path)) => reasons.push(format!("{} is not there", path.display())),
+            Err(NotIt::Foreign(why)) => reasons.push(why),
+        }
+    }
+    if recorded.is_none() {
+        return Ok(None);
+    }
+    let lost = reasons.join("; ");
+    if options.accept_memory_loss {
+        tracing::warn!("the memory of volume {} is lost, and the loss accepted: {lost}", stored.record.name);
+        return Ok(None);
+    }
+    let text = format!(
+        "the memory with the newest accepted writes of volume {} is lost: the machine was not restarted \
+         since, and {lost}. Nothing was changed. Give its folder with --staging; or, if it is gone for good \
+         (as with a container's /dev/shm), pass --accept-memory-loss to go on with what was flushed",
+        stored.record.name
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+/// Looks at one place.
+fn look(
+    path: &Path,
+    stored: &Stored,
+    block: &Superblock,
+    boot_id: [u8; 16],
+) -> Result<std::result::Result<StagingFile, NotIt>> {
+    let mut staging = match StagingFile::open(path) {
+        Ok(Some(staging)) => staging,
+        Ok(None) => return Ok(Err(NotIt::Absent(path.to_owned()))),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            return Ok(Err(NotIt::Foreign(format!("{} is not ours: {error}", path.display()))));
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            return Ok(Err(NotIt::Foreign(format!("{} is in use by another process", path.display()))));
+        }
+        Err(error) => {
+            let text = format!("the staging file {} cannot be used: {error}", path.display());
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+    };
+    let identity = StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
+    let why = match StagingHeader::decode(&staging.header(), &identity) {
+        Err(error) => error.to_string(),
+        Ok(header) if header.boot_id != boot_id => "it is of another boot".to_owned(),
+        Ok(header) if header.epoch != block.bound_epoch => {
+            format!("it is of epoch {}, and the journal of {}", header.epoch, block.bound_epoch)
+        }
+        Ok(header) if header.capacity_bytes != staging.capacity_bytes() => {
+            format!("it has {} bytes of {}", staging.capacity_bytes(), header.capacity_bytes)
+        }
+        Ok(_) => return Ok(Ok(staging)),
+    };
+    Ok(Err(NotIt::Foreign(format!("{} is not it: {why}", path.display()))))
+}

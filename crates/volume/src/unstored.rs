@@ -1,0 +1,74 @@
+//! How old the oldest accepted write is that is not in the store, for who wants no more than so much to be
+//! lost with a machine: past that age writes and flushes wait.
+//!
+//! Invariant: what lies at or behind a mark and before the next one was accepted at the mark's time or later.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// Marks for one limit: the age is known to this part of it.
+const MARKS: u32 = 8;
+
+/// See the head of this file.
+pub(crate) struct Unstored {
+    age_max: Option<Duration>,
+    /// Positions of the log and times, oldest first; at most [`MARKS`] and one a limit's time.
+    marks: Mutex<VecDeque<(u64, Duration)>>,
+}
+
+impl Unstored {
+    /// Everything before `stored` is in the store; what came before this attachment counts from now.
+    pub(crate) fn new(age_max: Option<Duration>, stored: u64, now: Duration) -> Self {
+        Unstored { age_max, marks: Mutex::new(VecDeque::from([(stored, now)])) }
+    }
+
+    /// Whether there is a limit.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.age_max.is_some()
+    }
+
+    /// Something is about to be accepted at `position` or behind it.
+    pub(crate) fn note(&self, position: u64, now: Duration) {
+        let Some(age_max) = self.age_max else { return };
+        let mut marks = self.marks.lock();
+        if marks.back().is_none_or(|(_, at)| now.saturating_sub(*at) >= age_max / MARKS) {
+            marks.push_back((position, now));
+        }
+    }
+
+    /// Whether something between `stored` and `end` is too old.
+    pub(crate) fn is_too_old(&self, stored: u64, end: u64, now: Duration) -> bool {
+        let Some(age_max) = self.age_max else { return false };
+        let mut marks = self.marks.lock();
+        while marks.get(1).is_some_and(|(position, _)| *position <= stored) {
+            marks.pop_front();
+        }
+        stored < end && marks.front().is_some_and(|(_, at)| now.saturating_sub(*at) >= age_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_age_is_that_of_the_oldest_that_is_not_stored() {
+        let second = Duration::from_secs(1);
+        let unstored = Unstored::new(Some(8 * second), 0, second);
+        unstored.note(0, 10 * second);
+        unstored.note(100, 12 * second);
+        assert!(!unstored.is_too_old(0, 200, 17 * second) && unstored.is_too_old(0, 200, 18 * second));
+        assert!(!unstored.is_too_old(100, 200, 19 * second) && unstored.is_too_old(100, 200, 20 * second));
+        assert!(!unstored.is_too_old(200, 200, 60 * second), "all is stored");
+        unstored.note(200, 60 * second);
+        assert!(!unstored.is_too_old(200, 300, 61 * second));
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_too_old() {
+        let unstored = Unstored::new(None, 0, Duration::ZERO);
+        assert!(!unstored.is_too_old(0, 1, Duration::MAX));
+    }
+}

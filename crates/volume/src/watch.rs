@@ -1,0 +1,138 @@
+//! When the volume was last used, when it was last known to be its only writer's, and flushes that wait for
+//! such news.
+//!
+//! Whoever takes the volume over puts a fence into the log. The owner meets it with its next segment; who
+//! only reads and flushes puts none. So, while the volume is used, the keeper looks where a fence would
+//! stand (`keeper::vigil`), and a flush is not answered on old news: it waits for the next look, for as
+//! long as [`PATIENCE`]. A store that cannot be asked keeps no flush waiting for longer: what is logged is
+//! on the local disk whoever owns the volume, and the volume's health says that the store cannot be used.
+//!
+//! Invariant: `news` is a time at which this attachment was not fenced: when a look was asked that found no
+//! fence, or when a segment was first put that came to be stored.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sawmill_device::Request;
+
+/// A volume that was used so lately is in use.
+const IN_USE_FOR: Duration = Duration::from_secs(10);
+/// Uses closer together than this are one: they would only fight for a cache line.
+const USE_STEP: Duration = Duration::from_millis(250);
+/// How often the keeper looks for fences while the volume is in use.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A flush is answered on news that are no older.
+const NEWS_FOR: Duration = Duration::from_secs(5);
+/// For how long a flush waits for news.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A flush that waits for a look.
+struct Waiting {
+    target: u64,
+    request: Request,
+    until: Duration,
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Watch {
+    used_us: AtomicU64,
+    news_us: AtomicU64,
+    /// The store did not answer the last look, or not in time.
+    deaf: AtomicBool,
+    waiting: Mutex<Vec<Waiting>>,
+    count: AtomicUsize,
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Watch {
+    /// Somebody uses the volume. Says whether nobody did for a while before.
+    pub(crate) fn is_woken_by_use(&self, now: Duration) -> bool {
+        let used = self.used_us.load(Ordering::Relaxed);
+        let idle_us = micros(now).saturating_sub(used);
+        if used == 0 || idle_us >= micros(USE_STEP) {
+            self.used_us.store(micros(now).max(1), Ordering::Relaxed);
+        }
+        used == 0 || idle_us >= micros(IN_USE_FOR)
+    }
+
+    pub(crate) fn is_in_use(&self, now: Duration) -> bool {
+        let used = self.used_us.load(Ordering::Relaxed);
+        used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)
+    }
+
+    /// At that time this attachment was not fenced.
+    pub(crate) fn has_news(&self, of: Duration) {
+        self.news_us.fetch_max(micros(of), Ordering::AcqRel);
+    }
+
+    /// The time of the last news.
+    pub(crate) fn news(&self) -> Duration {
+        Duration::from_micros(self.news_us.load(Ordering::Acquire))
+    }
+
+    /// Whether the store answers looks; returns what was so before.
+    pub(crate) fn set_deaf(&self, deaf: bool) -> bool {
+        self.deaf.swap(deaf, Ordering::AcqRel)
+    }
+
+    /// Whether a flush may be answered, or there is no use in waiting.
+    pub(crate) fn lets_flush(&self, now: Duration) -> bool {
+        self.deaf.load(Ordering::Acquire) || now.saturating_sub(self.news()) <= NEWS_FOR
+    }
+
+    pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {
+        let mut waiting = self.waiting.lock();
+        waiting.push(Waiting { target, request, until: now + PATIENCE });
+        self.count.store(waiting.len(), Ordering::Release);
+    }
+
+    /// When the first flush will have waited long enough.
+    pub(crate) fn patience_ends(&self) -> Option<Duration> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.waiting.lock().iter().map(|waiting| waiting.until).min()
+    }
+
+    /// All that wait, when there is nothing to wait for any more.
+    pub(crate) fn take_held(&self) -> Vec<(u64, Request)> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        let held = std::mem::take(&mut *self.waiting.lock());
+        self.count.store(0, Ordering::Release);
+        held.into_iter().map(|waiting| (waiting.target, waiting.request)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_volume_is_in_use_until_ten_seconds_after_its_last_use() {
+        let watch = Watch::default();
+        assert!(!watch.is_in_use(at(0)) && watch.is_woken_by_use(at(0)));
+        assert!(!watch.is_woken_by_use(at(9_000)) && watch.is_in_use(at(18_000)));
+        assert!(!watch.is_in_use(at(19_000)) && watch.is_woken_by_use(at(19_000)));
+    }
+
+    #[test]
+    fn a_flush_goes_on_fresh_news_or_past_a_store_that_does_not_answer() {
+        let watch = Watch::default();
+        watch.has_news(at(3_000));
+        watch.has_news(at(1_000));
+        assert!(watch.lets_flush(at(8_000)) && !watch.lets_flush(at(8_001)));
+        assert!(!watch.set_deaf(true));
+        assert!(watch.lets_flush(at(60_000)));
+    }
+}

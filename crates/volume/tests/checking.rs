@@ -1,0 +1,228 @@
+//! A check looks at everything that is kept: whatever of it is damaged or gone is found, and what cannot be
+//! served because of it is named.
+
+mod faulty;
+
+use faulty::rig::MIB;
+use faulty::{Machine, copy_store, keys, slot_version, stored, until, write_slot};
+use sawmill_store::{Blocking, Class, ObjectStore};
+use sawmill_volume::check::{CheckReport, Damage, check};
+use sawmill_volume::{Cut, OpenOptions, Volume, clone, find};
+
+fn report(store: &dyn ObjectStore, name: &str) -> CheckReport {
+    check(store, &find(store, name).unwrap(), &mut |_, _| ()).unwrap()
+}
+
+fn costs(damage: &[Damage], cost: &str) -> bool {
+    damage.iter().any(|one| one.costs.iter().any(|known| known.contains(cost)))
+}
+
+/// Overwrites slots until so many more checkpoints are durable.
+fn checkpoints(volume: &Volume, version: u64, more: u64) {
+    let wanted = volume.status().counters.checkpoints + more;
+    until("checkpoints", || {
+        for slot in 0..4 {
+            write_slot(volume, slot, version);
+        }
+        stored(volume);
+        volume.status().counters.checkpoints >= wanted
+    });
+}
+
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    machine
+}
+
+/// A volume that went on after its snapshot "one", so that only the snapshot needs what is from then.
+fn with_a_snapshot() -> Machine {
+    let machine = machine();
+    let volume = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    volume.create_snapshot("one").unwrap();
+    checkpoints(&volume, 2, 5);
+    volume.close().unwrap();
+    machine.assert_sound("a volume and a snapshot");
+    machine
+}
+
+/// Snapshots, a retention window, a clone and two checkpoints.
+fn with_everything() -> Machine {
+    let machine = with_a_snapshot();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    let volume = machine.open();
+    volume.set_retention(1 << 20).unwrap();
+    checkpoints(&volume, 3, 2);
+    volume.create_snapshot("two").unwrap();
+    checkpoints(&volume, 4, 2);
+    volume.close().unwrap();
+    machine.assert_sound("a volume with everything");
+    machine
+}
+
+/// Whether all that is kept can be had: both snapshots, the present, the clone.
+fn is_all_served(machine: &Machine, store: &std::sync::Arc<dyn ObjectStore>) -> bool {
+    let read = |name: &str, cut: Option<&str>, version: u64| {
+        let cut = cut.map(|name| Cut::Snapshot(name.into()));
+        let options = OpenOptions { read_only: true, cut, ..machine.options.clone() };
+        Volume::open(store.clone(), name, options).is_ok_and(|volume| {
+            let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                (0..4).all(|slot| slot_version(&volume, slot, 9) == version)
+            }));
+            served.unwrap_or(false)
+        })
+    };
+    read("disk", Some("one"), 1)
+        && read("disk", Some("two"), 3)
+        && read("disk", None, 4)
+        && read("copy", None, 1)
+}
+
+#[test]
+fn a_check_finds_that_the_checkpoint_of_a_snapshot_is_gone() {
+    let machine = with_a_snapshot();
+    let kept = machine.keys("/kept/");
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    machine.remove(&kept[0]);
+    let damage = report(&*machine.plain, "disk").damage;
+    assert!(damage.len() == 1 && damage[0].object == kept[0], "{damage:?}");
+    assert!(costs(&damage, "snapshot \"one\"") && !costs(&damage, "the volume"), "{damage:?}");
+}
+
+#[test]
+fn a_check_finds_that_a_segment_of_a_snapshot_is_gone() {
+    let machine = with_a_snapshot();
+    let key = machine.segment_key(65);
+    machine.remove(&key);
+    let damage = report(&*machine.plain, "disk").damage;
+    assert!(damage.len() == 1 && damage[0].object == key, "{damage:?}");
+    assert!(costs(&damage, "snapshot \"one\"") && !costs(&damage, "the volume"), "{damage:?}");
+}
+
+#[test]
+fn a_check_finds_damage_in_what_only_the_table_of_a_snapshots_checkpoint_names() {
+    let machine = machine();
+    let volume = machine.open();
+    write_slot(&volume, 5, 1);
+    checkpoints(&volume, 1, 3);
+    volume.create_snapshot("one").unwrap();
+    write_slot(&volume, 5, 2);
+    checkpoints(&volume, 2, 5);
+    volume.close().unwrap();
+    machine.assert_sound("a volume and a snapshot");
+    let key = machine.segment_key(65);
+    machine.tamper(&key, |bytes| bytes[40_000] ^= 1);
+    let damage = report(&*machine.plain, "disk").damage;
+    assert!(damage.len() == 1 && damage[0].object == key, "{damage:?}");
+    assert_eq!(damage[0].costs, ["snapshot \"one\""]);
+}
+
+#[test]
+fn a_check_finds_that_one_of_two_checkpoints_is_gone() {
+    for which in [0, 1] {
+        let machine = with_a_snapshot();
+        let roots = machine.keys("/checkpoint/");
+        assert_eq!(roots.len(), 2, "{roots:?}");
+        machine.tamper(&roots[which], |bytes| bytes[70] ^= 1);
+        let damage = report(&*machine.plain, "disk").damage;
+        assert!(damage.len() == 1 && damage[0].object == roots[which], "{which}: {damage:?}");
+    }
+    let machine = with_a_snapshot();
+    let roots = machine.keys("/checkpoint/");
+    machine.remove(&roots[0]);
+    let damage = report(&*machine.plain, "disk").damage;
+    assert!(damage.len() == 1 && damage[0].object == roots[0], "{damage:?}");
+}
+
+#[test]
+fn a_check_finds_each_object_with_a_wrong_bit_that_anything_kept_needs() {
+    let machine = with_everything();
+    let (mut needed, mut unneeded) = (0, Vec::new());
+    for key in machine.keys("/").iter().filter(|key| !key.starts_with("names/")) {
+        let store = copy_store(&*machine.plain);
+        let mut bytes = machine.object(key).to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        Blocking(&*store).delete(vec![key.clone()], Class::Upload).unwrap();
+        Blocking(&*store).put(key, bytes.into(), Class::Upload).unwrap();
+        let damage: Vec<Damage> =
+            ["disk", "copy"].iter().flat_map(|name| report(&*store, name).damage).collect();
+        if damage.is_empty() {
+            unneeded.push(key.clone());
+            assert!(is_all_served(&machine, &store), "{key} is needed, and a check does not find it");
+        } else {
+            assert!(damage.iter().all(|one| one.object == *key), "{key}: {damage:?}");
+            needed += 1;
+        }
+    }
+    // What nobody reads any more: fences of before, and what waits to be deleted.
+    assert!(unneeded.iter().all(|key| key.contains("/seg/") || key.contains("/map/")), "{unneeded:?}");
+    assert!(
+        needed > 30 && unneeded.len() <= 8,
+        "{needed} of {} needed; {unneeded:?}",
+        needed + unneeded.len()
+    );
+}
+
+#[test]
+fn a_check_of_the_base_finds_what_only_its_clone_needs() {
+    let machine = with_a_snapshot();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    let volume = machine.open();
+    volume.delete_snapshot("one").unwrap();
+    checkpoints(&volume, 3, 4);
+    volume.close().unwrap();
+    machine.assert_sound("a base without its snapshot");
+    let key = machine.segment_key(65);
+    machine.tamper(&key, |bytes| bytes[40_000] ^= 1);
+    for name in ["disk", "copy"] {
+        let damage = report(&*machine.plain, name).damage;
+        assert!(damage.len() == 1 && damage[0].object == key, "{name}: {damage:?}");
+    }
+    assert!(costs(&report(&*machine.plain, "disk").damage, "clone \"copy\""));
+}
+
+#[test]
+fn a_check_of_a_clone_finds_that_its_hold_on_the_base_is_gone() {
+    let machine = with_a_snapshot();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    assert!(report(&*machine.plain, "copy").damage.is_empty());
+    let pins: Vec<_> = keys(&*machine.plain, "/pin");
+    assert_eq!(pins.len(), 1, "{pins:?}");
+    machine.remove(&pins[0]);
+    let damage = report(&*machine.plain, "copy").damage;
+    assert!(damage.len() == 1 && damage[0].object == pins[0], "{damage:?}");
+}
+
+#[test]
+fn a_check_tells_of_segments_stranded_in_the_window_of_a_fence_and_calls_the_volume_well() {
+    let machine = with_a_snapshot();
+    let stranded = machine.segment_key(3);
+    // Sequence 1 is the first fence; what a writer before it left is of another's making.
+    let left = machine.object(&machine.keys("/seg/").pop().unwrap());
+    Blocking(&*machine.plain).put(&stranded, left, Class::Upload).unwrap();
+    let report = report(&*machine.plain, "disk");
+    assert_eq!((report.damage, report.stranded), (vec![], 1));
+    assert!(report.notes.iter().any(|note| note.contains(&stranded)), "{:?}", report.notes);
+}
+
+#[test]
+fn a_check_of_a_volume_that_goes_on_finds_no_damage() {
+    let machine = machine();
+    let volume = machine.open();
+    volume.create_snapshot("one").unwrap();
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(std::sync::atomic::Ordering::Acquire) {
+                checkpoints(&volume, 1, 1);
+            }
+        });
+        let found: Vec<_> = (0..6).flat_map(|_| report(&*machine.plain, "disk").damage).collect();
+        ends.store(true, std::sync::atomic::Ordering::Release);
+        assert_eq!(found, vec![]);
+    });
+}

@@ -1,0 +1,156 @@
+//! Stores that are copied or put back from a backup, and what outlives a process beside them: each history
+//! shows its own bytes, and nothing of another one's. And one journal has one writer, by whatever name.
+
+mod faulty;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use faulty::rig::{MIB, Rig};
+use faulty::{Machine, copy_store, stored, until, write_slot};
+use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_store::ObjectStore;
+use sawmill_volume::{FlushMode, open_cache};
+
+const BLOCK: usize = 4096;
+
+/// A machine on `store` with the journal of `rig`'s folder that is called `name`, and the cache of all.
+fn beside(rig: &Rig, store: &Arc<dyn ObjectStore>, name: &str) -> Rig {
+    let mut other = Rig::over(store.clone());
+    other.options.journal_path = rig.folder.path().join(name);
+    other.options.staging_folder = rig.folder.path().to_owned();
+    other.options.cache.clone_from(&rig.options.cache);
+    other
+}
+
+fn read(rig: &Rig) -> Vec<u8> {
+    let volume = rig.open();
+    let bytes = volume.read_at(0, BLOCK).unwrap();
+    volume.close().unwrap();
+    bytes
+}
+
+fn write_and_close(rig: &Rig, byte: u8) {
+    let volume = rig.open();
+    volume.write_at(0, &[byte; BLOCK]).unwrap();
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_copy_of_a_store_never_shows_what_the_cache_has_of_the_other() {
+    let mut one = Rig::new();
+    one.options.cache = Some(open_cache(&one.folder.path().join("cache"), 16 * MIB).unwrap());
+    one.open().close().unwrap();
+    let copy = copy_store(&*one.store);
+    let other = beside(&one, &copy, "other");
+    write_and_close(&one, b'a');
+    assert_eq!(read(&one), [b'a'; BLOCK], "and it is in the cache now");
+    write_and_close(&other, b'b');
+    assert_eq!(read(&other), [b'b'; BLOCK], "the copy goes on alone");
+    assert_eq!(read(&one), [b'a'; BLOCK]);
+}
+
+#[test]
+fn a_store_put_back_from_a_backup_does_not_get_the_frames_of_what_was_lost() {
+    let mut before = Rig::new();
+    before.options.cache = Some(open_cache(&before.folder.path().join("cache"), 16 * MIB).unwrap());
+    before.open().close().unwrap();
+    let backup = copy_store(&*before.store);
+    write_and_close(&before, b'a');
+    assert_eq!(read(&before), [b'a'; BLOCK]);
+    let mut after = beside(&before, &backup, "journal");
+    let (kind, text) = after.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
+    after.options.accept_journal_loss = true;
+    assert_eq!(read(&after), [0; BLOCK]);
+    write_and_close(&after, b'b');
+    assert_eq!(read(&after), [b'b'; BLOCK]);
+}
+
+#[test]
+fn a_journal_of_another_history_is_not_replayed() {
+    let a = Machine::with(64 * MIB, FlushMode::Logged);
+    a.open().close().unwrap();
+    let backup = copy_store(&*a.plain);
+    // It flushes and dies; the store is put back; another machine flushes the same place and dies.
+    let volume = a.open();
+    volume.write_at(0, &[b'a'; BLOCK]).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    drop(volume);
+    let b = Machine::over(backup.clone());
+    let volume = b.open();
+    volume.write_at(0, &[b'b'; BLOCK]).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    drop(volume);
+    let mut a_again = Rig::over(backup);
+    a_again.options.clone_from(&a.options);
+    let (kind, text) = a_again.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
+    assert!(text.contains("--accept-journal-loss"), "{text}");
+    assert_eq!(read(&b), [b'b'; BLOCK], "the newest writer's flush is there");
+}
+
+#[test]
+fn a_journal_by_another_name_has_the_same_one_writer() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    let in_use = |path: &Path, what: &str| {
+        let mut second = machine.successor();
+        second.rig.options.journal_path = path.to_owned();
+        second.rig.options.staging_folder.clone_from(&machine.options.staging_folder);
+        let (kind, text) = second.refused();
+        assert_eq!(kind, ErrorKind::InUse, "{what}: {text}");
+    };
+    let folder = machine.folder.path();
+    let link = folder.join("link");
+    std::os::unix::fs::symlink(machine.journal(), &link).unwrap();
+    in_use(&link, "a symbolic link");
+    let hard = folder.join("hard");
+    std::fs::hard_link(machine.journal(), &hard).unwrap();
+    in_use(&hard, "a second name");
+    let mut lock = machine.journal().into_os_string();
+    lock.push(".lock");
+    std::fs::remove_file(lock).unwrap();
+    in_use(&machine.journal(), "somebody removed the lock file");
+    write_slot(&volume, 0, 1);
+    volume.flush().unwrap();
+}
+
+#[test]
+fn a_journal_that_was_removed_under_its_server_is_noticed() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    std::fs::rename(machine.journal(), machine.folder.path().join("moved")).unwrap();
+    // The superblock says now and then how far it was logged and stored.
+    let mut slot = 0;
+    until("the volume stops", || {
+        slot += 1;
+        volume.write_at(slot % 16 * MIB, &[1; 1 << 20]).and_then(|()| volume.flush()).is_err()
+    });
+    let error = volume.flush().unwrap_err();
+    assert!(error.to_string().contains("removed, renamed or replaced"), "{error}");
+}
+
+#[test]
+fn a_copied_state_folder_leaves_the_memory_of_the_living_alone() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    volume.write_at(0, &[7; 5000]).unwrap();
+    let mut copy = Rig::over(machine.plain.clone());
+    std::fs::copy(machine.journal(), copy.journal()).unwrap();
+    let (kind, text) = copy.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
+    assert!(text.contains("in use by another process"), "{text}");
+    // Even who accepts all loss takes nothing from it: it hears that it was fenced, as ever.
+    copy.options.accept_memory_loss = true;
+    copy.options.accept_journal_loss = true;
+    copy.open().close().unwrap();
+    let memory = std::fs::read_dir(machine.folder.path()).unwrap();
+    let names: Vec<_> = memory.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().any(|name| name.to_string_lossy().ends_with(".staging")), "{names:?}");
+    volume.close_now();
+}

@@ -1,0 +1,208 @@
+//! Whoever was taken over hears it although he only reads and flushes; and no flush is answered on old news.
+
+mod faulty;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use faulty::rig::MIB;
+use faulty::{Machine, is_look, segment_put, slot_version, until, write_slot};
+use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
+use sawmill_volume::{Health, RealWorld, Stall, Stepped, Volume, World};
+
+/// A world where time passes when it is told to.
+struct Told(RealWorld, AtomicU64);
+
+impl World for Told {
+    fn now(&self) -> Duration {
+        Duration::from_millis(1000 + self.1.load(Ordering::SeqCst))
+    }
+    fn unix_ms(&self) -> u64 {
+        self.0.unix_ms()
+    }
+    fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.0.random()
+    }
+    fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.0.boot_id()
+    }
+    fn disks(&self) -> &dyn sawmill_volume::Disks {
+        self.0.disks()
+    }
+}
+
+/// A volume whose loops go when the test lets them.
+struct Attached {
+    world: Arc<Told>,
+    stepped: Stepped,
+}
+
+impl Attached {
+    fn new(machine: &Machine) -> Self {
+        let world = Arc::new(Told(RealWorld::default(), AtomicU64::new(0)));
+        let dynamic: Arc<dyn World> = world.clone();
+        let store = machine.rig.store.clone();
+        let stepped = Stepped::open(dynamic, store, "disk", &machine.options).unwrap();
+        let mut attached = Attached { world, stepped };
+        write_slot(attached.volume(), 0, 1);
+        attached.until("the first write is stored", |volume| {
+            let positions = volume.status().positions;
+            positions.stored == positions.accepted
+        });
+        attached
+    }
+
+    fn volume(&self) -> &Arc<Volume> {
+        self.stepped.volume()
+    }
+
+    fn pass(&self, ms: u64) {
+        self.world.1.fetch_add(ms, Ordering::SeqCst);
+    }
+
+    fn step(&mut self) {
+        while self.stepped.step_journal_quietly() {}
+        let _ = self.stepped.step_keeper(self.world.now());
+    }
+
+    /// Steps until something is so; no time passes.
+    fn until(&mut self, what: &str, mut so: impl FnMut(&Volume) -> bool) {
+        until(what, || {
+            self.step();
+            so(self.stepped.volume())
+        });
+    }
+
+    /// What a flush is answered, while so many milliseconds pass at each step.
+    fn flush(&mut self, step_ms: u64) -> Result<(), ErrorKind> {
+        let volume = self.volume().clone();
+        let asked = thread::spawn(move || volume.flush().map_err(|error| error.kind()));
+        self.until_with("the flush is answered", step_ms, |_| asked.is_finished());
+        asked.join().unwrap()
+    }
+
+    fn until_with(&mut self, what: &str, step_ms: u64, mut so: impl FnMut(&Volume) -> bool) {
+        until(what, || {
+            self.pass(step_ms);
+            self.step();
+            so(self.stepped.volume())
+        });
+    }
+}
+
+#[test]
+fn who_only_reads_hears_of_a_take_over() {
+    let first = Machine::new();
+    let mut a = Attached::new(&first);
+    let b = first.successor().open();
+    assert_eq!(slot_version(a.volume(), 0, 9), 1, "it cannot know yet");
+    a.until_with("a read is refused", 100, |volume| {
+        volume.read_at(0, 512).is_err_and(|error| error.kind() == ErrorKind::Fenced)
+    });
+    assert!(matches!(a.volume().status().health, Health::Fenced { .. }));
+    assert_eq!(a.flush(0), Err(ErrorKind::Fenced));
+    b.close().unwrap();
+}
+
+#[test]
+fn no_flush_is_answered_on_old_news() {
+    let first = Machine::new();
+    let mut a = Attached::new(&first);
+    a.pass(60_000);
+    a.step();
+    let b = first.successor().open();
+    let looks = first.count(is_look);
+    // The first thing it hears for a minute.
+    assert_eq!(a.flush(50), Err(ErrorKind::Fenced));
+    assert!(first.count(is_look) > looks);
+    b.close().unwrap();
+}
+
+#[test]
+fn a_volume_that_nobody_uses_is_not_looked_after() {
+    let machine = Machine::new();
+    let mut a = Attached::new(&machine);
+    a.pass(11_000);
+    a.step();
+    let calls = machine.count(|_| true);
+    for _ in 0..100 {
+        a.pass(1000);
+        a.step();
+    }
+    assert_eq!(machine.count(|_| true), calls);
+}
+
+#[test]
+fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
+    let machine = Machine::new();
+    let mut a = Attached::new(&machine);
+    let _heals = machine.healing();
+    machine.fault(Fault::Delay, is_look);
+    a.pass(60_000);
+    assert_eq!(a.flush(50), Ok(()), "it has waited for its patience");
+    assert!(matches!(a.volume().status().health, Health::StoreUnavailable { .. }));
+    assert_eq!(a.flush(0), Ok(()), "no other has to wait for the same answer");
+    machine.heal();
+    machine.faults.release_all();
+    a.until_with("it is well again", 100, |volume| {
+        volume.write_at(MIB, &[7]).unwrap();
+        volume.status().health == Health::Serving
+    });
+    assert_eq!(a.flush(0), Ok(()));
+}
+
+#[test]
+fn who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set() {
+    let mut machine = Machine::new();
+    machine.options.unstored_age_max = Some(Duration::from_secs(10));
+    let mut a = Attached::new(&machine);
+    let _heals = machine.healing();
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_put(call).is_some());
+    a.pass(60_000);
+    write_slot(a.volume(), 1, 1);
+    a.pass(9_000);
+    a.step();
+    assert_eq!((a.volume().status().stall, a.flush(0)), (None, Ok(())));
+    a.pass(1_001);
+    let (writer, flusher) = (a.volume().clone(), a.volume().clone());
+    let written = thread::spawn(move || write_slot(&writer, 2, 1));
+    a.until("the write waits", |volume| volume.status().stall == Some(Stall::UnstoredAge));
+    let flushed = thread::spawn(move || flusher.flush());
+    for _ in 0..50 {
+        a.pass(1000);
+        a.step();
+    }
+    assert!(!written.is_finished() && !flushed.is_finished(), "nothing is acknowledged");
+    machine.heal();
+    a.until_with("both are answered", 100, |_| written.is_finished() && flushed.is_finished());
+    written.join().unwrap();
+    flushed.join().unwrap().unwrap();
+}
+
+#[test]
+fn one_odd_answer_fences_nobody() {
+    let machine = Machine::new();
+    let mut a = Attached::new(&machine);
+    let sequence = a.volume().status().stored_sequence;
+    let (own, next) = (machine.segment_key(sequence), machine.segment_key(sequence + 1));
+    let body: Bytes = machine.object(&own);
+    Blocking(&*machine.plain).put(&next, body, Class::Upload).unwrap();
+    let looks = machine.count(is_look);
+    let look = |volume: &Volume| volume.read_at(0, 512).map(drop).unwrap();
+    a.until_with("it was looked at", 100, |volume| {
+        look(volume);
+        machine.count(is_look) > looks
+    });
+    machine.remove(&next);
+    for _ in 0..100 {
+        a.pass(200);
+        a.step();
+        look(a.volume());
+    }
+    assert_eq!(a.flush(0), Ok(()));
+    assert_eq!(a.volume().status().health, Health::Serving);
+}
