@@ -183,14 +183,16 @@ impl KeptList {
         numbers.dedup();
         self.number_max = self.number_max.max(numbers.last().copied().unwrap_or_default());
         let is_newest_whole = self.number_max == newest.number;
-        let (mut readable, mut passed_over) = (Vec::new(), Vec::new());
+        let (mut readable, mut passed_over, mut late) = (Vec::new(), Vec::new(), None);
         while let Some(number) = numbers.pop().filter(|number| *number > 0 && readable.len() < 2) {
             match read_root(store, &checkpoint_key(id, number), id, number)? {
+                Some(Ok(root)) if number != newest.number && came_late(store, &root)? => {
+                    late.get_or_insert(root);
+                }
                 Some(Ok(root)) => {
                     readable.push(number);
                     if number != newest.number || self.stored.is_none() {
-                        let why = format!("the volume from checkpoint {number}");
-                        self.add_state(store, why, &root, Until::END, None)?;
+                        self.add_state(store, fallback_name(number), &root, Until::END, None)?;
                     }
                 }
                 Some(Err(what)) if number > newest.number => {
@@ -201,6 +203,11 @@ impl KeptList {
                 Some(Err(what)) => passed_over.push((number, what)),
                 None => {}
             }
+        }
+        // The one before a late checkpoint stands for it, as long as it is there.
+        if let Some(root) = late.filter(|_| readable.len() < 2) {
+            readable.push(root.number);
+            self.add_state(store, fallback_name(root.number), &root, Until::END, None)?;
         }
         let is_alone = readable.len() < 2;
         for (number, what) in &passed_over {
@@ -370,6 +377,16 @@ impl KeptList {
     }
 }
 
+/// Whether the log went on from an older checkpoint: what this one says (a size, what is live) did not bind
+/// those who wrote since, and an open passes over it.
+fn came_late(store: &dyn ObjectStore, root: &Checkpoint) -> Result<bool> {
+    let mut end = open::start_of(root);
+    match roll_forward_until(store, root.volume_id, None, &mut end, Until::END) {
+        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+        _ => Ok(end.checkpoint_came_late),
+    }
+}
+
 /// States come in order.
 fn add_needer(needers: &mut Needers, state: usize) {
     match needers.last_mut() {
@@ -377,6 +394,10 @@ fn add_needer(needers: &mut Needers, state: usize) {
         Some((_, last)) if *last + 1 == state => *last = state,
         _ => needers.push((state, state)),
     }
+}
+
+fn fallback_name(number: u64) -> String {
+    format!("the volume from checkpoint {number}")
 }
 
 fn name_of(cut: &CutEntry) -> String {
