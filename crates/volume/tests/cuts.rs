@@ -10,7 +10,8 @@ use std::time::Duration;
 use faulty::rig::{MIB, Model};
 use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
 use sawmill_device::ErrorKind;
-use sawmill_format::checkpoint::parse_checkpoint_key;
+use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
+use sawmill_format::segment::{SegmentHeader, SegmentIdentity, segment_key};
 use sawmill_store::{Call, CallKind, Fault};
 use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, past};
 
@@ -513,4 +514,29 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
         let sleeps = step(&mut stepped);
         sleeps.is_none() && stepped.volume().status().dead_object_bytes == 0
     });
+}
+
+#[test]
+fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
+    let machine = machine();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    stored(&volume);
+    machine.fault(Fault::Delay, |call| segment_put(call).is_some());
+    write_slot(&volume, 1, 1);
+    until("a segment is on its way", || !machine.faults.held().is_empty());
+    // The checkpoint is frozen some time after.
+    std::thread::sleep(Duration::from_millis(5));
+    volume.resize(65 * MIB).unwrap();
+    let key = machine.keys("/checkpoint/").pop().unwrap();
+    let (volume_id, number) = parse_checkpoint_key(&key).unwrap();
+    let root = Checkpoint::decode(&machine.object(&key), &CheckpointIdentity { volume_id, number }).unwrap();
+    machine.heal();
+    machine.faults.release_all();
+    stored(&volume);
+    let sequence = root.next_sequence;
+    let object = machine.object(&segment_key(volume_id, sequence));
+    let late = SegmentHeader::decode(&object, &SegmentIdentity { volume_id, sequence }).unwrap();
+    assert!(root.wall_unix_ms <= late.wall_unix_ms, "{} > {}", root.wall_unix_ms, late.wall_unix_ms);
+    volume.close().unwrap();
 }

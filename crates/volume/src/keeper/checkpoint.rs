@@ -133,11 +133,7 @@ impl Keeper {
             through_sequence: self.stored_sequence,
             next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
             position: self.stored_position,
-            // Nothing came after a rollback: what it left has been so since then.
-            wall_unix_ms: self
-                .unsaved_rollback()
-                .filter(|rollback| rollback.sequence <= self.stored_sequence)
-                .map_or_else(|| shared.world.unix_ms(), |rollback| rollback.wall_unix_ms),
+            wall_unix_ms: self.frozen_unix_ms(),
             attached_ms: self.attached_ms(),
             size_bytes: self.size_bytes,
             clean,

@@ -82,6 +82,18 @@ impl Keeper {
         copies
     }
 
+    /// The moment a checkpoint stands for, when it is frozen now: no segment that is not in it is older, so
+    /// that the way to a later moment goes on from it. Nothing comes between a rollback and its checkpoint:
+    /// what that left has been so since then, and no way to a later moment leads through the rollback itself.
+    pub(super) fn frozen_unix_ms(&self) -> u64 {
+        let rollback = self.unsaved_rollback().filter(|rollback| rollback.sequence <= self.stored_sequence);
+        if let Some(rollback) = rollback {
+            return rollback.wall_unix_ms.max(self.newest_root.wall_unix_ms);
+        }
+        let under_way = self.uploads.iter().map(|upload| upload.contents().0.wall_unix_ms);
+        under_way.fold(self.shared.world.unix_ms(), u64::min)
+    }
+
     /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
     pub(super) fn freeze_past(&self, view: &View, number: u64) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
         let book = view.cuts.lock().clone();
