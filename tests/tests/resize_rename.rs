@@ -144,3 +144,20 @@ fn two_names_of_one_volume_are_shown_kept_and_made_one() {
     let _ = place.sawmill(&["delete", "other", "--yes"]).ok();
     assert_eq!(names(&place), Vec::<String>::new());
 }
+
+#[test]
+fn a_volume_without_a_name_is_listed_by_its_id_and_named_again() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "16M", &[]);
+    let store = place.store_folder().expect("a folder");
+    let id =
+        place.sawmill(&["info", "disk", "--json"]).json()["volume"]["id"].as_str().expect("an id").to_owned();
+    std::fs::remove_dir_all(store.join("names")).expect("removed");
+    assert_eq!(names(&place), Vec::<String>::new());
+    let all = place.sawmill(&["list", "--all", "--json"]).json();
+    assert_eq!((all[0]["name"].as_str(), all[0]["unnamed"]["deleted"].as_bool()), (Some(&*id), Some(false)));
+    place.sawmill(&["rename", &id, "disk"]).refused(2, &["--block-size"]);
+    let _ = place.sawmill(&["rename", &id, "disk", "--block-size", "4096"]).ok();
+    assert_eq!(names(&place), ["disk"]);
+    let _ = place.sawmill(&["check", "disk"]).ok();
+}

@@ -57,7 +57,10 @@ pub use cuts::{Cut, CutInfo, PastReport, clone, clone_in, past};
 pub use disk::{Disk, Disks, Lock, RealDisks, Seen, open_cache};
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
-pub use names::{Deleted, Listed, create, create_in, delete, delete_in, find, list, rename, rename_in};
+pub use names::{
+    Deleted, Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed,
+    rename, rename_in, unnamed,
+};
 pub use options::{CreateOptions, FlushMode, OpenOptions};
 pub use past::Undo;
 pub use recovery::{RecoveryReport, RecoveryStep};

@@ -25,6 +25,9 @@ use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
 
 pub(crate) mod ledger;
+mod lost;
+
+pub use lost::{Unnamed, name_unnamed, unnamed};
 
 /// How often something is tried anew because somebody else was faster.
 const TRIES_MAX: u32 = 8;
@@ -233,7 +236,17 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     Err(busy(name))
 }
 
-/// Removes what a delete that died has left of a volume.
+/// Removes what is left of a volume whose delete died: nobody can have it any more.
+pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+    let world = RealWorld::default();
+    check_name(name)?;
+    let was = ledger::settle(&world, store, name)?;
+    match was.volume {
+        Some(_) => Err(exists(name)),
+        None => delete_rest(&world, store, name, &was),
+    }
+}
+
 fn delete_rest(
     world: &dyn World,
     store: &dyn ObjectStore,

@@ -17,7 +17,7 @@ use sawmill_store::{
 };
 use sawmill_volume::{
     CreateOptions, ErrorKind, RealWorld, Result, clone, clone_in, create, create_in, delete, find, list,
-    rename,
+    name_unnamed, rename, unnamed,
 };
 
 const SMALL: u64 = 1 << 20;
@@ -385,4 +385,57 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_whoever_dies() {
             break;
         }
     }
+}
+
+#[test]
+fn a_volume_that_lost_its_name_is_found_by_its_id_and_named_again() {
+    let machine = machine_with(7);
+    let store = &*machine.plain;
+    let id = machine.volume_id();
+    assert_eq!(unnamed(store).unwrap().len(), 0);
+    let named = name_unnamed(store, id, "other", None).unwrap_err();
+    assert!(named.kind() == ErrorKind::Refused && named.to_string().contains("rename disk other"), "{named}");
+    for key in machine.keys("names/") {
+        machine.remove(&key);
+    }
+    let lost = unnamed(store).unwrap();
+    assert_eq!((lost.len(), lost[0].volume_id, lost[0].is_deleted), (1, id, false));
+    assert!(lost[0].size_bytes.as_ref().is_ok_and(|bytes| *bytes > 0));
+    let blocks = name_unnamed(store, id, "again", None).unwrap_err();
+    assert!(blocks.to_string().contains("--block-size"), "{blocks}");
+    name_unnamed(store, id, "again", Some(4096)).unwrap();
+    let mut reader = machine_for(&machine, "again");
+    reader.rig.options.read_only = true;
+    assert_eq!(slot_version(&reader.open(), 0, 9), 7);
+    assert_eq!(unnamed(store).unwrap().len(), 0);
+}
+
+#[test]
+fn what_a_name_once_said_of_a_lost_volume_is_used() {
+    let machine = machine_with(7);
+    let record = rename(&*machine.plain, "disk", "other").unwrap();
+    create(&*machine.plain, "disk", &small()).unwrap();
+    for key in machine.keys("names/other/") {
+        machine.remove(&key);
+    }
+    let lost = unnamed(&*machine.plain).unwrap();
+    assert_eq!(lost.iter().map(|lost| lost.volume_id).collect::<Vec<_>>(), [record.volume_id]);
+    let again = name_unnamed(&*machine.plain, record.volume_id, "third", None).unwrap();
+    let shape = |record: &VolumeRecord| (record.block_bytes, record.segment_bytes, record.flush_mode);
+    assert_eq!(shape(&again), shape(&record));
+    holds(&machine, "third", 7, "named by what was said before");
+}
+
+#[test]
+fn what_was_deleted_is_shown_by_its_id_and_not_named_again() {
+    let machine = machine_with(1);
+    let base = machine.volume_id();
+    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    delete(&*machine.plain, "disk").unwrap();
+    let left = unnamed(&*machine.plain).unwrap();
+    assert_eq!(left.iter().map(|left| (left.volume_id, left.is_deleted)).collect::<Vec<_>>(), [(base, true)]);
+    let refused = name_unnamed(&*machine.plain, base, "again", None).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
+    delete(&*machine.plain, "copy").unwrap();
+    assert_eq!(unnamed(&*machine.plain).unwrap().len(), 0);
 }

@@ -4,8 +4,10 @@ use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use clap::Args;
+use sawmill_volume::{Deleted, ErrorKind};
 
 use super::Context;
+use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
 use crate::units::human_size;
 use crate::{control, output, wiring};
@@ -34,7 +36,15 @@ struct Document<'a> {
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
-    let (store, record) = wiring::find(&address)?;
+    let store = wiring::open_store(&address.store_url)?;
+    let record = match sawmill_volume::find(&*store, &address.name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // A delete that died has left something: there is nothing more to ask about.
+            let deleted = sawmill_volume::finish_delete(&*store, &address.name)?;
+            return report(context, &address, &deleted);
+        }
+        record => record?,
+    };
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     if let Some(served) = control::attached(&folder)? {
         return Err(Failure::new(
@@ -51,6 +61,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     }
     let deleted = sawmill_volume::delete(&*store, &address.name)?;
     forget_state(&folder);
+    report(context, &address, &deleted)
+}
+
+fn report(context: &Context, address: &VolumeAddress, deleted: &Deleted) -> Result<Exit> {
     let document = Document {
         deleted: &address.name,
         store: &address.store_url,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use sawmill_store::ObjectStore;
-use sawmill_volume::{ErrorKind, Listed, inspect};
+use sawmill_volume::{ErrorKind, Listed, Unnamed, inspect};
 use serde::Serialize;
 
 use super::Context;
@@ -19,6 +19,11 @@ pub(super) struct Arguments {
     /// URL of the store; without it the default store.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+
+    /// Also what no name means, by its id: volumes that have lost their names (`sawmill rename ID NEW` names
+    /// one), and what is left of deleted ones. Lists every object of the store.
+    #[arg(long)]
+    all: bool,
 }
 
 /// One volume of the list.
@@ -27,9 +32,25 @@ struct Row {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     volume: Option<RecordDocument>,
+    /// Of what no name means; its name here is its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unnamed: Option<UnnamedDocument>,
     attached: Option<Attachment>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct UnnamedDocument {
+    size_bytes: Option<u64>,
+    deleted: bool,
+}
+
+impl UnnamedDocument {
+    fn said(&self) -> String {
+        let size = self.size_bytes.map_or_else(|| "unreadable".to_owned(), human_size);
+        format!("{size}, {}", if self.deleted { "deleted: clones may need it" } else { "no name means it" })
+    }
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
@@ -47,14 +68,21 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
                 let folder = context.places.volume_folder(&record.volume_id.to_string(), &url)?;
                 let attached = attached_to(&folder);
                 let volume = Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
-                Row { name: listed.name, volume, attached, error: None }
+                Row { name: listed.name, volume, unnamed: None, attached, error: None }
             }
-            Err(error) => {
-                Row { name: listed.name, volume: None, attached: None, error: Some(error.to_string()) }
-            }
+            Err(error) => Row {
+                name: listed.name,
+                volume: None,
+                unnamed: None,
+                attached: None,
+                error: Some(error.to_string()),
+            },
         });
     }
     rows.sort_by(|a, b| a.name.cmp(&b.name));
+    if arguments.all {
+        rows.extend(sawmill_volume::unnamed(&*store)?.iter().map(unnamed_row));
+    }
     if context.json {
         output::json(&rows)?;
     } else if rows.is_empty() {
@@ -63,6 +91,13 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         output::table(&["name", "size", "block", "flush", "attached"], rows.iter().map(cells).collect())?;
     }
     Ok(Exit::Ok)
+}
+
+fn unnamed_row(unnamed: &Unnamed) -> Row {
+    let size_bytes = unnamed.size_bytes.as_ref().ok().copied();
+    let document = UnnamedDocument { size_bytes, deleted: unnamed.is_deleted };
+    let (name, unnamed) = (unnamed.volume_id.to_string(), Some(document));
+    Row { name, volume: None, unnamed, attached: None, error: None }
 }
 
 /// What the newest checkpoints say: a volume may have been resized since it was made. Asked side by side, as
@@ -98,6 +133,9 @@ fn attached_to(folder: &Path) -> Option<Attachment> {
 
 fn cells(row: &Row) -> Vec<String> {
     let attached = row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
+    if let Some(unnamed) = &row.unnamed {
+        return vec![row.name.clone(), unnamed.said(), "-".into(), "-".into(), attached];
+    }
     match (&row.volume, &row.error) {
         (Some(volume), _) => vec![
             row.name.clone(),

@@ -1,6 +1,7 @@
 //! `sawmill rename`: another name for a volume.
 
 use clap::Args;
+use sawmill_volume::ErrorKind;
 use serde::Serialize;
 
 use super::Context;
@@ -13,9 +14,14 @@ use crate::{output, wiring};
 /// it is served anew. A rename that is interrupted leaves the old name or the new one.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Name in the default store, or a URL ending in the name.
+    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name, its id, as
+    /// `sawmill list --all` shows it.
     #[arg(value_name = "VOL")]
     volume: String,
+
+    /// Logical block of a volume that is named by its id, when the store says nothing of it any more.
+    #[arg(long, value_name = "BYTES", value_parser = ["512", "4096"])]
+    block_size: Option<String>,
 
     /// The new name alone: a volume stays in its store. (`sawmill copy` brings it to another.)
     #[arg(value_name = "NEW")]
@@ -33,7 +39,14 @@ struct Document<'a> {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
-    let record = sawmill_volume::rename(&*store, &address.name, &arguments.new)?;
+    let record = match (sawmill_volume::rename(&*store, &address.name, &arguments.new), address.name.parse())
+    {
+        (Err(error), Ok(volume_id)) if error.kind() == ErrorKind::NotFound => {
+            let block_bytes = arguments.block_size.as_ref().and_then(|bytes| bytes.parse().ok());
+            sawmill_volume::name_unnamed(&*store, volume_id, &arguments.new, block_bytes)?
+        }
+        (record, _) => record?,
+    };
     let (renamed, to) = (address.name.as_str(), record.name.as_str());
     if context.json {
         let id = record.volume_id.to_string();

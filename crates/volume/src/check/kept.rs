@@ -187,7 +187,7 @@ impl KeptList {
         while let Some(number) = numbers.pop().filter(|number| *number > 0 && readable.len() < 2) {
             match read_root(store, &checkpoint_key(id, number), id, number)? {
                 Some(Ok(root)) if number != newest.number && came_late(store, &root)? => {
-                    late.get_or_insert(root);
+                    late = Some(root);
                 }
                 Some(Ok(root)) => {
                     readable.push(number);
@@ -204,7 +204,8 @@ impl KeptList {
                 None => {}
             }
         }
-        // The one before a late checkpoint stands for it, as long as it is there.
+        // The one before a late checkpoint stands for it. The oldest of late ones alone was built upon: its
+        // writer deleted those before it.
         if let Some(root) = late.filter(|_| readable.len() < 2) {
             readable.push(root.number);
             self.add_state(store, fallback_name(root.number), &root, Until::END, None)?;

@@ -248,7 +248,7 @@ pub(crate) fn means(store: &dyn ObjectStore, name: &str, volume_id: VolumeId) ->
     Ok(look(store, name)?.volume.is_some_and(|volume| volume.volume_id == volume_id))
 }
 
-fn decode(name: &str, number: u64, bytes: &[u8]) -> Result<NameRecord> {
+pub(super) fn decode(name: &str, number: u64, bytes: &[u8]) -> Result<NameRecord> {
     let damaged = |error| Error::new(ErrorKind::Corrupt, format!("{}: {error}", name_key(name, number)));
     NameRecord::decode(bytes, name, number).map_err(damaged)
 }

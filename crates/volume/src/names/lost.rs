@@ -1,0 +1,137 @@
+//! Volumes that no name means: their names were lost, or what made them died half way.
+//!
+//! Invariants: a volume is found by what lies under its id, so none is overlooked; it is named only when no
+//! name is known to mean it, nobody has deleted it, and it is no copy that is not whole yet. Should a lagging
+//! list hide its name, it has two, and nothing deletes it before one of them is gone.
+//!
+//! Not here: the names there are (`ledger`).
+
+use std::collections::BTreeSet;
+
+use sawmill_format::checkpoint::parse_checkpoint_key;
+use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::name_record::{NAME_PREFIX, parse_name_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Class, ObjectStore};
+
+use super::{check_name, exists, ledger, list, replica};
+use crate::ask::{self, store_error};
+use crate::cuts::words;
+use crate::options::CreateOptions;
+use crate::recovery::checkpoint;
+use crate::world::{RealWorld, World};
+use crate::{Error, ErrorKind, Result, limits};
+
+/// A volume that no name means.
+#[derive(Clone, Debug)]
+pub struct Unnamed {
+    /// Its id.
+    pub volume_id: VolumeId,
+    /// Its size, or why that cannot be read.
+    pub size_bytes: Result<u64>,
+    /// It was deleted, and something of it is left: its clones need it, or the delete was cut short.
+    pub is_deleted: bool,
+}
+
+/// The volumes that no name means, by id. Lists every key of the store: a request for each thousand objects.
+pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
+    let mut ids = BTreeSet::new();
+    for object in Blocking(store).list("", Class::Read).map_err(|error| store_error(&error))? {
+        ids.extend(parse_checkpoint_key(&object.key).map(|(volume_id, _)| volume_id));
+    }
+    for listed in list(store)? {
+        // A name that cannot be read may mean any of them: what it says is not known.
+        ids.remove(&listed.record?.volume_id);
+    }
+    let described = ids.into_iter().map(|volume_id| {
+        let newest = checkpoint::newest(store, volume_id);
+        let size_bytes = newest.map(|newest| newest.checkpoint.size_bytes);
+        Ok(Unnamed { volume_id, size_bytes, is_deleted: words::newest(store, volume_id)?.is_gone() })
+    });
+    described.collect()
+}
+
+/// Names a volume that no name means. What its records no longer say, because all are gone, is taken as
+/// `block_bytes` and the defaults of a new volume.
+pub fn name_unnamed(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    name: &str,
+    block_bytes: Option<u32>,
+) -> Result<VolumeRecord> {
+    name_unnamed_in(&RealWorld::default(), store, volume_id, name, block_bytes)
+}
+
+fn name_unnamed_in(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    name: &str,
+    block_bytes: Option<u32>,
+) -> Result<VolumeRecord> {
+    check_name(name)?;
+    let refused = |text: String| Err(Error::new(ErrorKind::Refused, text));
+    for listed in list(store)? {
+        let other = &listed.name;
+        if listed.record?.volume_id == volume_id {
+            return refused(format!("volume {volume_id} has a name: `sawmill rename {other} {name}`"));
+        }
+    }
+    // Refuses an id under which nothing can be opened.
+    let newest = checkpoint::newest(store, volume_id)?;
+    if words::newest(store, volume_id)?.is_gone() {
+        return refused(format!("volume {volume_id} was deleted: what is left of it goes with its clones"));
+    }
+    if replica(store, volume_id)?.is_some() {
+        return refused(format!(
+            "volume {volume_id} is a replica that has no name yet: `sawmill replicate` again names it"
+        ));
+    }
+    let record = match last_record(store, volume_id)? {
+        Some(record) => record,
+        None => record_anew(world, volume_id, newest.checkpoint.size_bytes, block_bytes)?,
+    };
+    ledger::name_again(world, store, name, &record)?.ok_or_else(|| exists(name))
+}
+
+/// What some name once said of a volume: records are never deleted.
+fn last_record(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<VolumeRecord>> {
+    for object in Blocking(store).list(NAME_PREFIX, Class::Read).map_err(|error| store_error(&error))? {
+        let Some((name, number)) = parse_name_key(&object.key) else { continue };
+        let Some(bytes) = ask::get(store, &object.key, None, Class::Read)? else { continue };
+        if let Ok(record) = ledger::decode(name, number, &bytes)
+            && record.volume.volume_id == volume_id
+        {
+            return Ok(Some(record.volume));
+        }
+    }
+    Ok(None)
+}
+
+fn record_anew(
+    world: &dyn World,
+    volume_id: VolumeId,
+    size_bytes: u64,
+    block_bytes: Option<u32>,
+) -> Result<VolumeRecord> {
+    let Some(block_bytes) = block_bytes else {
+        let text = format!(
+            "nothing in the store says any more which blocks volume {volume_id} has: add `--block-size 4096` \
+             (what volumes have unless told otherwise) or 512"
+        );
+        return Err(Error::new(ErrorKind::Invalid, text));
+    };
+    let options = CreateOptions { block_bytes, ..CreateOptions::new(size_bytes) };
+    super::check_options(&options)?;
+    Ok(VolumeRecord {
+        volume_id,
+        put_id: PutId(world.random()?),
+        size_bytes,
+        block_bytes,
+        segment_bytes: options.segment_bytes,
+        frame_bytes: limits::FRAME_BYTES,
+        flush_mode: options.flush,
+        created_unix_ms: world.unix_ms(),
+        name: String::new(),
+    })
+}
