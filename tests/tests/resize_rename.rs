@@ -150,8 +150,7 @@ fn a_volume_without_a_name_is_listed_by_its_id_and_named_again() {
     let place = Place::new(&store::folder());
     place.create("disk", "16M", &[]);
     let store = place.store_folder().expect("a folder");
-    let id =
-        place.sawmill(&["info", "disk", "--json"]).json()["volume"]["id"].as_str().expect("an id").to_owned();
+    let id = place.sawmill(&["info", "disk", "--json"]).json()["id"].as_str().expect("an id").to_owned();
     std::fs::remove_dir_all(store.join("names")).expect("removed");
     assert_eq!(names(&place), Vec::<String>::new());
     let all = place.sawmill(&["list", "--all", "--json"]).json();
