@@ -5,7 +5,7 @@ mod faulty;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use faulty::rig::{MIB, Model};
 use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
@@ -525,8 +525,8 @@ fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
     machine.fault(Fault::Delay, |call| segment_put(call).is_some());
     write_slot(&volume, 1, 1);
     until("a segment is on its way", || !machine.faults.held().is_empty());
-    // The checkpoint is frozen some time after.
-    std::thread::sleep(Duration::from_millis(5));
+    let sent = Instant::now();
+    until("it is some time on its way", || sent.elapsed() > Duration::from_millis(5));
     volume.resize(65 * MIB).unwrap();
     let key = machine.keys("/checkpoint/").pop().unwrap();
     let (volume_id, number) = parse_checkpoint_key(&key).unwrap();

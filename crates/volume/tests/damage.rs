@@ -246,11 +246,12 @@ fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
         assert_eq!(slot_version(&volume, 0, 1), 1);
         faulty::holds(&volume, 30 << 30, &[3; 5000]);
         volume.close().unwrap();
-        // The damaged one is the one before now, and goes with the next.
-        let damage = damage_of(&machine);
-        assert!(damage.len() == 1 && damage[0].object == parts[0], "{how}: {damage:?}");
+        // The log went on from the one before the damaged one, which is a way back once more.
+        machine.assert_sound(how);
+        machine.remove(machine.keys("/checkpoint/").last().unwrap());
         let volume = machine.open();
         assert_eq!(slot_version(&volume, 0, 1), 1);
+        faulty::holds(&volume, 30 << 30, &[3; 5000]);
         write_slot(&volume, 0, 1);
         volume.close().unwrap();
         machine.assert_sound(how);

@@ -14,8 +14,8 @@ use crate::{output, wiring};
 /// it is served anew. A rename that is interrupted leaves the old name or the new one.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name, its id, as
-    /// `sawmill list --all` shows it.
+    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name, its id,
+    /// as `sawmill list --all` shows it.
     #[arg(value_name = "VOL")]
     volume: String,
 

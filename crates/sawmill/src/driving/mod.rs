@@ -134,8 +134,9 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     let to_main = ring.clone();
     // Nobody listens any more when all is over.
     let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
-    let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
+    // Whoever sees the socket must be able to ask for a clean end.
     forward_signals(ring.clone())?;
+    let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
         plan,
