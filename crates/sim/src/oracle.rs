@@ -324,13 +324,28 @@ impl Oracle {
             "after {loss:?} at least {least} of {} operations must be there, and the volume is no prefix:",
             self.operations.len()
         );
-        let image = self.image_after(least);
+        let (nearest, image) = self.nearest_prefix(least, found);
         let differs = image.iter().zip(found).enumerate().filter(|(_, (one, other))| one != other);
         for (at, (want, got)) in differs.take(4) {
             let origin = self.origin(at as u64, *got);
-            let _ = write!(text, "\n  byte {at}: {want:#04x} after {least}, found {got:#04x}{origin}");
+            let _ = write!(text, "\n  byte {at}: {want:#04x} after {nearest}, found {got:#04x}{origin}");
         }
         text
+    }
+
+    /// How many operations, at least `least`, come nearest to `found`, and what is there after them.
+    fn nearest_prefix(&self, least: usize, found: &[u8]) -> (usize, Vec<u8>) {
+        let distance = |image: &[u8]| image.iter().zip(found).filter(|(one, other)| one != other).count();
+        let mut image = self.image_after(least);
+        let mut nearest = (distance(&image), least, image.clone());
+        for (number, op) in self.operations.iter().enumerate().skip(least) {
+            apply(&mut image, op);
+            let far = distance(&image);
+            if far < nearest.0 {
+                nearest = (far, number + 1, image.clone());
+            }
+        }
+        (nearest.1, nearest.2)
     }
 }
 

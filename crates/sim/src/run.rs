@@ -438,7 +438,8 @@ impl Machine {
         self.for_memory(|path| std::fs::remove_file(path));
     }
 
-    /// Memory is cut short, or its first page is not what was written.
+    /// Memory is cut short, or its first page is not what was written. The file is another one then: what a
+    /// process that was replaced and lives on has mapped stays whole.
     fn damage_memory(&self, cut: bool) {
         self.for_memory(|path| {
             let mut bytes = std::fs::read(path)?;
@@ -447,7 +448,10 @@ impl Machine {
             } else if let Some(byte) = bytes.get_mut(66) {
                 *byte ^= 1;
             }
-            std::fs::write(path, bytes)
+            let mode = std::fs::metadata(path)?.permissions();
+            std::fs::remove_file(path)?;
+            std::fs::write(path, bytes)?;
+            std::fs::set_permissions(path, mode)
         });
     }
 

@@ -144,6 +144,18 @@ impl StagingFile {
         unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>()) }
     }
 
+    /// The third live word: the position up to which the journal disk has been synced.
+    fn synced_word(&self) -> &atomic::AtomicU64 {
+        // SAFETY: as for the first word.
+        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 16).cast::<u64>()) }
+    }
+
+    /// Up to where the earlier process had synced the journal disk, as far as it said; else zero.
+    #[must_use]
+    pub fn synced(&mut self) -> u64 {
+        self.synced_word().load(Ordering::Acquire)
+    }
+
     /// Where the earlier process had got to.
     #[must_use]
     pub fn written(&mut self) -> u64 {
@@ -180,6 +192,7 @@ impl StagingFile {
         assert!(position.is_multiple_of(BLOCK_BYTES), "the ring starts at a whole block");
         assert!(header.len() <= BLOCK_BYTES as usize, "the header is one page");
         self.written_word().store(position, Ordering::Release);
+        self.synced_word().store(0, Ordering::Release);
         // SAFETY: the header page is mapped, `self` is owned so nobody else uses it, the source fits.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.prefix.at(0), header.len()) };
         let id = RINGS.fetch_add(1, Ordering::Relaxed);
@@ -535,6 +548,13 @@ impl Consumer {
     pub fn declare_written(&mut self, span: Span) {
         assert!(span.ring == self.ring.id && span.start == self.ring.written(), "spans are written in order");
         self.ring.staging.written_word().store(span.end, Ordering::Release);
+    }
+
+    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to `position`: what
+    /// lies before it is never to be written anew, which a power cut could leave half done.
+    pub fn declare_synced(&mut self, position: u64) {
+        assert!(position <= self.ring.written(), "only what was written can be synced");
+        self.ring.staging.synced_word().store(position, Ordering::Release);
     }
 
     /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, and that only

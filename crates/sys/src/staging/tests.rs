@@ -74,6 +74,7 @@ fn what_a_dead_process_left_can_be_read_again() {
     drop((ring, consumer));
     let mut again = StagingFile::open(&path).unwrap().unwrap();
     assert!(again.sync_failed());
+    assert_eq!(again.synced(), 0, "nobody said so");
     assert_eq!(&again.header()[..6], b"header");
     assert_eq!(again.written(), 4096);
     let mut back = vec![0; 6000];
@@ -117,6 +118,7 @@ fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
     let first = put(&ring, 1, 4096).unwrap();
     let second = put(&ring, 2, 4096).unwrap();
     consumer.declare_written(Span::of(&first));
+    consumer.declare_synced(4096);
     consumer.declare_written(Span::of(&second));
     consumer.declare_sync_failed(4096);
     assert_eq!(ring.written(), 4096, "the second is to be written anew");

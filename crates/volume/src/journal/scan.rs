@@ -21,8 +21,10 @@ pub(crate) struct LogImage {
     capacity_bytes: u64,
     /// The memory, and the position from which it (and not the disk) is right.
     staging: Option<(StagingFile, u64)>,
-    /// Whether the process that left the memory met a failed sync.
-    sync_failed: bool,
+    /// See [`LogImage::is_doubtful`].
+    is_doubtful: bool,
+    /// See [`LogImage::synced`].
+    synced: u64,
     /// Read-ahead of the disk: position and bytes.
     window: (u64, Vec<u8>),
     /// Bytes of the next read-ahead.
@@ -31,13 +33,14 @@ pub(crate) struct LogImage {
 
 impl LogImage {
     pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, mut staging: Option<StagingFile>) -> Self {
-        let sync_failed = staging.as_mut().is_some_and(StagingFile::sync_failed);
+        let is_doubtful = staging.as_mut().is_some_and(StagingFile::sync_failed);
+        let synced = staging.as_mut().map_or(0, StagingFile::synced);
         let staging = staging.map(|mut file| {
             let from = file.written();
             (file, from)
         });
         let reach_bytes = limits::SCAN_BYTES_FIRST;
-        LogImage { disk, capacity_bytes, staging, sync_failed, window: (0, Vec::new()), reach_bytes }
+        LogImage { disk, capacity_bytes, staging, is_doubtful, synced, window: (0, Vec::new()), reach_bytes }
     }
 
     /// From where on the bytes come from memory.
@@ -96,9 +99,19 @@ impl LogImage {
         Ok(())
     }
 
-    /// Whether the process that left the memory met a failed sync.
-    pub(crate) fn sync_failed(&self) -> bool {
-        self.sync_failed
+    /// There was memory in this boot, and it is gone, and with it the word of a failed sync.
+    pub(crate) fn with_memory_lost(self) -> Self {
+        LogImage { is_doubtful: true, ..self }
+    }
+
+    /// Whether what can be read may still not be durable.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.is_doubtful
+    }
+
+    /// Up to where the process that left the memory had synced the disk, as far as that says.
+    pub(crate) fn synced(&self) -> u64 {
+        self.synced
     }
 
     /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens the

@@ -241,8 +241,9 @@ impl JournalWriter {
         Ok(())
     }
 
-    fn synced(&self) {
+    fn synced(&mut self) {
         self.journal.syncs.fetch_add(1, Ordering::Relaxed);
+        self.consumer.declare_synced(self.written);
         self.journal.logged.store(self.written, Ordering::Release);
     }
 

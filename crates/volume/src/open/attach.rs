@@ -125,7 +125,7 @@ fn try_attach(
         _ => None,
     };
     let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
-    if staging.is_some() || position > end {
+    if scan.is_some() || position > end {
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
     }
     let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
@@ -462,8 +462,8 @@ fn has_nobody_gone_on(
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
-/// Moves what only memory holds to the disk, with slots that were never filled made into voids; to be synced.
-/// Returns the memory, which stays valid until the superblock says that it is not needed.
+/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and writes
+/// anew what the disk may not have kept; to be synced. Returns the memory, which stays valid until the superblock says that it is not needed.
 fn settle_staged(
     mut log: LogImage,
     scan: &Scan,
@@ -471,11 +471,11 @@ fn settle_staged(
     block: &Superblock,
 ) -> Result<Option<StagingFile>> {
     let capacity_bytes = block.capacity_bytes;
-    let Some(mut from) = log.staged_from() else { return Ok(None) };
-    if log.sync_failed() {
+    let mut from = log.staged_from().unwrap_or(scan.end);
+    if log.is_doubtful() {
         // What was written since the last good sync can be read and may still not be durable: it is written
         // anew.
-        from = from.min(block.logged.max(block.trim));
+        from = from.min(scan.mark.max(block.trim));
     }
     let from = from / BLOCK_BYTES * BLOCK_BYTES;
     let end = scan.end.next_multiple_of(BLOCK_BYTES);

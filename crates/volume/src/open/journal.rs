@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
-use super::{Stored, memory};
+use super::Stored;
+use super::memory::{self, Found};
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
@@ -253,9 +254,14 @@ fn judge_against_store(
     if end.clean {
         return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
     }
-    let staging = memory::find(stored, options, block, world)?;
-    let mut log = LogImage::new(disk.clone(), block.capacity_bytes, staging);
-    let wanted = ScanOptions::of(block, end.position, options.accept_journal_loss);
+    let image = |staging| LogImage::new(disk.clone(), block.capacity_bytes, staging);
+    let mut log = match memory::find(stored, options, block, world)? {
+        Found::Memory(staging) => image(Some(staging)),
+        Found::NoneNeeded => image(None),
+        Found::Lost => image(None).with_memory_lost(),
+    };
+    let mut wanted = ScanOptions::of(block, end.position, options.accept_journal_loss);
+    wanted.mark = wanted.mark.max(log.synced());
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }

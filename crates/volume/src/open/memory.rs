@@ -59,7 +59,16 @@ enum NotIt {
     Foreign(String),
 }
 
-/// The memory that goes with this journal. None: nothing accepted is in memory alone, or the power was lost.
+/// What there is of the memory that goes with a journal.
+pub(super) enum Found {
+    Memory(StagingFile),
+    /// Nothing accepted is in memory alone, or the power was lost.
+    NoneNeeded,
+    /// It is gone in the boot in which it was written, and the user accepts the loss.
+    Lost,
+}
+
+/// The memory that goes with this journal.
 ///
 /// Errors: `Refused` when there must be memory and it is not found; `Unavailable` when one cannot look.
 pub(super) fn find(
@@ -67,11 +76,11 @@ pub(super) fn find(
     options: &OpenOptions,
     block: &Superblock,
     world: &dyn World,
-) -> Result<Option<StagingFile>> {
+) -> Result<Found> {
     let boot_id = world.boot_id()?;
     let recorded = block.memory.as_ref();
     if recorded.is_some_and(|memory| memory.boot_id != boot_id) {
-        return Ok(None);
+        return Ok(Found::NoneNeeded);
     }
     // In the folder that is used now, which may be another mount of the one where it was left; else there.
     // The journal may be a copy, and then that is the folder of the one it was copied from.
@@ -81,18 +90,18 @@ pub(super) fn find(
     for folder in folders {
         match look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)?
         {
-            Ok(staging) => return Ok(Some(staging)),
+            Ok(staging) => return Ok(Found::Memory(staging)),
             Err(NotIt::Absent(path)) => reasons.push(format!("{} is not there", path.display())),
             Err(NotIt::Foreign(why)) => reasons.push(why),
         }
     }
     if recorded.is_none() {
-        return Ok(None);
+        return Ok(Found::NoneNeeded);
     }
     let lost = reasons.join("; ");
     if options.accept_memory_loss {
         tracing::warn!("the memory of volume {} is lost, and the loss accepted: {lost}", stored.record.name);
-        return Ok(None);
+        return Ok(Found::Lost);
     }
     let text = format!(
         "the memory with the newest accepted writes of volume {} is lost: the machine was not restarted \

@@ -115,10 +115,16 @@ fn demand_may_fall(
 }
 
 /// A checkpoint that came late says how large a dead attachment wanted the disk to be. The one that went on
-/// from the checkpoint before knew nothing of that: its users have relied on the size before.
+/// from the checkpoint before knew nothing of that: its users have relied on the size before. A replica may
+/// have a checkpoint before that which is much older, and does not lead to the same end of the log.
 fn unresized(store: &dyn ObjectStore, late: Stored, reporter: &mut Reporter<'_>) -> Result<Stored> {
     match stored_below(store, &late, reporter) {
-        Ok(before) if before.record.size_bytes != late.record.size_bytes => Ok(before),
+        Ok(before)
+            if before.record.size_bytes != late.record.size_bytes
+                && before.end.stored_sequence == late.end.stored_sequence =>
+        {
+            Ok(before)
+        }
         Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
         _ => Ok(late),
     }
