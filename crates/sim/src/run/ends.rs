@@ -91,7 +91,7 @@ impl Run {
 
     /// Memory goes or is damaged, and the machine goes on: nobody may attach without saying that this is
     /// known.
-    fn lose_memory_alone(&mut self, machine: usize) {
+    pub(super) fn lose_memory_alone(&mut self, machine: usize) {
         let manner = self.dice.below(3);
         self.trace.note("memory lost", [manner, 0], || format!("machine {machine} loses its memory alone"));
         let place = &mut self.machines[machine];

@@ -46,6 +46,8 @@ stories!(
     two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens,
     an_old_clean_journal_is_no_leave_to_overtake_a_newer_one,
     a_sync_that_fails_in_an_attach_is_remembered_by_the_next,
+    what_was_flushed_is_not_written_anew_by_dying_attaches,
+    a_failed_sync_is_doubted_when_memory_is_lost,
     what_a_dying_attach_wrote_over_a_torn_record_is_no_damage,
     a_full_staging_ring_is_read_to_its_last_byte,
     what_a_disk_drops_after_a_failed_sync_is_still_in_memory,
@@ -161,6 +163,74 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
         demand(run.oracle.len() == found, "what an attach found is not durable")?;
     }
     Ok(())
+}
+
+/// Seed 6439468: an attach that had died left a doubt about what it had synced, and the next wrote everything
+/// anew from the superblock's mark on, over records that a client had been told were flushed. The power went
+/// in that write.
+fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdict {
+    for (dice, first) in (1..=8).flat_map(|dice| (1..=6).map(move |first| (dice, first))) {
+        for second in 1.. {
+            let mut run = calm_by(dice, place, |_| ())?;
+            run.attach(0)?;
+            for number in 0..4 {
+                write(&mut run, number * 9000, 9000)?;
+            }
+            let mut process = run.process.take().ok_or("nobody has attached")?;
+            run.ask_for(&mut process, Operation::Flush, (0, 0), false);
+            for _ in 0..16 {
+                process.stepped.step_journal();
+            }
+            run.hear(&mut process)?;
+            run.process = Some(process);
+            demand(run.oracle.bound(Loss::Power) == 4, "the flush is not answered")?;
+            run.end_process(|_| CallFate::Never);
+            if !run.attach_dying(first)? {
+                return Err(format!("an attach has fewer than {first} I/Os"));
+            }
+            let died = run.attach_dying(second)?;
+            run.end_process(|_| CallFate::Never);
+            run.cut_power_with(|_| Fate::Torn(2));
+            let deaths = || format!("dice {dice}, deaths at I/O {first} and {second}");
+            run.attach(0).map_err(|text| format!("{}: {text}", deaths()))?;
+            demand(run.oracle.len() == 4, &format!("{}: something flushed is gone", deaths()))?;
+            if !died {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Seeds 6319735 and 7001695: memory alone was lost, and with it the word that a sync had failed: what could
+/// still be read was taken for flushed, and the next power cut took it away.
+fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
+    let mut kept = 0;
+    for dice in 1..=16 {
+        let mut run = calm_by(dice, place, |_| ())?;
+        run.attach(0)?;
+        // The disk fails once the attach is over: it was opened without faults.
+        run.end_process(|_| CallFate::Never);
+        run.settings.disk.sync_odds = 4;
+        let Some(Ok(mut process)) = run.try_attach(0, false, true) else { continue };
+        for number in 0..4 {
+            run.ask_for(&mut process, Operation::Write, (number * 9000, 9000), false);
+            run.ask_for(&mut process, Operation::Flush, (0, 0), false);
+            while process.stepped.step_journal() {}
+        }
+        run.process = Some(process);
+        run.end_process(|_| CallFate::Never);
+        run.settings.disk = DiskFaults::default();
+        run.lose_memory_alone(0);
+        run.attach(0).map_err(|text| format!("dice {dice}: {text}"))?;
+        let found = run.oracle.len();
+        kept += found;
+        run.end_process(|_| CallFate::Never);
+        run.cut_power_with(|_| Fate::Lost);
+        run.attach(0).map_err(|text| format!("dice {dice}, after the power cut: {text}"))?;
+        demand(run.oracle.len() == found, &format!("dice {dice}: what an attach found is not durable"))?;
+    }
+    demand(kept > 5, "hardly anything outlived the memory")
 }
 
 /// Seeds 1868, 18031 and 19337: a sync left its mark in the middle of a record that a power cut then tore;

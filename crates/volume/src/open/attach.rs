@@ -471,15 +471,17 @@ fn settle_staged(
     block: &Superblock,
 ) -> Result<Option<StagingFile>> {
     let capacity_bytes = block.capacity_bytes;
-    let mut from = log.staged_from().unwrap_or(scan.end);
+    let mut at = match log.staged_from() {
+        Some(from) => from / BLOCK_BYTES * BLOCK_BYTES,
+        None if !log.is_doubtful() => return Ok(None),
+        None => scan.end,
+    };
     if log.is_doubtful() {
         // What was written since the last good sync can be read and may still not be durable: it is written
-        // anew.
-        from = from.min(scan.mark.max(block.trim));
+        // anew. Nothing before that is, not even in the same block: a power cut could leave it half written.
+        at = at.min(scan.mark.max(block.trim));
     }
-    let from = from / BLOCK_BYTES * BLOCK_BYTES;
     let end = scan.end.next_multiple_of(BLOCK_BYTES);
-    let mut at = from;
     while at < end {
         let length = limits::SPAN_BYTES.min(end - at);
         let mut chunk = AlignedBytes::zeroed(length as usize);
