@@ -6,9 +6,11 @@ mod faulty;
 use std::sync::Arc;
 
 use faulty::rig::{MIB, pattern};
-use faulty::{Machine, SEGMENT, holds, is_engine, root_put, slot_version, stored, until, write_slot};
+use faulty::{
+    Machine, SEGMENT, copy_store, holds, is_engine, root_put, slot_version, stored, until, write_slot,
+};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
-use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
+use sawmill_store::{Blocking, Call, CallKind, Class, Fault, StoreErrorKind};
 use sawmill_volume::{ErrorKind, Volume, inspect};
 
 const GIB: u64 = 1 << 30;
@@ -224,6 +226,53 @@ fn comes_late(new_size: u64) {
 fn a_resize_that_comes_late_changes_nothing_under_those_who_went_on() {
     comes_late(8 * MIB);
     comes_late(128 * MIB);
+}
+
+/// A replica may have a checkpoint that came late, an old one of before, and nothing in between.
+#[test]
+fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 1);
+    volume.close().unwrap();
+    let old = copy_store(&*machine.plain);
+    for version in 2..=3 {
+        let volume = machine.open();
+        write_slot(&volume, 0, version);
+        volume.close().unwrap();
+    }
+    let superseded = machine.keys("/seg/");
+    let volume = machine.open();
+    write_slot(&volume, 0, 4);
+    stored(&volume);
+    machine.fault(Fault::Late, |call| root_put(call).is_some());
+    std::thread::scope(|scope| {
+        let resizing = scope.spawn(|| volume.resize(128 * MIB));
+        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        volume.close_now();
+        assert!(resizing.join().unwrap().is_err());
+    });
+    drop(volume);
+    machine.heal();
+    let volume = machine.open();
+    write_slot(&volume, 1, 5);
+    stored(&volume);
+    volume.close_now();
+    drop(volume);
+    assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
+    // What a copier leaves: the newest checkpoint and what it needs, and one of long before.
+    let checkpoints = machine.keys("/checkpoint/");
+    checkpoints[..checkpoints.len() - 1].iter().for_each(|key| machine.remove(key));
+    superseded.iter().for_each(|key| machine.remove(key));
+    for key in ["/checkpoint/", "/map/", "/seg/"].iter().flat_map(|part| faulty::keys(&*old, part)) {
+        let body = Blocking(&*old).get(&key, None, Class::Read).unwrap();
+        machine.remove(&key);
+        Blocking(&*machine.plain).put(&key, body, Class::Upload).unwrap();
+    }
+    let mut reader = machine.options.clone();
+    reader.read_only = true;
+    let volume = Volume::open(machine.store.clone(), "disk", reader).unwrap();
+    assert_eq!([0, 1].map(|slot| slot_version(&volume, slot, 9)), [4, 5]);
 }
 
 #[test]

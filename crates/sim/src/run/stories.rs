@@ -169,9 +169,11 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
 /// anew from the superblock's mark on, over records that a client had been told were flushed. The power went
 /// in that write.
 fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdict {
-    for (dice, first) in (1..=8).flat_map(|dice| (1..=6).map(move |first| (dice, first))) {
+    // The first dies between its doubt and its last superblock. Later, two unsynced copies of that could both
+    // be torn by the power cut (docs/crash-consistency.md, Open).
+    for first in 20..=36 {
         for second in 1.. {
-            let mut run = calm_by(dice, place, |_| ())?;
+            let mut run = calm_by(100 * first + second, place, |_| ())?;
             run.attach(0)?;
             for number in 0..4 {
                 write(&mut run, number * 9000, 9000)?;
@@ -185,16 +187,14 @@ fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdi
             run.process = Some(process);
             demand(run.oracle.bound(Loss::Power) == 4, "the flush is not answered")?;
             run.end_process(|_| CallFate::Never);
-            if !run.attach_dying(first)? {
-                return Err(format!("an attach has fewer than {first} I/Os"));
-            }
-            let died = run.attach_dying(second)?;
+            demand(run.attach_dying(first)?, "an attach has fewer I/Os than one can believe")?;
+            let second_died = run.attach_dying(second)?;
             run.end_process(|_| CallFate::Never);
             run.cut_power_with(|_| Fate::Torn(2));
-            let deaths = || format!("dice {dice}, deaths at I/O {first} and {second}");
-            run.attach(0).map_err(|text| format!("{}: {text}", deaths()))?;
-            demand(run.oracle.len() == 4, &format!("{}: something flushed is gone", deaths()))?;
-            if !died {
+            let deaths = format!("deaths at I/O {first} and {second}");
+            run.attach(0).map_err(|text| format!("{deaths}: {text}"))?;
+            demand(run.oracle.len() == 4, &format!("{deaths}: something flushed is gone"))?;
+            if !second_died {
                 break;
             }
         }
