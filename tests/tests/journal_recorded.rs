@@ -147,6 +147,10 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     copy(live, &store);
     let made = make(server.connect(), &log);
     server.kill();
+    // It knows how far the journal was synced, beyond what a cut has: the power took it.
+    for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
+        fs::remove_file(entry.path()).expect("a staging file can be removed");
+    }
     let objects = |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
     let (now, then) = (objects(live), objects(&store));
     let more: Vec<&str> = now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();

@@ -550,8 +550,8 @@ impl Consumer {
         self.ring.staging.written_word().store(span.end, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to `position`: what
-    /// lies before it is never to be written anew, which a power cut could leave half done.
+    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to `position`:
+    /// what lies before it is never to be written anew, which a power cut could leave half done.
     pub fn declare_synced(&mut self, position: u64) {
         assert!(position <= self.ring.written(), "only what was written can be synced");
         self.ring.staging.synced_word().store(position, Ordering::Release);

@@ -112,8 +112,7 @@ fn try_attach(
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let epoch = stored.end.epoch;
-    let capacity_bytes = superblock.current().capacity_bytes;
-    let tag = superblock.current().journal_tag;
+    let (capacity_bytes, tag) = (superblock.current().capacity_bytes, superblock.current().journal_tag);
     let trim = stored.end.position;
     let end = match &scan {
         Some(scan) => scan.end.max(trim),
@@ -462,8 +461,8 @@ fn has_nobody_gone_on(
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
-/// Moves what only memory holds to the disk, with slots that were never filled made into voids, and writes
-/// anew what the disk may not have kept; to be synced. Returns the memory, which stays valid until the superblock says that it is not needed.
+/// Moves what only memory holds to the disk, with slots never filled made into voids, and writes anew what it
+/// may not have kept; to be synced. Returns the memory, valid until the superblock says it is not needed.
 fn settle_staged(
     mut log: LogImage,
     scan: &Scan,
@@ -477,8 +476,7 @@ fn settle_staged(
         None => scan.end,
     };
     if log.is_doubtful() {
-        // What was written since the last good sync can be read and may still not be durable: it is written
-        // anew. Nothing before that is, not even in the same block: a power cut could leave it half written.
+        // What can be read may not be durable: it is written anew, and nothing before it, which would be torn.
         at = at.min(scan.mark.max(block.trim));
     }
     let end = scan.end.next_multiple_of(BLOCK_BYTES);

@@ -105,8 +105,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a failed sync is forgotten by the next process",
         "volume/src/open/attach.rs",
-        "if log.sync_failed() {",
-        "if false && log.sync_failed() {",
+        "    if log.is_doubtful() {",
+        "    if false && log.is_doubtful() {",
     ),
     mutant(
         "a torn payload is taken for whole",
@@ -129,8 +129,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "memory of the dead process is not looked at",
         "volume/src/open/journal.rs",
-        "let staging = memory::find(stored, options, block, world)?;",
-        "let staging = memory::find(stored, options, block, world)?.filter(|_| false);",
+        "Found::Memory(staging) => image(Some(staging)),",
+        "Found::Memory(_) => image(None),",
     ),
     mutant(
         "memory of another attachment is replayed",
