@@ -476,7 +476,7 @@ fn settle_staged(
         None => scan.end,
     };
     if log.is_doubtful() {
-        // What can be read may not be durable: it is written anew, and nothing before it, which would be torn.
+        // What can be read may not be durable: it is written anew, and nothing before it, which could tear.
         at = at.min(scan.mark.max(block.trim));
     }
     let end = scan.end.next_multiple_of(BLOCK_BYTES);
