@@ -14,6 +14,8 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) struct SuperblockFile {
     disk: Arc<dyn Disk>,
     current: Superblock,
+    /// Whether the copy that is `current` was synced by this process.
+    is_synced: bool,
 }
 
 impl SuperblockFile {
@@ -28,12 +30,12 @@ impl SuperblockFile {
         let current = choose_superblock(first, second, volume_id).map_err(|error| {
             Error::new(ErrorKind::Corrupt, format!("the journal has no valid superblock: {error}"))
         })?;
-        Ok(Some(SuperblockFile { disk, current }))
+        Ok(Some(SuperblockFile { disk, current, is_synced: false }))
     }
 
     /// Starts the first superblock of a journal; `write` makes it durable.
     pub(crate) fn first(disk: Arc<dyn Disk>, current: Superblock) -> Self {
-        SuperblockFile { disk, current }
+        SuperblockFile { disk, current, is_synced: true }
     }
 
     pub(crate) fn current(&self) -> &Superblock {
@@ -42,6 +44,11 @@ impl SuperblockFile {
 
     /// Writes the next copy with `change` applied, and makes it durable together with all written before.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
+        let cannot_sync = |error| disk_failed("sync its superblock", &error);
+        if !self.is_synced {
+            // Who wrote it may have died before its sync: a power cut could tear both copies.
+            self.disk.sync().map_err(cannot_sync)?;
+        }
         let mut next = self.current.clone();
         change(&mut next);
         next.generation += 1;
@@ -50,8 +57,8 @@ impl SuperblockFile {
         self.disk
             .write_at(next.offset_bytes(), &block)
             .map_err(|error| disk_failed("write its superblock", &error))?;
-        self.disk.sync().map_err(|error| disk_failed("sync its superblock", &error))?;
-        self.current = next;
+        self.disk.sync().map_err(cannot_sync)?;
+        (self.current, self.is_synced) = (next, true);
         if !self.disk.has_name() {
             let text = "the journal was removed, renamed or replaced while it was in use: nobody would find \
                         again what is written to it, so the volume stops. Put the file back under its name \

@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. A dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
 //!    checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
-//! 2. Segments go only after all such roots have gone: a list that lags must never lead back to a root that
-//!    misses a segment.
+//! 2. Roots go one by one, the oldest first, and segments only after all such roots have gone: a list that
+//!    lags must never lead back to a root that misses a segment.
 //! 3. Segments go only after every read that may have looked them up has ended, and after a look for clones
 //!    that pin them (`pins`).
 //! 4. What could not be deleted is tried again, also when nothing else happens any more.
@@ -322,8 +322,16 @@ impl Keeper {
         self.delete_old(keys, number, Event::CleanedUp);
     }
 
-    pub(super) fn hear_roots_listed(&mut self, keys: Vec<String>, number: u64) {
-        self.delete_old(keys, number, Event::RootsDeleted { number });
+    /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows the
+    /// older one alone would make it the newest, as the next number is free.
+    pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64) {
+        keys.sort_unstable_by(|one, other| other.cmp(one));
+        let oldest: Vec<String> = keys.pop().into_iter().collect();
+        let done = match keys.is_empty() {
+            true => Event::RootsDeleted { number },
+            false => Event::RootsListed { keys, number },
+        };
+        self.delete_old(oldest, number, done);
     }
 
     pub(super) fn hear_roots_deleted(&mut self, number: u64) {
