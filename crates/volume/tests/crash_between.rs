@@ -4,6 +4,7 @@
 mod faulty;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use faulty::rig::{Dice, MIB, Model};
@@ -89,6 +90,40 @@ fn between_a_root_and_the_deletes() {
     dies_at("deletes unheard", Fault::LoseAnswer, delete, move |machine| machine.count(delete) > 0);
     let list = |call: &Call| call.kind == CallKind::List;
     dies_at("lists under way", Fault::Delay, list, move |machine| held(machine, list));
+}
+
+/// Seed 8051613: a younger root was gone and an older one was not, and a list that showed the older one alone
+/// led an attach back to it.
+#[test]
+fn old_roots_are_deleted_one_by_one_the_oldest_first() {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    let volume = machine.open();
+    let is_old_root = |call: &Call| call.kind == CallKind::Delete && call.key().contains("/checkpoint/");
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), is_old_root);
+    let write = |rounds: std::ops::Range<u64>| {
+        for round in rounds {
+            write_slot(&volume, round % 4, round);
+            stored(&volume);
+        }
+    };
+    write(0..40);
+    let old = machine.keys("/checkpoint/").len();
+    assert!(old > 4, "only {old} roots");
+    let deleted = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
+    let noted = deleted.clone();
+    machine.fault(Fault::Delay, move |call| {
+        if is_old_root(call) {
+            noted.lock().unwrap().push(call.keys.clone());
+        }
+        false
+    });
+    write(40..60);
+    until("old roots are gone", || machine.keys("/checkpoint/").len() <= 3);
+    let deleted = deleted.lock().unwrap();
+    assert!(deleted.len() >= old - 2, "{deleted:?}");
+    assert!(deleted.iter().all(|keys| keys.len() == 1), "{deleted:?}");
+    assert!(deleted.is_sorted(), "{deleted:?}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A target and an initiator in this process, joined by loopback.
 
+use std::net::{TcpListener, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, Geometry, Operation, Request};
@@ -19,17 +21,21 @@ pub(crate) fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([9; 32]))
 }
 
-/// Ports that were free a moment ago.
+/// Addresses whose ports are free for TCP and UDP, each given out once. They lie below the ports that the
+/// kernel hands out by itself, so that no socket of another test takes one before it is bound here.
 pub(crate) fn free_addresses(kinds: &[&str]) -> Vec<LinkAddress> {
-    let held: Vec<_> = kinds
+    static NEXT: AtomicU16 = AtomicU16::new(12_000);
+    let free = |port: &u16| {
+        TcpListener::bind(("127.0.0.1", *port)).is_ok() && UdpSocket::bind(("127.0.0.1", *port)).is_ok()
+    };
+    let mut ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed)).filter(free);
+    kinds
         .iter()
         .map(|kind| {
-            let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-            let port = tcp.local_addr().expect("bound").port();
-            (tcp, format!("{kind}:127.0.0.1:{port}").parse().expect("an address"))
+            let port = ports.next().expect("ports do not end");
+            format!("{kind}:127.0.0.1:{port}").parse().expect("an address")
         })
-        .collect();
-    held.into_iter().map(|(_, address)| address).collect()
+        .collect()
 }
 
 pub(crate) fn listen(
