@@ -322,8 +322,8 @@ impl Keeper {
         self.delete_old(keys, number, Event::CleanedUp);
     }
 
-    /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows the
-    /// older one alone would make it the newest, as the next number is free.
+    /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows
+    /// the older one alone would make it the newest, as the next number is free.
     pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64) {
         keys.sort_unstable_by(|one, other| other.cmp(one));
         let oldest: Vec<String> = keys.pop().into_iter().collect();
