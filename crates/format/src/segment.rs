@@ -41,7 +41,7 @@ layout! {
     EXTENT_COUNT: 136, 4, "extent_count";
     FRAME_COUNT: 140, 4, "frame_count";
     BODY_BYTES: 144, 8, "body_bytes";
-    RESERVED_2: 152, 8, "reserved";
+    SIZE_BYTES: 152, 8, "size_bytes";
 }
 
 layout! {
@@ -72,6 +72,9 @@ layout! {
 const KIND: Kind = Kind::Segment;
 const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
+
+/// The version of a fence that says the size of its disk; all other segments are of version 1.
+pub const SIZED_VERSION: u16 = 2;
 
 /// How many sequences a fence covers: the same epoch goes on this far behind its fence.
 pub const FENCE_WINDOW: u64 = 64;
@@ -183,6 +186,8 @@ pub struct SegmentHeader {
     pub frames: Vec<FrameEntry>,
     /// Where each extent came from: one for each of a moved segment, none of others.
     pub origins: Vec<Origin>,
+    /// Bytes of the disk that a fence's attachment shows. 0: not said, as in all other roles and in version 1.
+    pub size_bytes: u64,
 }
 
 /// Bytes of a header with so many extents, frames and origins; the body begins there.
@@ -276,7 +281,8 @@ impl SegmentHeader {
     }
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize) {
-        preamble::put(bytes, KIND, length);
+        let version = if self.size_bytes > 0 { SIZED_VERSION } else { preamble::VERSION };
+        preamble::put_version(bytes, KIND, version, length);
         at::VOLUME_ID.put(bytes, self.volume_id.0);
         at::PUT_ID.put(bytes, self.put_id.0);
         at::SEQUENCE.put(bytes, self.sequence.to_le_bytes());
@@ -294,6 +300,7 @@ impl SegmentHeader {
         at::EXTENT_COUNT.put(bytes, count_u32(self.extents.len()).to_le_bytes());
         at::FRAME_COUNT.put(bytes, count_u32(self.frames.len()).to_le_bytes());
         at::BODY_BYTES.put(bytes, self.body_bytes().to_le_bytes());
+        at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
     }
 
     /// Reads a header; `bytes` may go on into the body.
@@ -310,7 +317,13 @@ impl SegmentHeader {
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let (extents, tables) = tables.split_at(extent_at::SIZE * extent_count as usize);
         let (frames, origins) = tables.split_at(frame_at::SIZE * frame_count as usize);
-        preamble::check_reserved(KIND, bytes, &[at::RESERVED_1, at::RESERVED_2])?;
+        preamble::check_reserved(KIND, bytes, &[at::RESERVED_1])?;
+        if preamble::Preamble::decode(bytes)?.version < SIZED_VERSION {
+            preamble::check_reserved(KIND, bytes, &[at::SIZE_BYTES])?;
+        } else {
+            let is_said = at::SIZE_BYTES.u64(bytes) > 0;
+            check_field(WHAT, "size_bytes", "this version is that of a size", is_said)?;
+        }
         for entry in extents.chunks_exact(extent_at::SIZE) {
             preamble::check_reserved(KIND, entry, &[extent_at::RESERVED])?;
         }
@@ -358,6 +371,7 @@ impl SegmentHeader {
             extents: extents.chunks_exact(extent_at::SIZE).map(get_extent).collect::<Result<_>>()?,
             frames: frames.collect(),
             origins: origins.collect(),
+            size_bytes: at::SIZE_BYTES.u64(bytes),
         })
     }
 
@@ -367,6 +381,8 @@ impl SegmentHeader {
         check("position_end", "it is before position_start", self.position_start <= self.position_end)?;
         check("next_sequence", "it is not after sequence", self.sequence < self.next_sequence)?;
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
+        let may_say = self.role == SegmentRole::Fence || self.size_bytes == 0;
+        check("size_bytes", "only a fence says the size of its disk", may_say)?;
         check("data_bytes", "no offset of 32 bits reaches that far", self.data_bytes <= DATA_BYTES_MAX)?;
         let mut free_from = 0;
         for extent in &self.extents {

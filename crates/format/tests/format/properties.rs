@@ -107,6 +107,7 @@ prop_compose! {
             extents,
             frames: raw_frames(data.len() as u64, frame_bytes).unwrap(),
             origins,
+            size_bytes: if fence { numbers[1] & 0xff_ffff } else { 0 },
         };
         (header, data)
     }

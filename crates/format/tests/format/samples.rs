@@ -40,7 +40,8 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = vec![volume_record(), data_segment(), fence_segment(), moved_segment()];
+    let mut cases = vec![volume_record(), data_segment(), moved_segment()];
+    cases.extend(fence_segments());
     cases.push(superblock_case("journal/v1-superblock", superblock_value()));
     cases.push(superblock_case("journal/v2-memory", superblock_with_memory()));
     cases.push(staging_header());
@@ -107,6 +108,7 @@ pub(crate) fn segment_value() -> SegmentHeader {
         ],
         frames: raw_frames(250, 100).unwrap(),
         origins: Vec::new(),
+        size_bytes: 0,
     }
 }
 
@@ -186,8 +188,8 @@ fn moved_segment() -> Case {
     segment_case("segment/v1-moved", moved_value(), segment_data())
 }
 
-fn fence_segment() -> Case {
-    let fence = SegmentHeader {
+fn fence_value() -> SegmentHeader {
+    SegmentHeader {
         sequence: 260,
         previous_sequence: 259,
         epoch: 4,
@@ -199,8 +201,15 @@ fn fence_segment() -> Case {
         extents: Vec::new(),
         frames: Vec::new(),
         ..segment_value()
-    };
-    segment_case("segment/v1-fence", fence, Vec::new())
+    }
+}
+
+/// A fence of the first version, and one that says how large the disk is.
+fn fence_segments() -> [Case; 2] {
+    [
+        segment_case("segment/v1-fence", fence_value(), Vec::new()),
+        segment_case("segment/v2-fence", SegmentHeader { size_bytes: 10 << 30, ..fence_value() }, Vec::new()),
+    ]
 }
 
 pub(crate) const CHECKPOINT: CheckpointIdentity = CheckpointIdentity { volume_id: VOLUME, number: 13 };
