@@ -2,7 +2,7 @@
 //!
 //! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
 //! need, its own parts, the segments it needs, in order of sequence; its root, and the first time the name;
-//! then the segments after it, one by one by name. So a root at the destination can be read whenever it is
+//! then the segments after it, one by one by name, and before a rollback what the cut needs that it leads to. So a root at the destination can be read whenever it is
 //! there, and whatever comes after it is a prefix of the log. A round can be broken off anywhere: the next
 //! one looks at what is there.
 //!
@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, checkpoint_key, kept_key, kept_prefix};
 use sawmill_format::ids::PutId;
+use sawmill_format::kept::Order;
 use sawmill_format::map_part::{map_prefix, part_key};
 use sawmill_format::role::{Role, RoleKind};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix};
@@ -34,7 +35,7 @@ use super::{objects, sweep};
 use crate::ask::{self, store_error};
 use crate::open::{end_of_log, start_of};
 use crate::recovery::checkpoint as checkpoints;
-use crate::recovery::roll_forward::{LogEnd, take};
+use crate::recovery::roll_forward::{LogEnd, read_order, take};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
@@ -305,32 +306,84 @@ impl<'a> Copier<'a> {
             let Some(reached) = &self.reached else { return Ok(()) };
             let sequence = reached.end.next_sequence;
             let number = reached.number;
-            // What is there from before is not read whole again.
-            let mut header = match self.there.is_sure(sequence) || self.there.is_unsure(sequence) {
-                true => header_of(self.source, self.record.volume_id, sequence)?,
-                false => None,
-            };
-            let mut bytes = None;
-            let is_there = match &header {
-                Some(header) => self.there.compare_one(self.destination, header)?,
-                None => false,
-            };
-            if !is_there {
-                let found = objects::segment(self.source, self.record.volume_id, sequence)?;
-                (header, bytes) = found.unzip();
-            }
-            let Some(header) = header else { return self.see_end(sequence) };
+            let Some((header, bytes)) = self.look_up(sequence)? else { return self.see_end(sequence) };
             if header.checkpoint_number > number {
                 return self.see_newer(&header);
             }
-            if let Some(bytes) = bytes {
-                self.copy(&segment_key(self.record.volume_id, sequence), bytes, round, pace)?;
-                self.there.note(sequence);
+            if header.role == SegmentRole::Order {
+                self.copy_rolled_back_to(&header, round, pace)?;
             }
+            self.put_segment(sequence, bytes, round, pace)?;
             let Some(reached) = &mut self.reached else { return Ok(()) };
             take(None, &mut reached.end, &header)?;
             reached.wall_unix_ms = reached.wall_unix_ms.max(header.wall_unix_ms);
         }
+    }
+
+    /// A segment of the source, with its bytes unless the destination has it. What is there from before is
+    /// not read whole again.
+    fn look_up(&mut self, sequence: u64) -> Step<Option<(SegmentHeader, Option<Bytes>)>> {
+        if (self.there.is_sure(sequence) || self.there.is_unsure(sequence))
+            && let Some(header) = header_of(self.source, self.record.volume_id, sequence)?
+            && self.there.compare_one(self.destination, &header)?
+        {
+            return Ok(Some((header, None)));
+        }
+        let found = objects::segment(self.source, self.record.volume_id, sequence)?;
+        Ok(found.map(|(header, bytes)| (header, Some(bytes))))
+    }
+
+    fn put_segment(
+        &mut self,
+        sequence: u64,
+        bytes: Option<Bytes>,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Step<()> {
+        if let Some(bytes) = bytes {
+            self.copy(&segment_key(self.record.volume_id, sequence), bytes, round, pace)?;
+            self.there.note(sequence);
+        }
+        Ok(())
+    }
+
+    /// Whoever meets a rollback in the log reads the cut that it leads to, which the checkpoint copied last
+    /// may not name: all of that goes before it.
+    fn copy_rolled_back_to(
+        &mut self,
+        header: &SegmentHeader,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Step<()> {
+        let order = read_order(self.source, header)?;
+        let Order::RollBack { number, put_id, through_sequence } = order else { return Ok(()) };
+        let place = self.reached.as_ref().map(|reached| reached.end.place);
+        if place.is_some_and(|place| (place.number, place.put_id) == (number, put_id)) {
+            return Ok(());
+        }
+        let id = header.volume_id;
+        let key = kept_key(id, number, put_id);
+        let found = objects::kept_root(self.source, id, (number, put_id))?;
+        let (kept, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
+        let (parts, copies) = (self.keys_at(&map_prefix(id))?, self.keys_at(&kept_prefix(id))?);
+        self.copy_parts(&kept, &parts, round, pace)?;
+        let live: Vec<_> = kept.segments.iter().filter(|entry| entry.live_bytes > 0).copied().collect();
+        self.there.compare(self.destination, id, &live)?;
+        for entry in live.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>() {
+            self.copy_named(entry, round, pace)?;
+        }
+        let mut end = start_of(&kept);
+        while end.stored_sequence < through_sequence {
+            let sequence = end.next_sequence;
+            let found = self.look_up(sequence)?;
+            let (header, segment) = found.ok_or_else(|| Stop::Gone(segment_key(id, sequence)))?;
+            self.put_segment(sequence, segment, round, pace)?;
+            take(None, &mut end, &header)?;
+        }
+        if !copies.contains(&key) {
+            self.copy(&key, bytes, round, pace)?;
+        }
+        Ok(())
     }
 
     /// A segment that is not at the source is the end of the log, unless newer checkpoints have superseded
