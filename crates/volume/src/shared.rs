@@ -1,5 +1,6 @@
 //! What the rooms of one open volume share. Each field has one room that changes it; the others look.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,18 +42,23 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// Another size for the disk: what lay beyond a smaller end is gone.
+    pub(crate) fn resize(&self, size_bytes: u64) {
+        let size_before = self.map.size_bytes();
+        let mut losses: HashMap<u32, u64> = HashMap::new();
+        if size_before > size_bytes {
+            self.map.remove(size_bytes, size_before - size_bytes, &mut |sequence, bytes| {
+                *losses.entry(sequence).or_default() += bytes;
+            });
+        }
+        self.segments.lose(&losses.into_iter().collect::<Vec<_>>());
+        self.map.set_size(size_bytes);
+    }
+
     /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
     /// The size stays what it is: what lay beyond its end is gone, what came since is empty.
     pub(crate) fn rolled_back_to(&self, then: View) -> View {
-        let (size_bytes, size_then) = (self.map.size_bytes(), then.map.size_bytes());
-        let mut losses = Vec::new();
-        if size_then > size_bytes {
-            then.map.remove(size_bytes, size_then - size_bytes, &mut |sequence, bytes| {
-                losses.push((sequence, bytes));
-            });
-        }
-        then.segments.lose(&losses);
-        then.map.set_size(size_bytes);
+        then.resize(self.map.size_bytes());
         // Also what was empty then: the next checkpoint must not go on naming what is there now.
         then.map.mark_dirty(&self.map.groups());
         then.map.mark_all_dirty();

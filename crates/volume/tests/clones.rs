@@ -278,3 +278,39 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
         machine.assert_sound(part);
     }
 }
+
+/// A late root of a fenced writer takes the number that its successor's was to have. A clone begins there, and
+/// what the successor overwrites meanwhile is dead since its own root, which has a later number.
+#[test]
+fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 1);
+    }
+    stored(&volume);
+    machine.fault(Fault::Late, |call| root_put(call).is_some());
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| volume.close());
+        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        volume.close_now();
+        assert!(closing.join().unwrap().is_err());
+    });
+    drop(volume);
+    machine.heal();
+    let volume = machine.open();
+    volume.create_snapshot("one").unwrap();
+    assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
+    clone(&*machine.plain, "disk", one().as_ref(), "copy", true).unwrap();
+    for slot in 0..4 {
+        write_slot(&volume, slot, 2);
+    }
+    stored(&volume);
+    // The base needs it no more: two checkpoints follow, and what they find dead may go.
+    volume.delete_snapshot("one").unwrap();
+    until("deletes", || volume.status().counters.checkpoints >= 2);
+    volume.close().unwrap();
+    let copy = machine_for(&machine, "copy");
+    sound(&copy);
+    assert_eq!(versions(&copy.open()), [1; 4]);
+}

@@ -345,3 +345,86 @@ fn lost_checkpoints_of_a_grown_disk_are_damage_and_no_smaller_disk() {
     assert_eq!(kind, ErrorKind::Corrupt);
     assert!(text.contains("the disk had grown"), "{text}");
 }
+
+/// A growth dies with one checkpoint that says it; the next attachment shows that size, and the checkpoint is
+/// lost: what users saw is in the log.
+#[test]
+fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
+    for writes_there in [false, true] {
+        let machine = Machine::new();
+        let volume = machine.open();
+        write_slot(&volume, 0, 1);
+        stored(&volume);
+        let first = volume.status().checkpoint_number + 1;
+        machine.fault(Fault::Late, move |call| root_put(call).is_some_and(|number| number > first));
+        std::thread::scope(|scope| {
+            let resizing = scope.spawn(|| volume.resize(128 * MIB));
+            until("the second root is on its way", || !machine.faults.held().is_empty());
+            volume.close_now();
+            assert!(resizing.join().unwrap().is_err());
+        });
+        drop(volume);
+        machine.heal();
+        let volume = machine.open();
+        assert_eq!(size(&volume), 128 * MIB);
+        if writes_there {
+            write_slot(&volume, 300, 2);
+            stored(&volume);
+        }
+        volume.close_now();
+        drop(volume);
+        machine.tamper(&machine.keys("/checkpoint/").pop().unwrap(), |bytes| bytes[100] ^= 1);
+        let volume = machine.open();
+        assert_eq!(size(&volume), 128 * MIB, "a disk shrank under its user");
+        assert_eq!(slot_version(&volume, 0, 9), 1);
+        assert_eq!(slot_version(&volume, 300, 9), if writes_there { 2 } else { 0 });
+    }
+}
+
+/// Two roots came late, of two who died: the size is the one that the last of those who went on had.
+#[test]
+fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    write_slot(&volume, 0, 3);
+    stored(&volume);
+    dies_with_a_root_under_way(&machine, &volume, |volume| volume.resize(128 * MIB).is_err());
+    drop(volume);
+    let volume = machine.open();
+    assert_eq!(size(&volume), 64 * MIB);
+    assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
+    // Its own root finds that name taken, and goes under the next one: late too.
+    dies_with_a_root_under_way(&machine, &volume, |volume| volume.close().is_err());
+    drop(volume);
+    let volume = machine.open();
+    assert_eq!(size(&volume), 64 * MIB);
+    assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
+    volume.close_now();
+    drop(volume);
+    let volume = machine.open();
+    assert_eq!(size(&volume), 64 * MIB, "what its user saw is what it is");
+    assert_eq!(slot_version(&volume, 0, 9), 3);
+    volume.close().unwrap();
+    machine.assert_sound("after both");
+}
+
+/// Dies in `act`, with a root on its way that comes late.
+fn dies_with_a_root_under_way(
+    machine: &Machine,
+    volume: &Arc<Volume>,
+    act: impl Fn(&Volume) -> bool + Send + Sync,
+) {
+    let is_taken = machine.keys("/checkpoint/").len() > 1;
+    let mut roots = 0;
+    machine.fault(Fault::Late, move |call| {
+        roots += usize::from(root_put(call).is_some());
+        root_put(call).is_some() && (roots > 1 || !is_taken)
+    });
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(|| act(volume));
+        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        volume.close_now();
+        assert!(acting.join().unwrap());
+    });
+    machine.heal();
+}

@@ -112,7 +112,7 @@ pub(crate) fn stored_cut(
         .step("cut", format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position));
     let number_max = now.newest.number_max;
     // Its size is that of then.
-    let record = VolumeRecord { size_bytes: root.size_bytes, ..now.record };
+    let record = VolumeRecord { size_bytes: end.size_bytes, ..now.record };
     let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
     Ok(Stored { record, newest, view, end })
 }

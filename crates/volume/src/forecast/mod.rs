@@ -253,6 +253,7 @@ impl Forecast {
             extents: Vec::new(),
             frames: Vec::new(),
             origins: Vec::new(),
+            size_bytes: 0,
         })
     }
 

@@ -269,12 +269,7 @@ impl Keeper {
             }
         };
         match rival {
-            Ok(rival) if rival.epoch < writing.root.epoch => {
-                writing.root.number += 1;
-                writing.root_sent = false;
-                writing.objects.pop();
-                self.send_root_if_ready();
-            }
+            Ok(rival) if rival.epoch < writing.root.epoch => self.take_next_number(),
             Ok(rival) => self.shared.fence(format!(
                 "volume {}: another writer (epoch {}) has taken it over from this one (epoch {})",
                 self.shared.name, rival.epoch, self.shared.epoch
@@ -287,10 +282,25 @@ impl Keeper {
         }
     }
 
+    /// A late root of a fenced writer has the number of the one being written. What this one is the first to
+    /// find dead may be live in that one, and a cut may begin there: it is dead since a later number.
+    fn take_next_number(&mut self) {
+        let Some(writing) = &mut self.writing else { return };
+        let root = &mut writing.root;
+        let taken = root.number;
+        root.number += 1;
+        root.kept.dead.iter_mut().filter(|entry| entry.since == taken).for_each(|entry| entry.since += 1);
+        self.shared.view().segments.renumber_dead(taken, root.number);
+        writing.root_sent = false;
+        writing.objects.pop();
+        self.send_root_if_ready();
+    }
+
     fn finish_checkpoint(&mut self) {
         let Some(writing) = self.writing.take() else { return };
         let shared = self.shared.clone();
         let previous = std::mem::replace(&mut self.readable_number, writing.root.number);
+        let spared_from = self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
         self.checkpoint_number = writing.root.number;
         self.note_resized(writing.root.number);
         self.own_puts.insert(writing.root.put_id);
@@ -303,7 +313,7 @@ impl Keeper {
         let (deletable, generation) = (writing.deletable, writing.generation);
         let own_puts = Arc::new(self.own_puts.clone());
         self.cleanup = Cleanup::of(Superseded {
-            previous,
+            spared_from,
             number: writing.root.number,
             named,
             roots,

@@ -53,8 +53,8 @@ enum Stage {
 /// What a durable checkpoint has superseded, and what it has not.
 #[derive(Default)]
 pub(super) struct Superseded {
-    /// The readable checkpoint before it, which stays too.
-    pub(super) previous: u64,
+    /// The readable checkpoint before it, which stays too, or an older one that the way from it leads through.
+    pub(super) spared_from: u64,
     pub(super) number: u64,
     /// The parts that the newest two checkpoints and all cuts name.
     pub(super) named: Arc<NamedParts>,
@@ -255,11 +255,11 @@ impl Keeper {
     /// Finds roots and parts that the newest two checkpoints do not need.
     fn list_old_checkpoints(&mut self) {
         let volume_id = self.shared.record.volume_id;
-        let (previous, number) = (self.cleanup.what.previous, self.cleanup.what.number);
+        let (spared_from, number) = (self.cleanup.what.spared_from, self.cleanup.what.number);
         let named = self.cleanup.what.named.clone();
         let (loaded, own_puts) = (self.loaded_number, self.cleanup.what.own_puts.clone());
         let is_old_root = move |key: &str| {
-            parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < previous)
+            parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < spared_from)
         };
         let is_old_part = move |key: &str| {
             parse_part_key(key).is_some_and(|part| {
@@ -270,7 +270,7 @@ impl Keeper {
             })
         };
         // The list may not show the youngest of the old roots yet.
-        let youngest = (previous > 1).then(|| checkpoint_key(volume_id, previous - 1));
+        let youngest = (spared_from > 1).then(|| checkpoint_key(volume_id, spared_from - 1));
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
         self.list(map_prefix(volume_id), None, is_old_part, move |keys| Event::PartsListed { keys, number });
@@ -280,7 +280,7 @@ impl Keeper {
             let is_unneeded = move |key: &str| {
                 parse_kept_key(key).is_some_and(|(id, number, put_id)| {
                     let known = number <= loaded || own_puts.contains(&put_id);
-                    let unneeded = number < previous && !roots.kept.contains(&(number, put_id));
+                    let unneeded = number < spared_from && !roots.kept.contains(&(number, put_id));
                     known && id == volume_id && unneeded
                 })
             };

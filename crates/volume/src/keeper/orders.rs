@@ -51,7 +51,7 @@ impl Keeper {
     pub(super) fn carry_out_orders(&mut self) {
         while self.ordered.is_none() && self.uploads.len() < self.options.uploads_max {
             let Some(front) = self.orders.front() else { return };
-            if self.unsaved_rollback().is_some() {
+            if self.crossed().is_some() {
                 // A cut must never begin before a rollback: its way would go through the cut of that one.
                 return;
             }
@@ -87,15 +87,9 @@ impl Keeper {
         }
     }
 
-    /// The last rollback, if no durable checkpoint has it yet.
-    pub(super) fn unsaved_rollback(&self) -> Option<RolledBack> {
-        self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
-    }
-
     /// Whether a rollback is on its way, or in no durable checkpoint yet.
     pub(super) fn is_rolling_back(&self) -> bool {
-        self.ordered.as_ref().is_some_and(|ordered| ordered.then.is_some())
-            || self.unsaved_rollback().is_some()
+        self.ordered.as_ref().is_some_and(|ordered| ordered.then.is_some()) || self.crossed().is_some()
     }
 
     /// Whether every segment that the map of a cut names is there.
@@ -167,10 +161,12 @@ impl Keeper {
             return;
         }
         view.cuts.lock().apply(&ordered.order, &place);
-        if let Some(then) = ordered.then {
+        if let (Some(then), Order::RollBack { number, through_sequence, .. }) = (ordered.then, &ordered.order)
+        {
             *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
             let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
-            self.rolled_back = Some(RolledBack { sequence, wall_unix_ms });
+            let (cut_number, cut_through) = (*number, *through_sequence);
+            self.rolled_back = Some(RolledBack { sequence, wall_unix_ms, cut_number, cut_through });
             // Recovery shall not have to go through the cut again for long.
             self.log_bytes = self.log_bytes.max(self.options.checkpoint_bytes);
         }

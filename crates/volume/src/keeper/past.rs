@@ -13,6 +13,7 @@ use sawmill_format::kept::{CutEntry, CutKind, Kept};
 
 use super::Keeper;
 use super::checkpoint::Outgoing;
+use crate::recovery::roll_forward::RolledBack;
 use crate::shared::View;
 
 /// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
@@ -56,6 +57,21 @@ impl Roots {
     }
 }
 
+/// What a rollback needs of the past.
+fn cut_of(rollback: RolledBack) -> CutEntry {
+    CutEntry {
+        kind: CutKind::Snapshot,
+        number: rollback.cut_number,
+        through_sequence: rollback.cut_through,
+        name: String::new(),
+        put_id: PutId([0; 16]),
+        position: 0,
+        wall_unix_ms: rollback.wall_unix_ms,
+        pin: 0,
+        attached_s: 0,
+    }
+}
+
 /// Whether a key is that of a checkpoint's copy.
 pub(super) fn is_copy(key: &str) -> bool {
     key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
@@ -82,11 +98,17 @@ impl Keeper {
         copies
     }
 
+    /// The rollback that stands in the log between the newest durable checkpoint and the next one. Should the
+    /// next one be lost, the way from this one leads through its cut, whatever cuts are kept by then.
+    pub(super) fn crossed(&self) -> Option<RolledBack> {
+        self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
+    }
+
     /// The moment a checkpoint stands for, when it is frozen now: no segment that is not in it is older, so
     /// that the way to a later moment goes on from it. Nothing comes between a rollback and its checkpoint:
     /// what that left has been so since then, and no way to a later moment leads through the rollback itself.
     pub(super) fn frozen_unix_ms(&self) -> u64 {
-        let rollback = self.unsaved_rollback().filter(|rollback| rollback.sequence <= self.stored_sequence);
+        let rollback = self.crossed().filter(|rollback| rollback.sequence <= self.stored_sequence);
         if let Some(rollback) = rollback {
             return rollback.wall_unix_ms.max(self.newest_root.wall_unix_ms);
         }
@@ -97,10 +119,11 @@ impl Keeper {
     /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
     pub(super) fn freeze_past(&self, view: &View, number: u64) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
         let book = view.cuts.lock().clone();
-        let before = &self.newest_root.kept.cuts;
+        let mut before = self.newest_root.kept.cuts.clone();
+        before.extend(self.crossed().map(cut_of));
         let needed = |sequence: u32, dead_since: u64| {
             let needs = |cuts| view.lineage.needs(cuts, u64::from(sequence), dead_since);
-            needs(&book.cuts) || needs(before)
+            needs(&book.cuts) || needs(&before)
         };
         let (mut segments, deletable) = view.segments.freeze(number, &needed);
         // What an ancestor owns is not ours to delete: that nobody needs it is all there is to say.
@@ -130,6 +153,7 @@ impl Keeper {
             .chain(&self.newest_root.kept.cuts)
             .filter(|cut| cut.kind != CutKind::Pin)
             .map(|cut| cut.number)
+            .chain(self.crossed().map(|rollback| rollback.cut_number))
             .collect();
         self.cut_parts.retain(|number, _| begun.contains(number));
         if begun.contains(&self.newest_root.number) {

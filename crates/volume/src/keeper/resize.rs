@@ -5,8 +5,6 @@
 //! two checkpoints that say so are durable: should the newest ever be damaged, the one before says the same.
 //! So nothing is ever written past the end that recovery would find.
 
-use std::collections::HashMap;
-
 use super::Keeper;
 use super::inbox::Resize;
 use crate::{Error, ErrorKind};
@@ -39,15 +37,7 @@ impl Keeper {
             );
             return (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));
         }
-        let view = self.shared.view();
-        if size_bytes < self.size_bytes {
-            let mut losses: HashMap<u32, u64> = HashMap::new();
-            view.map.remove(size_bytes, self.size_bytes - size_bytes, &mut |sequence, bytes| {
-                *losses.entry(sequence).or_default() += bytes;
-            });
-            view.segments.lose(&losses.into_iter().collect::<Vec<_>>());
-        }
-        view.map.set_size(size_bytes);
+        self.shared.view().resize(size_bytes);
         self.size_bytes = size_bytes;
         self.resizing = Some(Resizing { resize, first_number: None });
         if let Err(error) = self.begin_checkpoint(false) {

@@ -159,6 +159,7 @@ impl Keeper {
             extents: Vec::new(),
             frames: Vec::new(),
             origins: Vec::new(),
+            size_bytes: 0,
         })
     }
 

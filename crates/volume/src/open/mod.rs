@@ -114,18 +114,18 @@ fn demand_may_fall(
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
-/// A checkpoint that came late says how large a dead attachment wanted the disk to be. The one that went on
-/// from the checkpoint before knew nothing of that: its users have relied on the size before. A replica may
-/// have a checkpoint before that which is much older, and does not lead to the same end of the log.
+/// A checkpoint that came late may be of a dead attachment's resize. Those who went on without it began from
+/// another checkpoint, and their users relied on its size: that one leads to what they had.
 fn unresized(store: &dyn ObjectStore, late: Stored, reporter: &mut Reporter<'_>) -> Result<Stored> {
-    match stored_below(store, &late, reporter) {
-        Ok(before)
-            if before.record.size_bytes != late.record.size_bytes
-                && before.end.stored_sequence == late.end.stored_sequence =>
-        {
-            Ok(before)
+    let (size_bytes, volume_id) = (late.newest.checkpoint.size_bytes, late.record.volume_id);
+    let base = checkpoint::newest_below(store, volume_id, late.end.base_number + 1);
+    match base.and_then(|base| stored_from(store, &late.record, base, reporter)) {
+        Ok(before) if before.end.stored_sequence == late.end.stored_sequence => {
+            Ok(if before.record.size_bytes == size_bytes { late } else { before })
         }
         Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+        // What it cut off is in no other checkpoint that can be read.
+        Err(error) if size_bytes < late.end.size_bytes => Err(error),
         _ => Ok(late),
     }
 }
@@ -176,7 +176,7 @@ fn stored_from(
         ),
     );
     // The record says what the volume was born with.
-    let record = VolumeRecord { size_bytes: newest.checkpoint.size_bytes, ..record.clone() };
+    let record = VolumeRecord { size_bytes: end.size_bytes, ..record.clone() };
     Ok(Stored { record, newest, view, end })
 }
 
@@ -185,6 +185,8 @@ pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd 
     LogEnd {
         checkpoint_number: root.number,
         checkpoint_came_late: false,
+        base_number: 0,
+        size_bytes: root.size_bytes,
         epoch: root.epoch,
         epoch_before: 0,
         fence_put_id: None,
@@ -265,6 +267,7 @@ pub(crate) fn fence(
         extents: Vec::new(),
         frames: Vec::new(),
         origins: Vec::new(),
+        size_bytes: end.size_bytes,
     };
     let key = segment_key(record.volume_id, sequence);
     let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);

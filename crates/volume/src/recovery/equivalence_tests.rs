@@ -125,6 +125,7 @@ impl World {
             extents,
             frames: raw_frames(data_bytes, 1 << 16).expect("it fits a segment"),
             origins: Vec::new(),
+            size_bytes: 0,
         };
         // Only headers are read here.
         self.put(&segment_key(self.record.volume_id, sequence), header.encode());

@@ -3,7 +3,8 @@
 //! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of
 //! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
 //! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
-//! can be there. An order in the log is carried out where it stands.
+//! can be there. An order in the log is carried out where it stands. A fence says how large the disk is from
+//! there on: what a checkpoint says of that may have come late, or be lost.
 //!
 //! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled from ends
 //! the log too: it may lean on what only that checkpoint says (a size, a cut), and waits for it.
@@ -33,6 +34,10 @@ pub(crate) struct LogEnd {
     /// A later attachment began from an older checkpoint: this one was put by a writer that was fenced, and
     /// came late.
     pub(crate) checkpoint_came_late: bool,
+    /// The checkpoint that the last fence's attachment began from; 0: no fence was met.
+    pub(crate) base_number: u64,
+    /// Bytes of the disk.
+    pub(crate) size_bytes: u64,
     /// The newest epoch.
     pub(crate) epoch: u64,
     /// The one that the last fence shut out; 0: none, or it was not read.
@@ -58,11 +63,14 @@ pub(crate) struct LogEnd {
     pub(crate) extents: u64,
 }
 
-/// A rollback in the log: which segment holds it, and when that was made.
+/// A rollback in the log: which segment holds it, when that was made, and the cut that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RolledBack {
     pub(crate) sequence: u64,
     pub(crate) wall_unix_ms: u64,
+    /// The checkpoint that the cut begins from.
+    pub(crate) cut_number: u64,
+    pub(crate) cut_through: u64,
 }
 
 /// How far to roll forward: as long as the next segment exceeds none of these.
@@ -164,7 +172,8 @@ fn carry_out(
         let then = cut_view(store, header.volume_id, number, put_id, through_sequence)?;
         *view = view.rolled_back_to(then);
         let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
-        end.rolled_back = Some(RolledBack { sequence, wall_unix_ms });
+        let (cut_number, cut_through) = (number, through_sequence);
+        end.rolled_back = Some(RolledBack { sequence, wall_unix_ms, cut_number, cut_through });
     }
     Ok(())
 }
@@ -228,6 +237,16 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
                 return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
             }
             end.checkpoint_came_late |= (1..end.checkpoint_number).contains(&header.checkpoint_number);
+            end.base_number = header.checkpoint_number;
+            if header.size_bytes > limits::SIZE_BYTES_MAX {
+                return damaged(format!("no volume has {} bytes", header.size_bytes));
+            }
+            if header.size_bytes > 0 {
+                end.size_bytes = header.size_bytes;
+                if let Some(view) = view {
+                    view.resize(header.size_bytes);
+                }
+            }
             end.epoch_before = end.epoch;
             end.epoch = header.epoch;
             end.fence_put_id = Some(header.put_id);

@@ -235,6 +235,7 @@ mod tests {
             extents: Vec::new(),
             frames: Vec::new(),
             origins: Vec::new(),
+            size_bytes: 0,
         }
     }
 
