@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::{AlignedBytes, BLOCK_BYTES};
@@ -213,6 +213,18 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
     rustix::fs::fsync(file)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
+}
+
+/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came this moment.
+pub fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot: there a second name first fails just so.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            std::fs::hard_link(from, to)?;
+            std::fs::remove_file(from)
+        }
+        renamed => renamed.map_err(io::Error::from),
+    }
 }
 
 #[cfg(test)]

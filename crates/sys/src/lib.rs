@@ -35,7 +35,7 @@ pub use arena::{Arena, Lease};
 pub use attached::{Attached, Lent};
 pub use caged::{Bounds, caged, is_no_network};
 pub use counting::CountingAllocator;
-pub use direct_file::{DirectFile, FileLock, OpenMode};
+pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
 pub use loop_device::LoopDevice;
 pub use session::in_own_session;

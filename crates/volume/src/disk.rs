@@ -84,7 +84,8 @@ pub trait Disks: Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
     /// Makes a file of zeroes, durably. Fails when the name is taken or the space is not there.
     fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
-    /// Gives a file another name.
+    /// Gives a file another name. What has that name already may be refused (`AlreadyExists`), and is never
+    /// replaced by [`RealDisks`].
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -125,7 +126,7 @@ impl Disks for RealDisks {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        std::fs::rename(from, to)
+        sawmill_sys::rename_exclusive(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

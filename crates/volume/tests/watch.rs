@@ -136,6 +136,40 @@ fn a_volume_that_nobody_uses_is_not_looked_after() {
     assert_eq!(machine.count(|_| true), calls);
 }
 
+/// What leaves its retention window is given back with a bounded number of requests, and then it rests too.
+#[test]
+fn a_volume_that_nobody_uses_gives_back_its_garbage_and_rests() {
+    let mut machine = Machine::new();
+    machine.options.checkpoint_bytes = MIB;
+    let mut a = Attached::new(&machine);
+    let set = a.volume().begin_set_retention(60).unwrap();
+    a.until("the window is set", |_| set.try_recv().is_ok());
+    for version in 2..60 {
+        (0..4).for_each(|slot| write_slot(a.volume(), slot, version));
+        a.until_with("it is stored", 10, |volume| {
+            let positions = volume.status().positions;
+            positions.stored == positions.accepted
+        });
+    }
+    let (used, had) = (machine.count(|_| true), a.volume().status());
+    assert!(had.dead_object_bytes > 20 * MIB, "there is garbage: {had:?}");
+    a.until_with("what left the window is gone", 1000, |volume| volume.status().dead_object_bytes == 0);
+    for _ in 0..100 {
+        a.pass(1000);
+        a.step();
+        thread::yield_now();
+    }
+    let rests = machine.count(|_| true);
+    println!("{} segments were given back with {} calls", had.segments, rests - used);
+    assert!(((rests - used) as u64) < 2 * had.segments, "{} calls", rests - used);
+    for _ in 0..10_000 {
+        a.pass(1000);
+        a.step();
+    }
+    assert_eq!(machine.count(|_| true), rests);
+    assert_eq!(slot_version(a.volume(), 3, 99), 59);
+}
+
 #[test]
 fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
     let machine = Machine::new();

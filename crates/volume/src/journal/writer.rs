@@ -121,7 +121,6 @@ impl JournalWriter {
         self.write_superblock(trim.max(self.superblock.current().trim), clean)
     }
 
-    /// Pops the complete records at the front of the order and adds them to the span.
     /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed any more,
     /// and may go without being missed.
     pub(crate) fn leave(&mut self) -> Result<()> {
@@ -137,6 +136,7 @@ impl JournalWriter {
         })
     }
 
+    /// Pops the complete records at the front of the order and adds them to the span.
     fn take_complete(&mut self) -> Vec<Arc<Record>> {
         let mut taken = Vec::new();
         let mut order = self.journal.order.lock();

@@ -303,7 +303,6 @@ impl Keeper {
         let spared_from = self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
         self.checkpoint_number = writing.root.number;
         self.note_resized(writing.root.number);
-        self.own_puts.insert(writing.root.put_id);
         shared.inbox.set_checkpoint_number(writing.root.number);
         add(&shared.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
@@ -311,7 +310,9 @@ impl Keeper {
         let named = Arc::new(self.named_parts(&writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
         let (deletable, generation) = (writing.deletable, writing.generation);
-        let own_puts = Arc::new(self.own_puts.clone());
+        let all_named = || named.puts().chain(roots.kept.iter().map(|(_, put_id)| *put_id)).collect();
+        self.own_puts.add(writing.root.put_id, writing.root.number, all_named);
+        let own_puts = self.own_puts.known();
         self.cleanup = Cleanup::of(Superseded {
             spared_from,
             number: writing.root.number,

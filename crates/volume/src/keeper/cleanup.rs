@@ -203,6 +203,7 @@ impl Keeper {
         let view = self.shared.view();
         for sequence in sequences {
             view.segments.remove(*sequence);
+            self.collector.forget(*sequence);
             let own = self.shared.lineage.ancestor(u64::from(*sequence)).is_none();
             if let Some((cache, owner, _)) = self.shared.cache.as_ref().filter(|_| own) {
                 cache.forget_segment(*owner, *sequence);

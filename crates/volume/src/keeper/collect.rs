@@ -73,6 +73,11 @@ impl Collector {
         matches!(self.stage, Stage::Rest) && self.plan.is_none() && self.in_flight == 0
     }
 
+    /// A segment is gone, and its doubts with it.
+    pub(super) fn forget(&mut self, sequence: u32) {
+        self.doubtful.remove(&sequence);
+    }
+
     fn is_hopeless(&self, sequence: u32) -> bool {
         self.doubtful.get(&sequence).is_some_and(|doubts| *doubts >= DOUBTS_MAX)
     }

@@ -15,12 +15,11 @@
 //! retention, rollback), `past` (what of the past a checkpoint carries and a delete spares), `clock` (by
 //! which moments age), `vigil` (looks for fences), `pins` (what clones need, looked up before a delete).
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_format::checkpoint::{Checkpoint, PartEntry};
-use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 
 use crate::gc::GcPolicy;
@@ -39,6 +38,7 @@ mod clock;
 mod collect;
 mod inbox;
 mod orders;
+mod own_puts;
 mod past;
 mod pins;
 mod resize;
@@ -110,7 +110,7 @@ pub(crate) struct Keeper {
     readable_number: u64,
     /// The checkpoint this attachment began from, and the puts of its own.
     loaded_number: u64,
-    own_puts: HashSet<PutId>,
+    own_puts: own_puts::OwnPuts,
     /// Size of the disk, as the next checkpoint says it.
     size_bytes: u64,
     /// The resize that the checkpoint being written carries.
@@ -169,7 +169,7 @@ impl Keeper {
             checkpoint_number: start.checkpoint_number,
             readable_number: start.loaded.number,
             loaded_number: start.loaded.number,
-            own_puts: HashSet::new(),
+            own_puts: own_puts::OwnPuts::default(),
             size_bytes: start.size_bytes,
             resizing: None,
             copies_left: if start.loaded.kept.is_empty() { 0 } else { past::COPIES_LOOKS },

@@ -28,6 +28,11 @@ pub(super) struct NamedParts {
 }
 
 impl NamedParts {
+    /// The puts of those that are known.
+    pub(super) fn puts(&self) -> impl Iterator<Item = PutId> {
+        self.named.iter().map(|(_, _, put_id)| *put_id)
+    }
+
     pub(super) fn holds(&self, group: u64, number: u64, put_id: PutId) -> bool {
         number <= self.unknown_through || self.named.contains(&(group, number, put_id))
     }

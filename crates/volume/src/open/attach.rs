@@ -1,5 +1,6 @@
 //! Attaching for writing: act on what was judged. See `open` for the order and why.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,10 +12,11 @@ use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Ring, StagingFile};
 
-use super::journal::{self, Judged, Old, Usable, judge};
+use super::journal::{self, Judged, Usable, judge};
+use super::make::{kind_of, make_journal};
 use super::memory::{self, spare_path, staging_path};
 use super::{Claim, Stored, demand_fencing, fence};
-use crate::disk::{Disk, Disks, Lock, Seen};
+use crate::disk::{Disk, Lock};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, disk_parts, encode_header};
@@ -284,79 +286,6 @@ fn intend(
     }
 }
 
-/// Why a file could not be made.
-fn kind_of(error: &std::io::Error) -> ErrorKind {
-    match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Full,
-        std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-        _ => ErrorKind::Unavailable,
-    }
-}
-
-/// Makes the journal file; on a block device the superblock is simply written anew.
-fn make_journal(path: &Path, old: Old, options: &OpenOptions, world: &dyn World) -> Result<Arc<dyn Disk>> {
-    let failed = |what: &str, error: std::io::Error| {
-        let text = format!(
-            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place \
-             with --journal or another size with --journal-bytes",
-            path.display(),
-            options.journal_bytes
-        );
-        Error::new(kind_of(&error), text)
-    };
-    let disks = world.disks();
-    match disks.look(path) {
-        Seen::Absent => {}
-        Seen::Device => return take_device(path, old, disks),
-        Seen::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
-            disks.remove(path).map_err(|error| failed("replaced", error))?;
-        }
-        Seen::File { .. } => {
-            let aside = free_name_aside(path, disks, world.unix_ms());
-            disks.rename(path, &aside).map_err(|error| failed("set aside", error))?;
-            tracing::warn!("the old journal was set aside as {}", aside.display());
-        }
-    }
-    let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
-    disks.make(path, bytes).map_err(|error| failed("made", error))
-}
-
-/// A name that nothing has yet: clocks are put back, and what was set aside before stays.
-fn free_name_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> PathBuf {
-    let aside = |at: u64| {
-        let mut aside = path.as_os_str().to_owned();
-        aside.push(format!(".aside-{at}"));
-        PathBuf::from(aside)
-    };
-    let free = (unix_ms..u64::MAX).map(aside).find(|aside| disks.look(aside) == Seen::Absent);
-    free.unwrap_or_else(|| aside(u64::MAX))
-}
-
-/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
-/// superblocks, so that no copy of an older one can win.
-fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
-    let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
-    let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
-    let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
-    if old == Old::Keep && !blank {
-        let text = format!(
-            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds \
-             matters, clear its first 8192 bytes, and try again",
-            path.display()
-        );
-        return Err(Error::new(ErrorKind::Refused, text));
-    }
-    start.fill(0);
-    let opened = disks.open(path).and_then(|disk| {
-        disk.write_at(0, &start)?;
-        disk.sync()?;
-        Ok(disk)
-    });
-    opened.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("the journal {} cannot be used: {error}", path.display()))
-    })
-}
-
 /// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal
 /// remembers one intent: before it takes a new one, that fence is put again until it is there, else it would
 /// be taken for a stranger's when it lands.
@@ -552,7 +481,7 @@ fn new_ring(
     position: u64,
     old: Option<StagingFile>,
 ) -> Result<(Arc<Ring>, Consumer)> {
-    let failed = |error: std::io::Error| {
+    let failed = |error: io::Error| {
         let text = format!(
             "the staging file {} of {} bytes cannot be made: {error}; give another folder with --staging",
             path.display(),
@@ -587,7 +516,7 @@ fn new_ring(
 fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
     if let Some(path) = old.filter(|path| path != new)
         && let Err(error) = std::fs::remove_file(&path)
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!("{} is not needed any more and cannot be removed: {error}", path.display());
     }

@@ -1,0 +1,56 @@
+//! The checkpoints that an attachment has put, as far as something may still have their names: a stale writer
+//! must not take its successor's parts for garbage of its own.
+//!
+//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]; so no list or delete of
+//! a part or copy that may be old garbage of this attachment comes too late, but for one that a list has
+//! hidden from [`LATEST`] checkpoints in a row: that one goes in the next attachment.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sawmill_format::ids::PutId;
+
+/// So many of the newest are known although nothing names them: they may be garbage that is still there.
+const LATEST: u64 = 64;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct OwnPuts {
+    numbers: HashMap<PutId, u64>,
+    known: Arc<HashSet<PutId>>,
+}
+
+impl OwnPuts {
+    /// Checkpoint `number` is durable; forgets the puts that neither `named` has nor are among the newest.
+    pub(super) fn add(&mut self, put_id: PutId, number: u64, named: impl FnOnce() -> HashSet<PutId>) {
+        self.numbers.insert(put_id, number);
+        // Not each time: it goes through all that is named.
+        if self.numbers.len() as u64 > 2 * LATEST && number.is_multiple_of(LATEST) {
+            let named = named();
+            self.numbers.retain(|put_id, own| *own + LATEST > number || named.contains(put_id));
+        }
+        self.known = Arc::new(self.numbers.keys().copied().collect());
+    }
+
+    pub(super) fn known(&self) -> Arc<HashSet<PutId>> {
+        Arc::clone(&self.known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn puts_that_nothing_names_are_forgotten_and_named_ones_are_not() {
+        let id = |number: u64| PutId(u128::from(number).to_le_bytes());
+        let mut puts = OwnPuts::default();
+        for number in 1..10_000 {
+            puts.add(id(number), number, || HashSet::from([id(3), id(5)]));
+            let known = puts.known();
+            assert!(known.len() as u64 <= 4 * LATEST, "{} puts", known.len());
+            assert!([3, 5, number].iter().all(|put| *put > number || known.contains(&id(*put))));
+            assert!(number < LATEST || known.contains(&id(number + 1 - LATEST)));
+        }
+    }
+}

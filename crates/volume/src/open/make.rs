@@ -1,0 +1,149 @@
+//! Making a journal, and what becomes of a file that has its name.
+//!
+//! Invariant: what holds, or may hold, writes that are nowhere else is kept under a name of its own, which
+//! nothing had.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_format::journal::RING_START_BYTES;
+use sawmill_sys::{AlignedBytes, BLOCK_BYTES};
+
+use super::journal::Old;
+use crate::disk::{Disk, Disks, Seen};
+use crate::options::OpenOptions;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result};
+
+/// Why a file could not be made.
+pub(super) fn kind_of(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    }
+}
+
+/// Makes the journal file; on a block device the superblock is simply written anew.
+pub(super) fn make_journal(
+    path: &Path,
+    old: Old,
+    options: &OpenOptions,
+    world: &dyn World,
+) -> Result<Arc<dyn Disk>> {
+    let failed = |what: &str, error: io::Error| {
+        let text = format!(
+            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place \
+             with --journal or another size with --journal-bytes",
+            path.display(),
+            options.journal_bytes
+        );
+        Error::new(kind_of(&error), text)
+    };
+    let disks = world.disks();
+    match disks.look(path) {
+        Seen::Absent => {}
+        Seen::Device => return take_device(path, old, disks),
+        Seen::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
+            disks.remove(path).map_err(|error| failed("replaced", error))?;
+        }
+        Seen::File { .. } => {
+            let aside =
+                set_aside(path, disks, world.unix_ms()).map_err(|error| failed("set aside", error))?;
+            tracing::warn!("the old journal was set aside as {}", aside.display());
+        }
+    }
+    let bytes = options.journal_bytes / BLOCK_BYTES * BLOCK_BYTES;
+    disks.make(path, bytes).map_err(|error| failed("made", error))
+}
+
+/// Under a name that nothing has: clocks are put back, and what was set aside before stays.
+fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf> {
+    for at in unix_ms..u64::MAX {
+        let mut aside = path.to_owned();
+        aside.as_mut_os_string().push(format!(".aside-{at}"));
+        if disks.look(&aside) == Seen::Absent {
+            match disks.rename(path, &aside) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                renamed => return renamed.map(|()| aside),
+            }
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
+/// superblocks, so that no copy of an older one can win.
+fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
+    let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
+    let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
+    let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
+    if old == Old::Keep && !blank {
+        let text = format!(
+            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds \
+             matters, clear its first 8192 bytes, and try again",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Refused, text));
+    }
+    start.fill(0);
+    let opened = disks.open(path).and_then(|disk| {
+        disk.write_at(0, &start)?;
+        disk.sync()?;
+        Ok(disk)
+    });
+    opened.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("the journal {} cannot be used: {error}", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::RealDisks;
+
+    /// Disks on which somebody makes a file in the moment between a look at its name and a rename to it.
+    struct Racing(PathBuf);
+
+    impl Disks for Racing {
+        fn lock(&self, path: &Path) -> io::Result<crate::disk::Lock> {
+            RealDisks.lock(path)
+        }
+        fn lock_file(&self, path: &Path) -> io::Result<crate::disk::Lock> {
+            RealDisks.lock_file(path)
+        }
+        fn look(&self, path: &Path) -> Seen {
+            let seen = RealDisks.look(path);
+            if path == self.0 && seen == Seen::Absent {
+                std::fs::write(path, b"older").unwrap();
+            }
+            seen
+        }
+        fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
+            RealDisks.open(path)
+        }
+        fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+            RealDisks.make(path, len_bytes)
+        }
+        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+            RealDisks.rename(from, to)
+        }
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            RealDisks.remove(path)
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_set_aside_replaces_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (journal, there) = (folder.path().join("journal"), folder.path().join("journal.aside-7"));
+        std::fs::write(&journal, b"newer").unwrap();
+        std::fs::write(folder.path().join("journal.aside-8"), b"oldest").unwrap();
+        let aside = set_aside(&journal, &Racing(there.clone()), 7).unwrap();
+        assert_eq!(aside, folder.path().join("journal.aside-9"));
+        assert_eq!(std::fs::read(&there).unwrap(), b"older");
+        assert_eq!(std::fs::read(&aside).unwrap(), b"newer");
+        assert!(!journal.exists());
+    }
+}
