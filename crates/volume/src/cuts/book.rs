@@ -15,6 +15,10 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{CutEntry, CutKind, LineageEntry, Order};
 
 use super::PinSeen;
+use crate::limits;
+
+/// Wall clocks that differ by more from the time attached have jumped.
+const JUMP_MS: u64 = 60_000;
 
 /// Where in the log an order stands, and the checkpoint that was the newest there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,23 +59,75 @@ pub(crate) struct CutBook {
     /// The first pin slot that was not there when it was last asked for; 0 is 1.
     pub(crate) pins_next: u64,
     pub(crate) cuts: Vec<CutEntry>,
+    /// The newest checkpoint that was retained; none: the next one is.
+    last: Option<Retained>,
+    /// The segment of the newest rollback.
+    rolled_back: u64,
+}
+
+/// What a retained checkpoint says that a roll-forward from it cannot change.
+#[derive(Clone, Debug)]
+struct Retained {
+    through_sequence: u64,
+    size_bytes: u64,
+    lineage: Vec<LineageEntry>,
+    attached_ms: u64,
+    wall_unix_ms: u64,
+}
+
+impl Retained {
+    fn of(root: &Checkpoint) -> Self {
+        Retained {
+            through_sequence: root.through_sequence,
+            size_bytes: root.size_bytes,
+            lineage: root.kept.lineage.clone(),
+            attached_ms: root.attached_ms,
+            wall_unix_ms: root.wall_unix_ms,
+        }
+    }
+
+    /// Whether moments behind `root` can be had from this one as well.
+    fn stands_for(&self, root: &Checkpoint, rolled_back: u64, step_ms: u64) -> bool {
+        let attached_ms = root.attached_ms.saturating_sub(self.attached_ms);
+        let wall_ms = root.wall_unix_ms.checked_sub(self.wall_unix_ms);
+        attached_ms < step_ms
+            && rolled_back <= self.through_sequence
+            && self.size_bytes == root.size_bytes
+            && self.lineage == root.kept.lineage
+            && wall_ms.is_some_and(|ms| ms.abs_diff(attached_ms) <= JUMP_MS)
+    }
 }
 
 impl CutBook {
     /// What a checkpoint says, with the checkpoint itself when moments are retained.
     pub(crate) fn of(root: &Checkpoint) -> Self {
         let kept = &root.kept;
-        let mut book =
-            CutBook { retention_s: kept.retention_s, pins_next: kept.pins_next, cuts: kept.cuts.clone() };
+        let mut book = CutBook {
+            retention_s: kept.retention_s,
+            pins_next: kept.pins_next,
+            cuts: kept.cuts.clone(),
+            last: None,
+            rolled_back: 0,
+        };
         book.retain_root(root);
         book
     }
 
-    /// A durable checkpoint begins a retained moment, when any are kept.
+    /// A durable checkpoint begins a retained moment, when any are kept: unless the newest that does is so
+    /// near that its own way forward leads to every moment behind this one. So a window has no more of them
+    /// than [`limits::RETAINED_PER_WINDOW`], and one for each attachment, rollback, new size, flattening and
+    /// jump of the wall clock.
     pub(crate) fn retain_root(&mut self, root: &Checkpoint) {
-        if self.retention_s > 0 {
-            self.add_retained(&Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms));
+        if self.retention_s == 0 {
+            return;
         }
+        let step_ms = self.retention_s.saturating_mul(1000) / limits::RETAINED_PER_WINDOW;
+        let stands_for = |last: &Retained| last.stands_for(root, self.rolled_back, step_ms);
+        if self.last.as_ref().is_some_and(stands_for) {
+            return;
+        }
+        self.add_retained(&Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms));
+        self.last = Some(Retained::of(root));
     }
 
     fn add_retained(&mut self, place: &Place) {
@@ -137,7 +193,7 @@ impl CutBook {
         })
     }
 
-    /// Carries out an order; a rollback changes only the map.
+    /// Carries out an order; a rollback changes only the map, and ends what an older checkpoint stands for.
     pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
         match order {
             Order::CreateSnapshot(name) => {
@@ -160,11 +216,12 @@ impl CutBook {
             }
             Order::SetRetention(retention_s) => {
                 self.retention_s = *retention_s;
+                self.last = None;
                 if *retention_s > 0 && self.retained().next().is_none() {
                     self.add_retained(place);
                 }
             }
-            Order::RollBack { .. } => {}
+            Order::RollBack { .. } => self.rolled_back = place.sequence,
         }
     }
 
@@ -288,6 +345,60 @@ mod tests {
         book.retention_s = 0;
         book.prune(4500);
         assert_eq!((book.retained().count(), book.prunes_at_attached_ms()), (0, None));
+    }
+
+    fn root(number: u64, attached_ms: u64) -> Checkpoint {
+        Checkpoint {
+            volume_id: VolumeId([1; 16]),
+            put_id: PutId([number as u8; 16]),
+            number,
+            epoch: 1,
+            through_sequence: 10 * number,
+            next_sequence: 10 * number + 1,
+            position: 0,
+            wall_unix_ms: 1_000_000 + attached_ms,
+            attached_ms,
+            size_bytes: 1 << 30,
+            clean: false,
+            extent_total: 0,
+            live_bytes: 0,
+            segments: Vec::new(),
+            parts: Vec::new(),
+            kept: sawmill_format::kept::Kept::default(),
+        }
+    }
+
+    #[test]
+    fn a_window_of_many_checkpoints_retains_a_bounded_number_of_them() {
+        let mut book = CutBook { retention_s: 1000, ..CutBook::default() };
+        for number in 1..100_000 {
+            let root = root(number, 100 * number);
+            book.retain_root(&root);
+            book.prune(root.attached_ms);
+            assert!(book.retained().count() as u64 <= limits::RETAINED_PER_WINDOW + 2, "{number}");
+        }
+        let ages = book.retained().map(cut_attached_ms).collect::<Vec<_>>();
+        assert!(
+            ages[0] + 1_000_000 <= 99_999 * 100 && ages[1] + 1_000_000 > 99_999 * 100,
+            "the whole window"
+        );
+    }
+
+    #[test]
+    fn no_way_to_a_moment_leads_through_a_rollback_a_new_size_or_a_jump_of_the_clock() {
+        let mut book = CutBook { retention_s: 1_000_000, ..CutBook::default() };
+        let mut is_retained = |root: &Checkpoint, rolled_back: u64| {
+            book.rolled_back = rolled_back;
+            book.retain_root(root);
+            book.retained().any(|cut| cut.number == root.number)
+        };
+        assert!(is_retained(&root(1, 0), 0) && !is_retained(&root(2, 1), 0));
+        assert!(is_retained(&root(3, 2), 25) && !is_retained(&root(4, 3), 25), "a rollback at segment 25");
+        let larger = Checkpoint { size_bytes: 2 << 30, ..root(5, 4) };
+        assert!(is_retained(&larger, 25));
+        let later = Checkpoint { wall_unix_ms: 2_000_000, size_bytes: 2 << 30, ..root(6, 5) };
+        let earlier = Checkpoint { wall_unix_ms: 1_000_000, size_bytes: 2 << 30, ..root(7, 6) };
+        assert!(is_retained(&later, 25) && is_retained(&earlier, 25));
     }
 
     #[test]
