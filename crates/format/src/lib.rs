@@ -2,8 +2,8 @@
 //!
 //! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`name_record`] with
 //! [`volume_record`], [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a
-//! store; [`journal`], [`staging`], [`cache_index`], [`transfer`], [`export_state`] are files on the local
-//! SSD; [`packed_write`] crosses the link; [`write_log`] is a foreign format.
+//! store; [`journal`], [`staging`], [`cache_index`], [`transfer`], [`export_state`], [`newest_state`] are
+//! files on the local SSD; [`packed_write`] crosses the link; [`write_log`] is a foreign format.
 //! `docs/format/` has one page per structure, and a test compares the two.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks, in order,
@@ -27,6 +27,7 @@ pub mod layout;
 pub mod link;
 pub mod map_part;
 pub mod name_record;
+pub mod newest_state;
 pub mod packed_write;
 pub mod preamble;
 pub mod role;

@@ -46,6 +46,8 @@ pub enum Kind {
     TransferProgress = 16,
     /// [`crate::export_state`]
     ExportState = 17,
+    /// [`crate::newest_state`]
+    NewestState = 18,
     /// [`crate::kept::Pin`]
     Pin = 10,
     /// [`crate::role`]
@@ -56,7 +58,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::VolumeRecord,
         Kind::Segment,
         Kind::Checkpoint,
@@ -66,6 +68,7 @@ impl Kind {
         Kind::CacheIndex,
         Kind::TransferProgress,
         Kind::ExportState,
+        Kind::NewestState,
         Kind::Pin,
         Kind::Role,
         Kind::NameRecord,
@@ -83,6 +86,7 @@ impl Kind {
             Kind::CacheIndex => "cache index",
             Kind::TransferProgress => "transfer progress",
             Kind::ExportState => "export state",
+            Kind::NewestState => "newest state",
             Kind::Pin => "pin",
             Kind::Role => "role",
             Kind::NameRecord => "name record",

@@ -6,8 +6,8 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
 use sawmill_format::{
-    cache_index, checkpoint, export_state, kept, map_part, name_record, role, segment, transfer,
-    volume_record,
+    cache_index, checkpoint, export_state, kept, map_part, name_record, newest_state, role, segment,
+    transfer, volume_record,
 };
 
 const CRC_BYTES: usize = 4;
@@ -77,6 +77,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::CacheIndex => cache_index::at::SIZE,
         Kind::TransferProgress => transfer::at::SIZE,
         Kind::ExportState => export_state::at::SIZE,
+        Kind::NewestState => newest_state::at::SIZE,
         Kind::NameRecord => name_record::at::SIZE,
         Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
@@ -127,6 +128,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             put(&mut bytes, role::at::SOURCE_BYTES, &(source_bytes as u16).to_le_bytes());
         }
         Kind::JournalSuperblock | Kind::Staging => bytes.truncate(4096),
+        Kind::NewestState => bytes.truncate(newest_state::at::SIZE + CRC_BYTES),
         Kind::Pin => bytes.truncate(kept::pin_at::SIZE),
     }
     match kind {

@@ -11,6 +11,7 @@ use sawmill_format::journal::{
 use sawmill_format::kept::{self, Order, Pin};
 use sawmill_format::layout::Field;
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part, part_first_address};
+use sawmill_format::newest_state::{self, NewestState};
 use sawmill_format::preamble::{Kind, Preamble};
 use sawmill_format::role;
 use sawmill_format::segment::{
@@ -176,6 +177,7 @@ pub(crate) fn small(bytes: &[u8]) {
             Kind::CacheIndex => index(bytes),
             Kind::TransferProgress => transfer(bytes),
             Kind::ExportState => export_state(bytes),
+            Kind::NewestState => newest_state(bytes),
             Kind::Pin => pin(bytes),
             Kind::NameRecord => name_record(bytes),
             Kind::Role => role(bytes),
@@ -298,6 +300,13 @@ fn export_state(bytes: &[u8]) {
     let Ok(value) = ExportState::decode(bytes) else { return };
     assert_eq!(value.encode(), bytes);
     assert!(value.identity.capacity() <= bytes.len());
+}
+
+fn newest_state(bytes: &[u8]) {
+    let volume_id = volume_at(bytes, newest_state::at::VOLUME_ID);
+    let Ok(value) = NewestState::decode(bytes, volume_id) else { return };
+    assert_eq!(value.encode(), bytes);
+    assert!(NewestState::decode(bytes, other(volume_id)).is_err());
 }
 
 fn transfer(bytes: &[u8]) {

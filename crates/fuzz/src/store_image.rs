@@ -125,7 +125,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
         Kind::NameRecord => Some(name_key(NAME, u64_at(object, name_record::at::NUMBER)?)),
         Kind::Role => Some(role_key(volume_id, u64_at(object, role::at::NUMBER)?)),
         Kind::JournalSuperblock | Kind::Staging | Kind::CacheIndex => None,
-        Kind::TransferProgress | Kind::ExportState => None,
+        Kind::TransferProgress | Kind::ExportState | Kind::NewestState => None,
     }
 }
 

@@ -16,7 +16,7 @@ use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 use crate::config::{Places, VolumeAddress};
 use crate::exit::{Exit, Failure, Result};
 use crate::units::parse_size;
-use crate::{control, memory, wiring};
+use crate::{control, memory, seen, wiring};
 
 /// Where a command that attaches by itself finds what it needs.
 #[derive(Args, Default)]
@@ -52,6 +52,7 @@ pub(crate) struct AttachToWrite {
 pub(crate) struct Attached {
     pub(crate) volume: Arc<Volume>,
     name: String,
+    folder: PathBuf,
     /// The journal, if it was made for this.
     made: Option<PathBuf>,
 }
@@ -121,6 +122,7 @@ impl Attached {
             options.staging_folder = memory::folder(&options.journal_path);
         }
         let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
+        options.seen = seen::of(&folder, record.volume_id);
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
         let volume = Volume::open(store, &address.name, options).map_err(|error| {
             let failure = Failure::from(error);
@@ -133,13 +135,15 @@ impl Attached {
             }
             failure.of_volume(&address.name)
         })?;
-        Ok(Attached { volume, name: address.name.clone(), made })
+        seen::note(&folder, &volume);
+        Ok(Attached { volume, name: address.name.clone(), folder, made })
     }
 
     /// Stores everything and lets the volume go.
     pub(crate) fn close(self) -> Result<()> {
         let closed = self.volume.close().map_err(Failure::from);
         closed.map_err(|failure| failure.of_volume(&self.name))?;
+        seen::note(&self.folder, &self.volume);
         if let Some(path) = &self.made
             && let Err(error) = std::fs::remove_file(path)
         {

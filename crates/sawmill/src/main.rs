@@ -32,6 +32,7 @@ mod moment;
 mod output;
 mod past;
 mod program;
+mod seen;
 mod serving;
 mod trace;
 mod transfer;

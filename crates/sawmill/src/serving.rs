@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::layer::{Gate, Meter};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
+use sawmill_format::ids::VolumeId;
 use sawmill_store::Client;
 use sawmill_volume::cache::ReadCache;
 use sawmill_volume::{GcReport, RealWorld, Safety, Volume, World};
@@ -50,6 +51,7 @@ struct Absent {
 /// One volume and what was used to open it.
 pub(crate) struct Served {
     pub(crate) address: VolumeAddress,
+    pub(crate) volume_id: VolumeId,
     shown: String,
     held: RwLock<Held>,
     /// What the doors hold: it stays when the volume is closed and opened again.
@@ -70,11 +72,12 @@ impl Served {
         folder: PathBuf,
         journal_path: Option<PathBuf>,
     ) -> Self {
+        let volume_id = volume.status().volume_id;
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
         let held = RwLock::new(Held::Open(volume));
         let added = journal_path.as_ref().map(|_| Added::of(&folder));
-        Served { address, shown, held, gate, meter, store, folder, journal_path, added }
+        Served { address, volume_id, shown, held, gate, meter, store, folder, journal_path, added }
     }
 
     /// The export's name: the volume's, with the cut that is shown.

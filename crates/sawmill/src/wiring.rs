@@ -13,6 +13,7 @@ use std::process;
 use std::sync::Arc;
 use std::time::Instant;
 
+use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::Listen;
 use sawmill_store::{Client, ObjectStore, StoreOptions};
@@ -24,6 +25,7 @@ use crate::control;
 use crate::doors::plan::DoorPlan;
 use crate::exit::{Exit, Failure, Result};
 use crate::memory;
+use crate::seen;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
 
 /// How long a command that somebody waits for tries to reach a store.
@@ -231,8 +233,17 @@ fn open_served(
     make_volume_folder(&folder, &address.store_url)?;
     let journal_path = plan.journal.path(places, &volume_id, &address.store_url)?;
     let journal_path = (!plan.options.read_only).then_some(journal_path);
-    let volume = open_volume(plan, address, &store, journal_path.as_deref(), cache)?;
+    let local = Local { folder: &folder, journal_path: journal_path.as_deref(), cache };
+    let volume = open_volume(plan, address, &store, record.volume_id, &local)?;
     Ok(Served::new(address.clone(), volume, store, folder, journal_path))
+}
+
+/// What this machine has of a volume.
+pub(crate) struct Local<'a> {
+    pub(crate) folder: &'a Path,
+    /// A volume that is only read has none.
+    pub(crate) journal_path: Option<&'a Path>,
+    pub(crate) cache: Option<&'a Cache>,
 }
 
 /// Opens a volume as planned, for the first time or again.
@@ -240,19 +251,20 @@ pub(crate) fn open_volume(
     plan: &Plan,
     address: &VolumeAddress,
     store: &Arc<Client>,
-    journal_path: Option<&Path>,
-    cache: Option<&Cache>,
+    volume_id: VolumeId,
+    local: &Local<'_>,
 ) -> Result<Arc<Volume>> {
     let options = OpenOptions {
-        staging_folder: staging_folder(plan, journal_path),
-        // A volume that is only read has none.
-        journal_path: journal_path.map(Path::to_path_buf).unwrap_or_default(),
-        cache: cache.map(|cache| Arc::clone(&cache.cache)),
+        staging_folder: staging_folder(plan, local.journal_path),
+        journal_path: local.journal_path.map(Path::to_path_buf).unwrap_or_default(),
+        cache: local.cache.map(|cache| Arc::clone(&cache.cache)),
+        seen: seen::of(local.folder, volume_id),
         cut: address.cut.as_ref().map(|(_, cut)| cut.clone()),
         ..plan.options.clone()
     };
     let dynamic: Arc<dyn ObjectStore> = Arc::clone(store) as Arc<dyn ObjectStore>;
     let volume = Volume::open(dynamic, &address.name, options)?;
+    seen::note(local.folder, &volume);
     for step in &volume.recovery().steps {
         tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: {}", step.name, step.detail);
     }

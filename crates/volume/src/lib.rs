@@ -61,7 +61,8 @@ pub use names::{
     Deleted, Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed,
     rename, rename_in, unnamed,
 };
-pub use options::{CreateOptions, FlushMode, OpenOptions};
+pub use open::{Age, age_of};
+pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};
 pub use past::Undo;
 pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};

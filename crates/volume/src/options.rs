@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use sawmill_format::newest_state::NewestState;
 pub use sawmill_format::volume_record::FlushMode;
 
 use crate::cache::ReadCache;
@@ -69,6 +70,10 @@ pub struct OpenOptions {
     pub accept_journal_loss: bool,
     /// Go on although the memory with the newest accepted writes is lost.
     pub accept_memory_loss: bool,
+    /// The newest state of the volume that was seen in this store before: one that ends earlier is refused.
+    pub seen: Option<NewestState>,
+    /// Go on although the store is older than what was seen of it.
+    pub accept_older_store: bool,
     /// Go on although the store does not keep its word on conditional create.
     pub no_fencing: bool,
     /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked again.
@@ -103,6 +108,8 @@ impl OpenOptions {
             cut: None,
             accept_journal_loss: false,
             accept_memory_loss: false,
+            seen: None,
+            accept_older_store: false,
             no_fencing: false,
             store_is_probed: false,
             segment_age_max: Duration::from_secs(5),

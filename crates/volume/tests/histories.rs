@@ -10,7 +10,7 @@ use faulty::rig::{MIB, Rig};
 use faulty::{Machine, copy_store, stored, until, write_slot};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::ObjectStore;
-use sawmill_volume::{FlushMode, open_cache};
+use sawmill_volume::{FlushMode, NewestState, open_cache};
 
 const BLOCK: usize = 4096;
 
@@ -153,4 +153,48 @@ fn a_copied_state_folder_leaves_the_memory_of_the_living_alone() {
     let names: Vec<_> = memory.map(|entry| entry.unwrap().file_name()).collect();
     assert!(names.iter().any(|name| name.to_string_lossy().ends_with(".staging")), "{names:?}");
     volume.close_now();
+}
+
+/// What a machine has seen of a volume outlives its journal.
+#[test]
+fn a_store_that_became_older_is_refused_also_without_its_journal() {
+    let mut machine = Rig::new();
+    machine.open().close().unwrap();
+    let backup = copy_store(&*machine.store);
+    let volume = machine.open();
+    volume.write_at(0, &[b'a'; BLOCK]).unwrap();
+    volume.close().unwrap();
+    let status = volume.status();
+    drop(volume);
+    let (epoch, stored_sequence) = (status.epoch, status.stored_sequence);
+    let seen = NewestState { volume_id: status.volume_id, epoch, stored_sequence, wall_unix_ms: 0 };
+    machine.options.seen = Some(seen);
+    std::fs::remove_file(machine.journal()).unwrap();
+    assert_eq!(read(&machine), [b'a'; BLOCK], "the store it was");
+    let mut before = Rig::over(backup);
+    before.options.seen = Some(seen);
+    let (kind, text) = before.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
+    assert!(text.contains("--accept-older-store"), "{text}");
+    before.options.accept_older_store = true;
+    assert_eq!(read(&before), [0; BLOCK]);
+}
+
+#[test]
+fn a_store_that_lost_its_last_segments_is_refused_in_the_same_epoch_too() {
+    let mut machine = Machine::new();
+    let volume = machine.open();
+    let start = copy_store(&*machine.plain);
+    volume.write_at(0, &[b'a'; BLOCK]).unwrap();
+    volume.wait(sawmill_volume::Safety::Stored, None).unwrap();
+    let status = volume.status();
+    volume.close_now();
+    drop(volume);
+    machine.rig = Rig::over(start);
+    machine.options.accept_journal_loss = true;
+    let (epoch, stored_sequence) = (status.epoch, status.stored_sequence);
+    let seen = NewestState { volume_id: status.volume_id, epoch, stored_sequence, wall_unix_ms: 0 };
+    machine.options.seen = Some(seen);
+    let (kind, text) = machine.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
 }

@@ -7,6 +7,8 @@ mod link;
 mod link_properties;
 mod names;
 #[cfg(test)]
+mod newest;
+#[cfg(test)]
 mod packed;
 #[cfg(test)]
 mod pages;

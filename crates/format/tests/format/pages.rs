@@ -6,15 +6,15 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record, packed_write,
-    preamble, role, segment, staging, transfer, volume_record, write_log,
+    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record, newest_state,
+    packed_write, preamble, role, segment, staging, transfer, volume_record, write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format");
 
-const PAGES: [(&str, &[Table]); 16] = [
+const PAGES: [(&str, &[Table]); 17] = [
     ("preamble.md", &[preamble::at::TABLE]),
     ("volume_record.md", &[volume_record::at::TABLE]),
     (
@@ -48,6 +48,7 @@ const PAGES: [(&str, &[Table]); 16] = [
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
     ("transfer_progress.md", &[transfer::at::TABLE]),
     ("export_state.md", &[export_state::at::TABLE]),
+    ("newest_state.md", &[newest_state::at::TABLE]),
     (
         "link.md",
         &[

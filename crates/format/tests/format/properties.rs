@@ -12,6 +12,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
 use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
+use sawmill_format::newest_state::NewestState;
 use sawmill_format::packed_write::Packed;
 use sawmill_format::preamble::Preamble;
 use sawmill_format::role::{Promoted, Role, RoleKind};
@@ -438,6 +439,9 @@ pub(crate) fn decode_all(bytes: &[u8]) {
         assert_eq!(value.encode()[..], bytes[..4096]);
     }
     if let Ok(value) = ExportState::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
+    if let Ok(value) = NewestState::decode(bytes, VOLUME) {
         assert_eq!(value.encode(), bytes);
     }
     if let Ok(value) = TransferProgress::decode(bytes, VOLUME) {

@@ -52,6 +52,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(records());
     cases.extend(crate::link::cases());
     cases.extend(crate::names::cases());
+    cases.push(crate::newest::newest_case());
     cases
 }
 

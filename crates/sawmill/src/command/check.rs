@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Context;
 use crate::exit::{Exit, Result};
 use crate::units::{human_count, human_size};
-use crate::{output, wiring};
+use crate::{output, seen, wiring};
 
 /// Read everything a volume has in its store and verify it.
 ///
@@ -46,8 +46,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
     let mut progress = output::Progress::new("checking segment");
-    let report = check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
+    let mut report = check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
     drop(progress);
+    let remarks = seen::remarks(&context.places, record.volume_id, &address.store_url, report.end);
+    report.notes.extend(remarks);
     let found = report.damage.iter().map(ToString::to_string).collect::<Vec<_>>();
     let row = |one: check::Damage| Damage { object: one.object, what: one.what, costs: one.costs };
     let damage: Vec<Damage> = report.damage.into_iter().map(row).collect();

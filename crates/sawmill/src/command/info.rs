@@ -8,8 +8,9 @@ use super::Context;
 use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Result};
+use crate::seen::Elsewhere;
 use crate::units::{human_count, human_size, human_time};
-use crate::{control, output, wiring};
+use crate::{control, output, seen, wiring};
 
 /// Show a volume: size, positions, what it takes in the store, who is attached.
 #[derive(Args)]
@@ -92,12 +93,23 @@ struct Document {
     cache: Option<CacheStatus>,
     /// Everything the serving process tells about the volume.
     live: Option<VolumeStatus>,
+    /// What this machine has seen of the volume before, here and in other stores, that does not fit.
+    remarks: Vec<String>,
+    elsewhere: Vec<Elsewhere>,
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
+    let remarks = |end, id| seen::remarks(&context.places, id, &address.store_url, end);
     let document = match control::served(&context.places.state_folder()?, &address)? {
-        Some((_, process)) => of_live(&address, process),
+        Some((_, process)) => {
+            let mut live = of_live(&address, process);
+            if let Ok(id) = live.record.id.parse() {
+                live.remarks = remarks(None, id);
+                live.elsewhere = seen::elsewhere(&context.places, id, &address.store_url);
+            }
+            live
+        }
         None => {
             let (store, record) = wiring::find(&address)?;
             let rest = sawmill_volume::inspect::at_rest(&*store, &record)?;
@@ -119,6 +131,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
                 clean: Some(rest.clean),
                 cache: None,
                 live: None,
+                remarks: remarks(Some((rest.epoch, rest.stored_sequence)), record.volume_id),
+                elsewhere: seen::elsewhere(&context.places, record.volume_id, &address.store_url),
             }
         }
     };
@@ -159,6 +173,8 @@ fn of_live(address: &VolumeAddress, mut process: ProcessStatus) -> Document {
         clean: None,
         cache,
         live: Some(volume),
+        remarks: Vec::new(),
+        elsewhere: Vec::new(),
     }
 }
 
@@ -176,6 +192,7 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
         ("epoch", document.epoch.to_string()),
     ];
     rows.extend(attachment_facts(document));
+    rows.extend(document.remarks.iter().map(|remark| ("mind", remark.clone())));
     if let Some(positions) = &document.positions {
         let behind = |position: u64| match positions.accepted.saturating_sub(position) {
             0 => human_count(position),

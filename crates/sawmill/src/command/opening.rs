@@ -46,6 +46,10 @@ pub(super) struct Opening {
     #[arg(long, conflicts_with = "read_only")]
     accept_memory_loss: bool,
 
+    /// Go on although the store is older than what this machine has seen in it: a backup that was put back.
+    #[arg(long, conflicts_with = "read_only")]
+    accept_older_store: bool,
+
     /// Go on although the store lets two writers win; you promise that there is one.
     #[arg(long)]
     no_fencing: bool,
@@ -154,6 +158,7 @@ impl Opening {
                 read_only: self.read_only,
                 accept_journal_loss: self.accept_journal_loss,
                 accept_memory_loss: self.accept_memory_loss,
+                accept_older_store: self.accept_older_store,
                 no_fencing: self.no_fencing,
                 segment_age_max: tuning.segment_age,
                 unstored_age_max: Some(tuning.unstored_age_max).filter(|age| !age.is_zero()),

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Context;
 use crate::exit::{Exit, Result};
 use crate::units::{human_count, human_duration, human_size};
-use crate::{output, wiring};
+use crate::{output, seen, wiring};
 
 /// Make a replica a volume of its own, that can be served for writing.
 ///
@@ -88,6 +88,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         false => replicate::promote(&world, &*store, &address.name)?,
         true => replicate::promote_as_it_is(&world, &*store, &address.name)?,
     };
+    // Its history is a new one: what was seen here before it became a replica says nothing of it.
+    let volume_id = promotion.record.volume_id.to_string();
+    seen::forget(&context.places.volume_folder(&volume_id, &address.store_url)?)?;
     tell(context, &document(&address.name, &promotion, false))
 }
 

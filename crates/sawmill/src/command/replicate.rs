@@ -16,7 +16,7 @@ use crate::admin::status::milliseconds;
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_count, human_duration, human_size, parse_duration, parse_size};
-use crate::{output, wiring};
+use crate::{output, seen, wiring};
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///
@@ -98,6 +98,11 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     replicate::demand_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
     let mut copier = Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
+    if arguments.fail_back {
+        // It gets the source's history, of which its own newest state says nothing.
+        let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
+        seen::forget(&context.places.volume_folder(&volume_id, &to.store_url)?)?;
+    }
     let mut bucket = Bucket::new(arguments.bandwidth);
     let mut totals = Totals::default();
     loop {

@@ -26,6 +26,7 @@ use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
 use crate::output;
+use crate::seen;
 use crate::serving::{Served, Serving};
 use crate::wiring::{self, Plan};
 
@@ -399,7 +400,11 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
                     // One that a failed hand-off left closed has all that was accepted in its journal.
                     let outcome =
                         served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
-                    let outcome = outcome.and_then(|volume| volume.close().map_err(Failure::from));
+                    let outcome = outcome.and_then(|volume| {
+                        volume.close().map_err(Failure::from)?;
+                        seen::note(&served.folder, &volume);
+                        Ok(())
+                    });
                     let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
                     // Nobody listens any more when a further signal has cut this short.
                     let _ = tell.send(Heard::Closed(index, outcome));

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use sawmill_volume::OpenOptions;
 
 use crate::exit::{Exit, Failure, Result};
+use crate::handoff::accepting_nothing;
 use crate::serving::{Cache, Served, Serving};
-use crate::wiring::{self, Plan};
+use crate::wiring::{self, Local, Plan};
 
 /// The volumes of a process that are to come back.
 pub(crate) struct Again {
@@ -38,8 +38,7 @@ struct State {
 
 impl Again {
     pub(crate) fn new(plan: &Plan, serving: &Arc<Serving>) -> Arc<Again> {
-        // What was accepted when the server was started was a loss of then.
-        let options = OpenOptions { accept_journal_loss: false, ..plan.options.clone() };
+        let options = accepting_nothing(&plan.options);
         Arc::new(Again {
             plan: Plan { options, ..plan.clone() },
             serving: Arc::clone(serving),
@@ -144,8 +143,9 @@ impl Again {
     /// errors.
     fn try_one(&self, index: usize, cache: Option<&Cache>) {
         let served = &self.serving.volumes[index];
-        let (store, journal) = (&served.store, served.journal_path.as_deref());
-        let opened = wiring::open_volume(&self.plan, &served.address, store, journal, cache);
+        let local = Local { folder: &served.folder, journal_path: served.journal_path.as_deref(), cache };
+        let opened =
+            wiring::open_volume(&self.plan, &served.address, &served.store, served.volume_id, &local);
         if !self.may_land() {
             // As it was left: what was accepted is in its journal.
             opened.iter().for_each(|volume| volume.close_now());

@@ -29,6 +29,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use sawmill_frontend::passing;
+use sawmill_volume::OpenOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{self, Exit, Failure, Result};
@@ -38,6 +39,17 @@ pub(crate) const CONVERSATION: u32 = 1;
 
 /// Bytes of one word.
 const WORD_BYTES_MAX: usize = 64 << 10;
+
+/// Options of a server as they are for whoever opens its volumes after it: a loss that was accepted when the
+/// server was started was a loss of then.
+pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
+    OpenOptions {
+        accept_journal_loss: false,
+        accept_memory_loss: false,
+        accept_older_store: false,
+        ..options.clone()
+    }
+}
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,4 +146,18 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
 
 fn unexpected(word: &Word) -> Failure {
     Failure::new(Exit::Unavailable, format!("the other process said {word:?} out of turn"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_loss_is_accepted_twice() {
+        let mut options = OpenOptions::new("journal");
+        (options.accept_journal_loss, options.accept_memory_loss) = (true, true);
+        options.accept_older_store = true;
+        let after = accepting_nothing(&options);
+        assert!(!after.accept_journal_loss && !after.accept_memory_loss && !after.accept_older_store);
+    }
 }

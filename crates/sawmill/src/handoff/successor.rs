@@ -63,9 +63,7 @@ fn talk(
     wiring::claim_descriptors(plan.volumes.len())?;
     let mut stores = prepare(places, &plan)?;
     plan.options.store_is_probed = true;
-    // What was accepted when the first of these processes was started was a loss of then.
-    plan.options.accept_journal_loss = false;
-    plan.options.accept_memory_loss = false;
+    plan.options = accepting_nothing(&plan.options);
     say(stream, &Word::Prepared)?;
     match hear(stream, None)? {
         Word::Go => {}

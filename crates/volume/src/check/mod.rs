@@ -45,6 +45,8 @@ pub struct CheckReport {
     pub unneeded: u64,
     /// Segments that lie in the window of a fence, where nobody reads them; see the notes.
     pub stranded: u64,
+    /// Epoch and last segment of the log, when its end can be had.
+    pub end: Option<(u64, u64)>,
     /// What is wrong; empty when the volume is well.
     pub damage: Vec<Damage>,
     /// What is odd but harmless.
@@ -61,6 +63,7 @@ pub fn check(
     let mut list = KeptList::make(store, record)?;
     let (mut damage, mut miscounted) = (DamageList::default(), DamageList::default());
     if let Some(stored) = list.stored.take() {
+        report.end = Some((stored.end.epoch, stored.end.stored_sequence));
         verify::counts(&stored, &mut report, &mut miscounted);
     }
     verify::parts(store, &list, &mut damage)?;

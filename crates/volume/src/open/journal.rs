@@ -8,6 +8,7 @@ use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
 use super::Stored;
 use super::memory::{self, Found};
+use super::seen;
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
@@ -81,10 +82,32 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
     let path = &options.journal_path;
     let disk = match world.disks().open(path) {
         Ok(disk) => disk,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return absent(stored, options),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let judged = absent(stored, options)?;
+            return seen::demand_not_older(stored, options).map(|()| judged);
+        }
         Err(error) => return Err(cannot_lock(path, &error)),
     };
-    match read_superblock(&disk, path, stored) {
+    let superblock = read_superblock(&disk, path, stored);
+    // A journal of a later epoch says of itself that the store is older.
+    let tells = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
+    let is_told = superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
+    let judged = judge_superblock(stored, options, world, disk, superblock)?;
+    if !is_told {
+        seen::demand_not_older(stored, options)?;
+    }
+    Ok(judged)
+}
+
+/// Judges a journal by what could be read of its superblock.
+fn judge_superblock(
+    stored: &Stored,
+    options: &OpenOptions,
+    world: &dyn World,
+    disk: Arc<dyn Disk>,
+    superblock: Result<Option<SuperblockFile>>,
+) -> Result<Judged> {
+    match superblock {
         Ok(None) => absent(stored, options),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),

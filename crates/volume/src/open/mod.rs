@@ -27,10 +27,13 @@ use crate::{Error, ErrorKind, Result, limits, names};
 
 mod attach;
 pub(crate) mod journal;
+mod make;
 mod memory;
+mod seen;
 
 pub(crate) use attach::attach;
 pub(crate) use memory::spare_path;
+pub use seen::{Age, age_of};
 
 /// A volume as the store has it.
 pub(crate) struct Stored {

@@ -1,0 +1,66 @@
+//! The newest state of a volume that a machine has seen in a store: a file in the state folder of the volume,
+//! beside its journal.
+//!
+//! Invariant: it never says more than was so: who wrote it had attached the volume then. Losing it costs the
+//! warning that the store has become older, and nothing else.
+//!
+//! Not here: what is done about an older store (`crates/volume/src/open`).
+
+use crate::error::{check_field, check_identity};
+use crate::ids::VolumeId;
+use crate::layout::layout;
+use crate::preamble::{self, CRC_BYTES, Kind};
+use crate::{Result, crc};
+
+layout! {
+    /// Bytes without the CRC, which follows.
+    at, "Newest state", 56;
+    PREAMBLE: 0, 16, "preamble";
+    VOLUME_ID: 16, 16, "volume_id";
+    EPOCH: 32, 8, "epoch";
+    STORED_SEQUENCE: 40, 8, "stored_sequence";
+    WALL_UNIX_MS: 48, 8, "wall_unix_ms";
+}
+
+const KIND: Kind = Kind::NewestState;
+const WHAT: &str = KIND.name();
+const BYTES: usize = at::SIZE + CRC_BYTES;
+
+/// See the head of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewestState {
+    /// The volume.
+    pub volume_id: VolumeId,
+    /// The attachment; not zero.
+    pub epoch: u64,
+    /// The last segment that was in the store, with all before it.
+    pub stored_sequence: u64,
+    /// When, by the machine's clock: for people.
+    pub wall_unix_ms: u64,
+}
+
+impl NewestState {
+    /// The file's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; at::SIZE];
+        preamble::put(&mut bytes, KIND, BYTES);
+        at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
+        at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
+        at::STORED_SEQUENCE.put(&mut bytes, self.stored_sequence.to_le_bytes());
+        at::WALL_UNIX_MS.put(&mut bytes, self.wall_unix_ms.to_le_bytes());
+        crc::seal(&mut bytes);
+        bytes
+    }
+
+    /// Reads the whole file; that of another volume is refused.
+    pub fn decode(bytes: &[u8], volume_id: VolumeId) -> Result<NewestState> {
+        preamble::open_whole(bytes, KIND, BYTES)?;
+        check_identity(WHAT, "volume_id", volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
+        check_field(WHAT, "length", "it is not that of the structure", bytes.len() == BYTES)?;
+        let epoch = at::EPOCH.u64(bytes);
+        check_field(WHAT, "epoch", "it is zero", epoch > 0)?;
+        let stored_sequence = at::STORED_SEQUENCE.u64(bytes);
+        Ok(NewestState { volume_id, epoch, stored_sequence, wall_unix_ms: at::WALL_UNIX_MS.u64(bytes) })
+    }
+}

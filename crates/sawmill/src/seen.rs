@@ -1,0 +1,174 @@
+//! What this machine has seen of a volume in each store: a file in the volume's state folder, written after
+//! each attach and each end in order. It outlives the journal, so that a store that was put back from a
+//! backup, or an old copy of it, is told also where the journal is gone.
+//!
+//! Invariants: only who has the volume attached for writing says what was seen; a file that cannot be read
+//! says nothing, and nothing is refused for it. Not here: its bytes (`sawmill_format::newest_state`), and
+//! what is refused (`sawmill_volume::open`).
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use sawmill_format::ids::VolumeId;
+use sawmill_volume::{Age, NewestState, RealWorld, Volume, World, age_of};
+use serde::Serialize;
+
+use crate::config::{Places, STORE_FILE};
+use crate::durable;
+use crate::exit::{Failure, Result};
+use crate::units::human_time;
+
+const FILE: &str = "newest";
+
+/// What was seen of the volume whose state folder is `folder`.
+pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
+    let path = folder.join(FILE);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        read => read.map_err(|error| error.to_string()),
+    };
+    let seen = bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
+    let seen = seen.inspect_err(|error| {
+        tracing::warn!("{}: {error}; whether the store is older than it was cannot be told", path.display());
+    });
+    seen.ok()
+}
+
+/// Notes what this process has of a volume that it has attached for writing.
+pub(crate) fn note(folder: &Path, volume: &Volume) {
+    let status = volume.status();
+    if status.read_only {
+        return;
+    }
+    let state = NewestState {
+        volume_id: status.volume_id,
+        epoch: status.epoch,
+        stored_sequence: status.stored_sequence,
+        wall_unix_ms: RealWorld::default().unix_ms(),
+    };
+    let path = folder.join(FILE);
+    if let Err(error) = durable::replace(&path, &state.encode()) {
+        tracing::warn!("cannot write {}: {error}; an older store may go unnoticed later", path.display());
+        // One that says more than this volume has by now would have it refused the next time.
+        if let Err(failure) = forget(folder) {
+            tracing::warn!("{failure}");
+        }
+    }
+}
+
+/// The store is to be of another history from now on: what was seen of the one before says nothing of it.
+pub(crate) fn forget(folder: &Path) -> Result<()> {
+    let path = folder.join(FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Failure::io(format!("cannot remove {}", path.display()), &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Another store in which this machine knows the same volume.
+#[derive(Serialize)]
+pub(crate) struct Elsewhere {
+    store: String,
+    /// The newest attachment of this machine there, if it noted one.
+    epoch: Option<u64>,
+    seen_unix_ms: Option<u64>,
+}
+
+/// The other stores in which this machine knows a volume.
+pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -> Vec<Elsewhere> {
+    let Ok(Ok(folders)) = places.state_folder().map(fs::read_dir) else { return Vec::new() };
+    let (id, here) = (volume_id.to_string(), store_url.trim_end_matches('/'));
+    let folders = folders.flatten().filter(|entry| {
+        let name = entry.file_name();
+        let rest = name.to_str().and_then(|name| name.strip_prefix(&id));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    });
+    let mut found: Vec<Elsewhere> = folders
+        .filter_map(|entry| {
+            let store = fs::read_to_string(entry.path().join(STORE_FILE)).ok()?;
+            let store = store.trim_end_matches(['/', '\n']).to_owned();
+            let seen = of(&entry.path(), volume_id);
+            let (epoch, seen_unix_ms) = seen.map(|seen| (seen.epoch, seen.wall_unix_ms)).unzip();
+            (store != here).then_some(Elsewhere { store, epoch, seen_unix_ms })
+        })
+        .collect();
+    found.sort_by(|one, other| one.store.cmp(&other.store));
+    found
+}
+
+/// What there is to say of a volume in `store_url` whose log ends there with `end`: an epoch and a segment.
+pub(crate) fn remarks(
+    places: &Places,
+    volume_id: VolumeId,
+    store_url: &str,
+    end: Option<(u64, u64)>,
+) -> Vec<String> {
+    let folder = places.volume_folder(&volume_id.to_string(), store_url).ok();
+    let seen = folder.and_then(|folder| of(&folder, volume_id)).zip(end);
+    let older = seen.filter(|(seen, (epoch, sequence))| age_of(seen, *epoch, *sequence) == Age::Older);
+    let older = older.map(|(seen, (epoch, sequence))| {
+        format!(
+            "the store is older than what this machine has seen in it ({}: epoch {}, segment {}): it ends in \
+             epoch {epoch} with segment {sequence}. It was put back from a backup, is an old copy, or has \
+             lost objects",
+            human_time(seen.wall_unix_ms),
+            seen.epoch,
+            seen.stored_sequence
+        )
+    });
+    let others = elsewhere(places, volume_id, store_url).into_iter().map(|other| {
+        let when = match (other.epoch, other.seen_unix_ms) {
+            (Some(epoch), Some(at)) => format!(", attached there in epoch {epoch} until {}", human_time(at)),
+            _ => String::new(),
+        };
+        format!(
+            "this machine knows the same volume in {}{when}: one of the two is a copy or a replica, or it is \
+             one place by two names",
+            other.store
+        )
+    });
+    older.into_iter().chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: VolumeId = VolumeId([0xab; 16]);
+
+    fn put(folder: &Path, epoch: u64, stored_sequence: u64) {
+        let state = NewestState { volume_id: ID, epoch, stored_sequence, wall_unix_ms: 0 };
+        durable::replace(&folder.join(FILE), &state.encode()).unwrap();
+    }
+
+    #[test]
+    fn an_older_store_and_the_same_volume_elsewhere_are_told() {
+        let state = tempfile::tempdir().unwrap();
+        let places = Places { state_home: Some(state.path().into()), ..Places::default() };
+        let told = |store: &str, end| remarks(&places, ID, store, Some(end));
+        assert!(told("file:///one", (7, 9)).is_empty(), "nothing was seen yet");
+        let one = places.volume_folder(&ID.to_string(), "file:///one").unwrap();
+        crate::wiring::make_volume_folder(&one, "file:///one").unwrap();
+        put(&one, 7, 9);
+        assert!(told("file:///one", (7, 9)).is_empty() && told("file:///one/", (8, 1)).is_empty());
+        assert!(told("file:///one", (7, 8))[0].contains("older"));
+        let copy = told("file:///two", (7, 8));
+        assert!(copy.len() == 1 && copy[0].contains("file:///one"), "{copy:?}");
+        forget(&one).unwrap();
+        forget(&one).unwrap();
+        assert!(told("file:///one", (7, 8)).is_empty(), "another history");
+    }
+
+    #[test]
+    fn a_damaged_file_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), 7, 9);
+        assert_eq!(of(folder.path(), ID).map(|seen| seen.epoch), Some(7));
+        assert_eq!(of(folder.path(), VolumeId([1; 16])), None, "another volume's");
+        fs::write(folder.path().join(FILE), b"garbage").unwrap();
+        assert_eq!(of(folder.path(), ID), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether a store is older than what a machine has seen of the volume in it: put back from a backup, an old
+//! copy, or with objects lost. A journal says so of itself; this is for where there is none any more.
+//!
+//! Not here: where what was seen is kept (the binary's matter).
+
+use sawmill_format::newest_state::NewestState;
+
+use super::Stored;
+use crate::options::OpenOptions;
+use crate::{Error, ErrorKind, Result};
+
+/// What a store's end of the log is, beside what was seen of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Age {
+    /// It has all that was seen.
+    AsSeen,
+    /// It ends before that.
+    Older,
+}
+
+/// Compares the end of the log in a store, an epoch and the last segment, with what was seen there.
+#[must_use]
+pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
+    match (epoch, stored_sequence) < (seen.epoch, seen.stored_sequence) {
+        true => Age::Older,
+        false => Age::AsSeen,
+    }
+}
+
+/// Refuses a store that is older than what was seen of it, unless told to go on.
+pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result<()> {
+    let Some(seen) = &options.seen else { return Ok(()) };
+    let (epoch, sequence) = (stored.end.epoch, stored.end.stored_sequence);
+    if age_of(seen, epoch, sequence) == Age::AsSeen {
+        return Ok(());
+    }
+    let name = &stored.record.name;
+    let text = format!(
+        "volume {name} ends in epoch {epoch} with segment {sequence}, and this machine has seen it there in \
+         epoch {} with segment {}: the store was put back from a backup, is an old copy, or has lost objects",
+        seen.epoch, seen.stored_sequence
+    );
+    if options.accept_older_store {
+        tracing::warn!("{text}; accepted");
+        return Ok(());
+    }
+    let text = format!(
+        "{text}. Nothing was changed. Give it the newer store back, or pass --accept-older-store to `serve` to go on \
+         with the volume as it is there"
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_format::ids::VolumeId;
+
+    use super::*;
+
+    #[test]
+    fn a_store_is_older_by_its_epoch_and_in_one_epoch_by_its_segments() {
+        let seen =
+            NewestState { volume_id: VolumeId([1; 16]), epoch: 7, stored_sequence: 100, wall_unix_ms: 0 };
+        let age = |epoch, sequence| age_of(&seen, epoch, sequence);
+        assert_eq!([age(6, 500), age(7, 99)], [Age::Older; 2]);
+        assert_eq!([age(7, 100), age(7, 101), age(8, 0)], [Age::AsSeen; 3], "a later epoch went on from it");
+    }
+}

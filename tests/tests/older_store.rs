@@ -1,0 +1,87 @@
+//! A store that was put back from a backup, or is a copy of another: the machine that has seen the newer one
+//! says so, also where no journal is left that could.
+
+use std::path::Path;
+
+use sawmill_tests::place::{Place, field};
+use sawmill_tests::server::Server;
+use sawmill_tests::store::StoreUnderTest;
+use serde_json::Value;
+
+const REFUSED: i32 = 5;
+
+fn copy(from: &Path, to: &Path) {
+    let done = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(done.expect("cp runs").success(), "{} is copied", from.display());
+}
+
+fn write_and_stop(place: &Place, byte: u8) {
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[byte; 4096]).expect("accepted");
+    let _ = server.stop().ok();
+}
+
+fn read(server: &Server) -> Vec<u8> {
+    server.connect().read(0, 4096).expect("readable")
+}
+
+/// What `info` or `check` remark, in one text.
+fn remarks(document: &Value, name: &str) -> String {
+    field(document, name).unwrap_or_else(|| panic!("no {name}: {document:#}")).to_string()
+}
+
+#[test]
+fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
+    let place = Place::new(&StoreUnderTest::Folder);
+    place.create("disk", "8M", &[]);
+    let store = place.store_folder().expect("a folder").to_owned();
+    let backup = place.path("backup");
+    write_and_stop(&place, 1);
+    copy(&store, &backup);
+    write_and_stop(&place, 2);
+    // Nothing is missed by it: all was stored.
+    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
+    write_and_stop(&place, 3);
+    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]", "all is as it was seen");
+
+    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
+    std::fs::remove_dir_all(&store).expect("the store goes");
+    copy(&backup, &store);
+    let told = remarks(&place.info("disk"), "remarks");
+    assert!(told.contains("older than what this machine has seen"), "{told}");
+    let told = remarks(&place.sawmill(&["check", "disk", "--json"]).json(), "notes");
+    assert!(told.contains("older than what this machine has seen"), "{told}");
+    let refusal = place.serve("disk").attempt().err().expect("refused");
+    refusal.refused(REFUSED, &["put back from a backup", "--accept-older-store"]);
+    place.sawmill(&["snapshot", "create", "disk", "noon"]).refused(REFUSED, &["put back from a backup"]);
+
+    let mut server = place.serve("disk").with(&["--accept-older-store"]).start();
+    assert_eq!(read(&server), [1; 4096]);
+    // What was accepted once is what there is from now on, for whoever serves next.
+    let _ = server.hand_off(&place, "disk");
+    assert_eq!(read(&server), [1; 4096]);
+    let _ = server.stop().ok();
+    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]");
+    let _ = place.serve("disk").start().stop().ok();
+}
+
+#[test]
+fn a_copy_of_a_store_is_told_as_one_by_who_knows_the_other() {
+    let place = Place::new(&StoreUnderTest::Folder);
+    place.create("disk", "8M", &[]);
+    write_and_stop(&place, 1);
+    let store = place.store_folder().expect("a folder").to_owned();
+    let beside = place.path("copy");
+    copy(&store, &beside);
+    let url = format!("file://{}/disk", beside.display());
+    let info = place.info(&url);
+    assert!(
+        remarks(&info, "remarks").contains(&place.store_url().trim_end_matches('/').to_owned()),
+        "{info:#}"
+    );
+    let elsewhere = field(&info, "elsewhere").and_then(|all| all[0]["epoch"].as_u64());
+    assert!(elsewhere.is_some_and(|epoch| epoch > 0), "{info:#}");
+    let told = remarks(&place.sawmill(&["check", &url, "--json"]).json(), "notes");
+    assert!(told.contains("a copy or a replica"), "{told}");
+    assert_eq!(remarks(&place.info("disk"), "remarks"), "[]", "the copy was never used here");
+}
