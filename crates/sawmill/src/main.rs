@@ -37,6 +37,7 @@ mod serving;
 mod trace;
 mod transfer;
 mod units;
+mod unstored;
 mod wiring;
 
 fn main() -> std::process::ExitCode {

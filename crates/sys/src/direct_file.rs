@@ -215,7 +215,7 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
     Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
 }
 
-/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came this moment.
+/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came just now.
 pub fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // A file system that cannot: there a second name first fails just so.

@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 use sawmill_sys::{DirectFile, OpenMode};
 
 use crate::disk::Disk;
-use crate::journal::scan::{LogImage, ScanOptions, scan};
+use crate::journal::scan::{Found, LogImage, ScanOptions, scan};
 use crate::open;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::headers;
@@ -45,6 +45,19 @@ pub struct JournalReport {
     pub padding: u64,
     /// Epochs of the records, first and last.
     pub epochs: Option<(u64, u64)>,
+}
+
+/// A write in a journal that its store had not.
+#[derive(Clone, Copy, Debug)]
+pub struct UnstoredWrite<'a> {
+    /// Where in the log.
+    pub position: u64,
+    /// Where on the disk.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// The bytes; none for zeroes and discards, which read as zeroes.
+    pub payload: Option<&'a [u8]>,
 }
 
 /// A volume as the store has it, for one that is not served here.
@@ -90,6 +103,40 @@ pub fn checkpoint(store: &dyn ObjectStore, record: &VolumeRecord, number: Option
 
 /// The journal at `path`, as the disk has it. (What only lives in memory after a crash is not looked at.)
 pub fn journal(path: &Path) -> Result<JournalReport> {
+    journal_on(open_journal(path)?, &path.display().to_string())
+}
+
+/// The journal on `disk`; errors call it `name`.
+pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
+    read_journal(disk, name).map(|(report, ..)| report)
+}
+
+/// What a journal holds and the store had not when it was last written: each of its writes in order, to
+/// `each`. For a journal that is refused because others have attached since.
+pub fn unstored_of_journal(
+    path: &Path,
+    each: &mut dyn FnMut(&UnstoredWrite<'_>) -> Result<()>,
+) -> Result<JournalReport> {
+    let name = path.display().to_string();
+    let (report, found, mut log) = read_journal(open_journal(path)?, &name)?;
+    let stored = report.superblock.stored_position;
+    for record in found.iter().filter_map(|found| found.record.as_ref()) {
+        if record.position < stored {
+            continue;
+        }
+        let (position, address, length) = (record.position, record.address, record.length);
+        let mut bytes = Vec::new();
+        if record.operation == RecordOperation::Write {
+            bytes.resize(record.payload_bytes() as usize, 0);
+            log.read(record.payload_position(), &mut bytes)?;
+        }
+        let payload = (record.operation == RecordOperation::Write).then_some(bytes.as_slice());
+        each(&UnstoredWrite { position, address, length, payload })?;
+    }
+    Ok(report)
+}
+
+fn open_journal(path: &Path) -> Result<Arc<dyn Disk>> {
     let unreadable = |error: std::io::Error| {
         let kind = match error.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -98,12 +145,10 @@ pub fn journal(path: &Path) -> Result<JournalReport> {
         };
         Error::new(kind, format!("the journal {} cannot be read: {error}", path.display()))
     };
-    let disk = DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?;
-    journal_on(Arc::new(disk), &path.display().to_string())
+    Ok(Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?))
 }
 
-/// The journal on `disk`; errors call it `name`.
-pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
+fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<Found>, LogImage)> {
     let corrupt = |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
     if disk.len_bytes() < RING_START_BYTES {
         return Err(corrupt(format!("only {} bytes long: not a journal", disk.len_bytes())));
@@ -127,8 +172,8 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
         found.found.iter().filter(|record| operations.contains(&record.header.operation)).count() as u64
     };
     let damaged = found.end < found.mark;
-    let epoch = |record: Option<&crate::journal::scan::Found>| record.map(|record| record.header.epoch);
-    Ok(JournalReport {
+    let epoch = |record: Option<&Found>| record.map(|record| record.header.epoch);
+    let report = JournalReport {
         volume_id,
         from: superblock.trim,
         end: found.end,
@@ -140,7 +185,8 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
         padding: count(&[RecordOperation::Pad, RecordOperation::Void]),
         epochs: epoch(found.found.first()).zip(epoch(found.found.last())),
         superblock,
-    })
+    };
+    Ok((report, found.found, log))
 }
 
 /// What attaching would find and do, step by step; with `journal_path`, the journal is judged too.

@@ -40,6 +40,10 @@ enum Part {
         /// Path of a journal, or the volume whose journal in the state folder is meant.
         #[arg(value_name = "PATH|VOL")]
         journal: String,
+        /// Write what it holds and its store had not to this new file, each write at its address on the disk;
+        /// FILE.ranges lists them. For a journal that is refused, as others have attached since.
+        #[arg(long, value_name = "FILE")]
+        unstored_to: Option<PathBuf>,
     },
     /// A checkpoint: the newest, or the one of this number.
     Checkpoint {
@@ -64,7 +68,7 @@ enum Part {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.part {
         Part::Segment { volume, sequence } => segment(context, volume, *sequence)?,
-        Part::Journal { journal } => journal_at(context, journal)?,
+        Part::Journal { journal, unstored_to } => journal_at(context, journal, unstored_to.as_deref())?,
         Part::Checkpoint { volume, number } => checkpoint(context, volume, *number)?,
         Part::Recovery { volume, journal } => recovery(context, volume, journal.as_deref())?,
     }
@@ -279,7 +283,7 @@ fn checkpoint(context: &Context, volume: &str, number: Option<u64>) -> Result<()
     long_table(&["sequence", "epoch", "data", "live", ""], rows.collect())
 }
 
-fn journal_at(context: &Context, text: &str) -> Result<()> {
+fn journal_at(context: &Context, text: &str, unstored_to: Option<&Path>) -> Result<()> {
     let path = if !Path::new(text).is_dir() && Path::new(text).exists() {
         PathBuf::from(text)
     } else {
@@ -287,7 +291,10 @@ fn journal_at(context: &Context, text: &str) -> Result<()> {
         let (_, record) = wiring::find(&address)?;
         context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?.join("journal")
     };
-    let report = sawmill_volume::inspect::journal(&path)?;
+    let report = match unstored_to {
+        None => sawmill_volume::inspect::journal(&path)?,
+        Some(to) => crate::unstored::write(&path, to)?,
+    };
     let document = JournalDocument::new(&path, &report);
     if context.json {
         return output::json(&document);

@@ -13,7 +13,7 @@ use sawmill_frontend::{Handed, passing, unpack};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{OpenOptions, Volume};
 
-use super::{CONVERSATION, Word, hear, say, unexpected};
+use super::{CONVERSATION, Word, accepting_nothing, hear, say, unexpected};
 use crate::admin::{Admin, Door};
 use crate::config::Places;
 use crate::exit::{Exit, Failure, Result};

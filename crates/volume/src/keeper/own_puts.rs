@@ -1,9 +1,9 @@
 //! The checkpoints that an attachment has put, as far as something may still have their names: a stale writer
 //! must not take its successor's parts for garbage of its own.
 //!
-//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]; so no list or delete of
-//! a part or copy that may be old garbage of this attachment comes too late, but for one that a list has
-//! hidden from [`LATEST`] checkpoints in a row: that one goes in the next attachment.
+//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing names any
+//! more was deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`] checkpoints
+//! in a row: then it goes in the next attachment.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -45,8 +45,8 @@ pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result
         return Ok(());
     }
     let text = format!(
-        "{text}. Nothing was changed. Give it the newer store back, or pass --accept-older-store to `serve` to go on \
-         with the volume as it is there"
+        "{text}. Nothing was changed. Give it the newer store back, or pass --accept-older-store to `serve` \
+         to go on with the volume as it is there"
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
