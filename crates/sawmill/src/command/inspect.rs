@@ -40,8 +40,8 @@ enum Part {
         /// Path of a journal, or the volume whose journal in the state folder is meant.
         #[arg(value_name = "PATH|VOL")]
         journal: String,
-        /// Write what it holds and its store had not to this new file, each write at its address on the disk;
-        /// FILE.ranges lists them. For a journal that is refused, as others have attached since.
+        /// Write what it holds and its store may lack to this new file, each write at its address on the
+        /// disk; FILE.ranges lists them. For a journal that is refused, as others have attached since.
         #[arg(long, value_name = "FILE")]
         unstored_to: Option<PathBuf>,
     },
