@@ -155,6 +155,18 @@ impl Log {
         }
     }
 
+    /// The log of another history that goes on from here. Numbers of writes begin anew in a range of their
+    /// own, by `number`: so no write of one history passes for one of another.
+    #[must_use]
+    pub fn branch(&self, number: u64) -> Self {
+        Log { next_id: (number << 40) + 1, ..self.clone() }
+    }
+
+    /// Everything from now on is of a larger volume; what was added holds zeroes.
+    pub fn grow(&mut self, sectors: u64) {
+        self.base.resize(sectors as usize, None);
+    }
+
     /// What could be known of this log at `moment`: what was submitted before, completed where it was then.
     #[must_use]
     pub fn as_of(&self, moment: Moment) -> Self {

@@ -214,6 +214,30 @@ fn what_a_rebase_left_out_may_not_come_back() {
 }
 
 #[test]
+fn what_one_branch_of_a_log_wrote_is_foreign_to_the_other() {
+    let root = log("A 0+1 1-2", NOTHING);
+    let (mut one, mut other) = (root.branch(1), root.branch(2));
+    for branch in [&mut one, &mut other] {
+        let place = branch.submit(Kind::Data, 1, 1, false);
+        branch.writes[place].completed = Some(branch.clock.tick());
+    }
+    let mut bytes = image(&root, "A.......");
+    bytes[SECTOR_BYTES..2 * SECTOR_BYTES].copy_from_slice(&one.bytes_of(1));
+    assert!(check_nothing_accepted_lost(&one, &bytes).is_ok());
+    assert!(check_cut(&other, &bytes).is_err(), "the same write of another history");
+}
+
+#[test]
+fn what_is_added_to_a_volume_holds_zeroes() {
+    let mut log = log("A 0+1 1-2", NOTHING);
+    let smaller = image(&log, "A.......");
+    log.grow(SECTORS + 1);
+    assert!(check_cut(&log, &smaller).is_err(), "the volume is larger");
+    let larger = [&smaller[..], &[0; SECTOR_BYTES]].concat();
+    assert!(check_nothing_accepted_lost(&log, &larger).is_ok());
+}
+
+#[test]
 fn a_stamp_reads_back_and_any_flipped_bit_shows() {
     let stamp = Stamp { run: 1, sector: 2, write: 3, index: 0, count: 1 };
     let mut bytes = [0; SECTOR_BYTES];
