@@ -42,7 +42,8 @@ test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-con
     ;;
 esac
 if [[ $mode == test ]]; then
-    packages+=("${vm_packages[@]}")
+    # faketime: wall clocks that jump, for one server of the torture.
+    packages+=("${vm_packages[@]}" faketime:faketime)
 elif [[ $mode == bench ]]; then
     packages+=(s3backer:s3backer tcmu-runner:tcmu-runner dbus-daemon:dbus tgtd:tgt)
 elif [[ $mode == external ]]; then

@@ -8,9 +8,10 @@
 //! journal disk that fails), `load` (a stamped load that can be cut
 //! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder), `follower` (a
 //! copier that follows), `linked` (both ends of a link), `driven` (a device whose driver is another program),
-//! `examples` (the drivers that every language has), `compiled` (programs in C), `torture` (kills, faults and
-//! journal losses without end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines),
-//! `stamp` (blocks that say who wrote them, and the judge of crash images), `dice` (seeded chance).
+//! `examples` (the drivers that every language has), `compiled` (programs in C), `torture` (kills, faults,
+//! losses, copies, clocks, containers and rivals without end). From the crash checker (`crates/verify`):
+//! `nbd` (a client that pipelines), `stamp` (blocks that say who wrote them, and the judge of crash images),
+//! `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the product
 //! but the crash checker, which knows no other device than those a user knows: by their doors.

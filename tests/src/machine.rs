@@ -59,6 +59,19 @@ pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Starts a command and kills it after this long, wherever it is then.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn kill_after(mut command: Command, time: Duration) {
+    let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = started.unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
+    std::thread::sleep(time);
+    // It may be over.
+    let _ = child.kill();
+    child.wait().expect("a child can be waited for");
+}
+
 /// What a program said on both of its outputs.
 #[must_use]
 pub fn said(output: &Output) -> String {

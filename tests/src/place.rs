@@ -132,6 +132,12 @@ impl Place {
         Place { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
     }
 
+    /// Another machine with the same store, which it reaches by another way.
+    #[must_use]
+    pub fn neighbour_by(&self, way: &StoreUnderTest) -> Self {
+        Place { store: way.clone(), ..self.neighbour() }
+    }
+
     /// A path inside the place.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {

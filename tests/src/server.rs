@@ -7,7 +7,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -27,6 +27,10 @@ pub struct Serve<'a> {
     arguments: Vec<String>,
     listen: String,
     environment: Vec<(String, String)>,
+    /// The program that starts it, with its first arguments.
+    through: Vec<String>,
+    /// Nobody says where its memory lies.
+    default_memory: bool,
 }
 
 impl<'a> Serve<'a> {
@@ -35,7 +39,15 @@ impl<'a> Serve<'a> {
     pub fn new(place: &'a Place, volume: &str) -> Self {
         let listen = format!("unix:{}", place.path("nbd.sock").display());
         let volumes = vec![volume.to_owned()];
-        Serve { place, volumes, arguments: Vec::new(), listen, environment: Vec::new() }
+        Serve {
+            place,
+            volumes,
+            arguments: Vec::new(),
+            listen,
+            environment: Vec::new(),
+            through: Vec::new(),
+            default_memory: false,
+        }
     }
 
     /// Serves one more volume.
@@ -56,6 +68,20 @@ impl<'a> Serve<'a> {
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has it started by another program, which becomes it: that program and its first arguments.
+    #[must_use]
+    pub fn through(mut self, words: &[&str]) -> Self {
+        self.through = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// Leaves it to the server where its memory lies.
+    #[must_use]
+    pub fn with_default_memory(mut self) -> Self {
+        self.default_memory = true;
         self
     }
 
@@ -113,15 +139,14 @@ impl<'a> Serve<'a> {
         for (option, value) in
             [("--journal-bytes", "64M"), ("--cache-bytes", "64M"), ("--staging", staging.as_str())]
         {
-            if !words.iter().any(|word| word == option) {
+            let is_wanted = option != "--staging" || !self.default_memory;
+            if is_wanted && !words.iter().any(|word| word == option) {
                 words.extend([option.to_owned(), value.to_owned()]);
             }
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         set_child_subreaper(Some(getpid())).expect("Linux lets a process inherit orphans");
-        let mut child = self
-            .place
-            .command(&words)
+        let mut child = through(&self.through, self.place.command(&words))
             .envs(self.environment)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -149,6 +174,20 @@ impl<'a> Serve<'a> {
         let (listener, ready) = (Some(listener), Vec::new());
         Server { line, child, successor: None, events, said, listener, ready, status: None }
     }
+}
+
+/// The same command, started by another program that becomes it.
+fn through(words: &[String], command: Command) -> Command {
+    let Some((program, first)) = words.split_first() else { return command };
+    let mut outer = Command::new(program);
+    outer.args(first).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
 }
 
 /// A server that runs, or ran. It is killed when dropped.

@@ -1,6 +1,6 @@
 //! `make torture MINUTES=60`: the long torture, from the command line. `torture [MINUTES [SEED]]`.
 //!
-//! First the control: a planted loss must be seen. Then lives and deaths until the time is over. Prints a
+//! First the controls: planted losses must be seen. Then lives and deaths until the time is over. Prints a
 //! report each minute and at the end; exit code 0 only when no promise was broken.
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sawmill_tests::dice::Dice;
+use sawmill_tests::stamp::{Verdict, Violation};
 use sawmill_tests::torture::Torture;
+
+type Control = (&'static str, fn(&mut Torture) -> Result<Verdict, Violation>);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -16,11 +19,18 @@ fn main() -> ExitCode {
     let seed = arguments.next().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| Dice::seeded("torture").word());
     println!("torture: {minutes} minutes, seed {seed}");
-    match Torture::new(seed).plant_a_loss() {
-        Err(violation) => println!("control: a planted loss is seen: {violation}"),
-        Ok(_) => {
-            println!("control: a planted loss was NOT seen: this judge is blind");
-            return ExitCode::FAILURE;
+    let controls: [Control; 3] = [
+        ("a planted loss", Torture::plant_a_loss),
+        ("a store put back behind the judge's back", Torture::plant_a_store_put_back),
+        ("bytes of another history", Torture::plant_bytes_of_another_history),
+    ];
+    for (what, plant) in controls {
+        match plant(&mut Torture::new(seed)) {
+            Err(violation) => println!("control: {what}: seen: {violation}"),
+            Ok(_) => {
+                println!("control: {what}: NOT seen: this judge is blind");
+                return ExitCode::FAILURE;
+            }
         }
     }
     let began = Instant::now();

@@ -5,7 +5,7 @@
 //! whatever it has finished it can read back byte for byte. All of it is in the log, for the judge.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use crate::machine::PATIENCE;
@@ -31,6 +31,10 @@ pub struct Tally {
     pub reads: u64,
     /// Reads that were refused.
     pub read_errors: u64,
+    /// Writes and flushes that were refused where that may be.
+    pub refused: u64,
+    /// When the last commit with a good answer was asked for.
+    pub last_commit: Option<Instant>,
     /// What must not happen: refused writes, wrong bytes.
     pub violations: Vec<String>,
 }
@@ -41,6 +45,8 @@ pub(super) struct Commits {
     pub log: Log,
     /// Where chance comes from.
     pub dice: Dice,
+    /// Writes and flushes may be refused: another has taken the volume over.
+    pub may_be_refused: bool,
     sessions: Vec<Session>,
     /// What each sector holds, as far as that is certain: the number of a write, or 0 for zeroes.
     known: Vec<Option<u64>>,
@@ -77,6 +83,7 @@ enum Sent {
 struct Ended {
     session: usize,
     sent: Sent,
+    since: Instant,
     at: u64,
     outcome: Result<Reply, Failure>,
 }
@@ -89,7 +96,35 @@ impl Commits {
         let (tell, hear) = channel();
         let log = Log::new(dice.word(), sectors);
         let sessions = vec![Session::default(); SESSIONS_MAX];
-        Commits { log, dice, sessions, known: vec![Some(0); sectors as usize], tell, hear }
+        let known = vec![Some(0); sectors as usize];
+        Commits { log, dice, may_be_refused: false, sessions, known, tell, hear }
+    }
+
+    /// A load of another history that goes on from here; see [`Log::branch`].
+    #[must_use]
+    pub(super) fn branch(&mut self, number: u64) -> Self {
+        let mut branch = Commits::new(SECTOR_BYTES as u64, Dice::new(self.dice.word()));
+        branch.log = self.log.branch(number);
+        branch.known.clone_from(&self.known);
+        branch
+    }
+
+    /// Nothing is known any more of what a read may show.
+    pub(super) fn forget(&mut self) {
+        self.known.fill(None);
+    }
+
+    /// The volume is larger from now on.
+    pub(super) fn grow(&mut self, size_bytes: u64) {
+        let sectors = size_bytes / SECTOR_BYTES as u64;
+        self.log.grow(sectors);
+        self.known.resize(sectors as usize, Some(0));
+    }
+
+    /// Bytes of the volume, as far as is known.
+    #[must_use]
+    pub(super) fn size_bytes(&self) -> u64 {
+        (self.known.len() * SECTOR_BYTES) as u64
     }
 
     /// Learns what the volume looks like now. `all_stored`: nothing of it can be lost any more, so the log
@@ -217,10 +252,10 @@ impl Commits {
     fn send(&mut self, session: usize, client: &Client, command: &Command, sent: Sent) {
         self.sessions[session].in_flight += 1;
         self.sessions[session].is_reading = matches!(sent, Sent::Read { .. });
-        let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
+        let (tell, clock, since) = (self.tell.clone(), self.log.clock.clone(), Instant::now());
         client.submit_then(command, move |outcome| {
             // The load may be over and gone.
-            let _ = tell.send(Ended { session, sent, at: clock.tick(), outcome });
+            let _ = tell.send(Ended { session, sent, since, at: clock.tick(), outcome });
         });
     }
 
@@ -237,7 +272,7 @@ impl Commits {
     }
 
     fn note_one(&mut self, tally: &mut Tally, give_back: &impl Fn()) -> usize {
-        let Ended { session, sent, at, outcome } = self.wait_for_one(give_back);
+        let Ended { session, sent, since, at, outcome } = self.wait_for_one(give_back);
         self.sessions[session].in_flight -= 1;
         match (outcome, sent) {
             (Ok(_), Sent::Write(place)) => {
@@ -245,6 +280,9 @@ impl Commits {
                 write.completed = Some(at);
                 tally.writes += 1;
                 tally.commits += u64::from(write.fua);
+                if write.fua {
+                    tally.last_commit = tally.last_commit.max(Some(since));
+                }
                 let holds = if write.kind == Kind::Data { write.id } else { 0 };
                 let sectors = write.sector as usize..write.sector as usize + write.count as usize;
                 self.known[sectors].fill(Some(holds));
@@ -252,6 +290,7 @@ impl Commits {
             (Ok(_), Sent::Flush(place)) => {
                 self.log.flushes[place].completed = Some(at);
                 tally.commits += 1;
+                tally.last_commit = tally.last_commit.max(Some(since));
             }
             (Ok(reply), Sent::Read { sector, count }) => match self.compare(sector, count, &reply.bytes) {
                 Ok(()) => tally.reads += 1,
@@ -260,6 +299,10 @@ impl Commits {
             (Err(Failure::Errno(_)), Sent::Read { .. }) => tally.read_errors += 1,
             (Err(Failure::Errno(number)), Sent::Write(_) | Sent::Flush(_)) => {
                 self.sessions[session].broken = true;
+                if self.may_be_refused {
+                    tally.refused += 1;
+                    return session;
+                }
                 tally.violations.push(format!("a write or flush was refused with error {number}"));
             }
             (Err(Failure::Gone), _) => self.sessions[session].broken = true,

@@ -1,0 +1,137 @@
+//! Restarts as a container does them: shared memory is new each time, the state folder stays. The end is
+//! `kill -9`, or SIGTERM, a while, and `kill -9`.
+//!
+//! What must hold: who notices that it is a container keeps its memory beside the journal, and nothing is
+//! lost by `kill -9`; who does not notice, or was told to use shared memory, is refused afterwards. What was
+//! accepted before SIGTERM is never lost once the server had time to log it.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::Torture;
+use super::volume::{Loss, Volume, Way};
+use crate::machine;
+use crate::nbd::Client;
+use crate::place::{Place, field};
+use crate::server::Server;
+
+/// `docker stop` waits this long before it kills.
+const GRACE: Duration = Duration::from_secs(10);
+const NEW_SHARED_MEMORY: &str = "mount -t tmpfs none /dev/shm && exec \"$@\"";
+
+impl Torture {
+    /// How a server lives in a container; none where this machine has none.
+    pub(super) fn contained(&mut self, volume: &mut Volume) -> Option<Way> {
+        if !rustix::process::geteuid().is_root() {
+            self.report.did("container not possible here");
+            return None;
+        }
+        // A start that gives up takes its memory with it.
+        self.proxy.calm();
+        let mut through = vec!["unshare", "--mount", "--propagation", "private"];
+        let mut staging = None;
+        match self.dice.below(3) {
+            0 => self.report.did("container without a namespace of its own that shows"),
+            1 => {
+                through.push("--ipc");
+                staging = Some("/dev/shm".to_owned());
+                self.report.did("container with its shared memory named");
+            }
+            _ => {
+                through.push("--ipc");
+                self.report.did("container");
+            }
+        }
+        through.extend(["sh", "-c", NEW_SHARED_MEMORY, "sh"]);
+        let is_hidden = volume.memories().iter().any(|memory| memory.starts_with("/dev/shm"));
+        if volume.loss == Loss::Nothing && is_hidden {
+            // The life before was outside.
+            volume.is_lost(Loss::Memory, !volume.may_be_clean);
+        }
+        let through = through.into_iter().map(str::to_owned).collect();
+        Some(Way { through, staging, ..Way::default() })
+    }
+
+    pub(super) fn end_contained(&mut self, volume: &mut Volume, server: Server, clients: &[Client]) {
+        let is_told = self.dice.once_in(2);
+        volume.may_be_clean = false;
+        if !is_told {
+            self.load_and_kill(volume, server, clients);
+            return self.judge_memory(volume, true);
+        }
+        let is_away = !volume.is_folder() && self.dice.once_in(2);
+        let groups = 1 + self.dice.below(60);
+        let (clock, proxy) = (volume.commits.log.clock.clone(), self.proxy.clone());
+        let (mut told, mut stop) = (0, None);
+        let place = &volume.place;
+        let tally = volume.commits.drive(clients, groups, || {
+            if is_away {
+                proxy.shut();
+            }
+            told = clock.tick();
+            stop = Some(stop_with_grace(place, server));
+            proxy.open();
+        });
+        self.note(volume, tally);
+        volume.logged = told;
+        match stop {
+            Some(Stop::Orderly) => {
+                self.report.did("container told to stop, in order");
+                // All that was answered is in the store.
+                volume.stored = volume.commits.log.clock.tick();
+            }
+            Some(Stop::Killed) => {
+                self.report.did("container told to stop, then killed");
+                self.report.kills += 1;
+                // With its store at hand it may just have closed in order.
+                self.judge_memory(volume, is_away);
+            }
+            Some(Stop::Wrong(how)) => self.violation(volume, &how),
+            None => {}
+        }
+    }
+
+    /// The container is gone, and its shared memory with it.
+    fn judge_memory(&mut self, volume: &mut Volume, is_needed: bool) {
+        let state = volume.place.path("state");
+        if volume.memories().iter().any(|memory| memory.starts_with(&state)) {
+            self.report.did("container left its memory beside the journal");
+        } else {
+            self.report.did("container took its memory with it");
+            volume.is_lost(Loss::Memory, is_needed);
+        }
+    }
+}
+
+enum Stop {
+    Orderly,
+    Killed,
+    Wrong(String),
+}
+
+/// As `docker stop`: SIGTERM, then, when everything accepted had time to be logged, `kill -9`.
+fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
+    server.signal(Signal::TERM);
+    let began = std::time::Instant::now();
+    machine::wait_until("the server has ended, or logged everything", || {
+        (!server.is_running() || is_logged(place) || began.elapsed() > GRACE).then_some(())
+    });
+    if server.is_running() {
+        server.kill();
+        return Stop::Killed;
+    }
+    let ended = server.finished();
+    match ended.code {
+        Some(0) => Stop::Orderly,
+        code => Stop::Wrong(format!("SIGTERM ended in {code:?}: {}", ended.stderr)),
+    }
+}
+
+/// Whether everything accepted is logged, as far as one can ask.
+fn is_logged(place: &Place) -> bool {
+    let Some(said) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
+    let document: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+    let number = |name: &str| field(&document["positions"], name).and_then(serde_json::Value::as_u64);
+    number("accepted").is_some_and(|accepted| number("logged") == Some(accepted))
+}

@@ -1,0 +1,171 @@
+//! Copies: of a store, served beside the original; of a store from before, put back while journal, memory
+//! and cache survive; of the state folder of a server that lives.
+//!
+//! What must hold: each history shows its own bytes alone, whatever the shared cache has; a store that was
+//! put back is refused until the loss of the journal is accepted, and then is a cut of what it had; nobody
+//! attaches with a copy of a living server's state.
+
+use std::fs;
+
+use super::Torture;
+use super::life::REFUSED;
+use super::volume::{Backup, Loss, Volume, copy_folder};
+use crate::place::Place;
+use crate::stamp::{Verdict, Violation, check_nothing_accepted_lost};
+
+/// Held by another process.
+const IN_USE: i32 = 11;
+
+impl Torture {
+    /// The state folder is copied under a server, and another is started on the copy.
+    pub(super) fn state_copied(&mut self, volume: &mut Volume) {
+        self.proxy.calm();
+        let elsewhere = volume.place.neighbour();
+        copy_folder(&volume.place.path("state"), &elsewhere.path("state"));
+        let mut serve = volume.serve_elsewhere(&elsewhere);
+        let journal = elsewhere.path("state/named/journal").display().to_string();
+        if volume.is_named {
+            serve = serve.with(&["--journal", &journal]);
+        }
+        match serve.attempt() {
+            Err(ended) if [Some(REFUSED), Some(IN_USE)].contains(&ended.code) => {
+                self.report.did("state folder copied");
+            }
+            Err(ended) => {
+                let what = format!("on a copied state folder: {:?}: {}", ended.code, ended.stderr);
+                self.violation(volume, &what);
+            }
+            Ok(_) => self.violation(volume, "a copy of the state of a living server was taken"),
+        }
+    }
+
+    /// A copy of the store is kept the first time, and put back the next.
+    pub(super) fn store_put_back(&mut self, volume: &mut Volume) {
+        let Some(backup) = volume.backup.take() else { return self.back_up(volume) };
+        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
+        fs::remove_dir_all(&store).expect("a folder of ours");
+        fs::rename(&backup.folder, &store).expect("a folder of ours");
+        self.report.did("store put back");
+        volume.commits.log = volume.branch_of(&backup.log);
+        volume.stored = backup.stored;
+        volume.past.truncate(backup.past);
+        volume.is_lost(Loss::Journal, true);
+    }
+
+    fn back_up(&mut self, volume: &mut Volume) {
+        if self.dice.once_in(2) {
+            // Then the copy says that the volume was closed cleanly.
+            self.snapshot(volume);
+        }
+        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
+        let folder = volume.place.path("backup");
+        copy_folder(&store, &folder);
+        self.report.did("store backed up");
+        let (log, stored, past) = (volume.commits.log.clone(), volume.stored, volume.past.len());
+        volume.backup = Some(Backup { folder, log, stored, past });
+    }
+
+    /// The store is copied at rest, and both histories go on, in turn and side by side.
+    pub(super) fn store_copied(&mut self, volume: &mut Volume) {
+        let store = volume.place.store_folder().expect("the store is a folder").to_owned();
+        let copy = volume.place.path("copy");
+        copy_folder(&store, &copy);
+        self.report.did("store copied");
+        let url = format!("file://{}/disk", copy.display());
+        match volume.serve_beside(&url).attempt() {
+            Err(ended) if ended.code == Some(REFUSED) => {}
+            Err(ended) => {
+                self.violation(volume, &format!("a copied store: {:?}: {}", ended.code, ended.stderr));
+            }
+            Ok(_) => self.violation(volume, "a copied store was attached without its journal"),
+        }
+        let mut twin = volume.branch();
+        let server = volume.serve_beside(&url).with(&["--accept-journal-loss"]).start();
+        let client = server.connect();
+        let image = client.read_all().expect("readable");
+        if let Err(violation) = volume.judge_stored(&image) {
+            return self.violation(volume, &format!("a copied store: {violation}"));
+        }
+        twin.see(&image, true);
+        let tally = twin.drive(&[client], 1 + self.dice.below(30), || server.kill());
+        self.note(volume, tally);
+        // In turn: the original finds the cache that the copy used.
+        let way = self.way(volume).unwrap_or_default();
+        let Some(original) = self.start(volume, &way) else { return };
+        let client = original.connect();
+        self.look(volume, &client);
+        let tally = volume.commits.drive(&[client], 1 + self.dice.below(30), || ());
+        self.note(volume, tally);
+        // Side by side.
+        let server = volume.serve_beside(&url).start();
+        let client = server.connect();
+        let image = client.read_all().expect("readable");
+        if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
+            return self.violation(volume, &format!("the copy of a store: {violation}"));
+        }
+        twin.see(&image, false);
+        let tally = twin.drive(&[client], 1 + self.dice.below(10), || ());
+        self.note(volume, tally);
+        let tally = volume.commits.drive(&[original.connect()], 1 + self.dice.below(10), || original.kill());
+        self.note(volume, tally);
+        let image = server.connect().read_all().expect("readable");
+        if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
+            self.violation(volume, &format!("the copy of a store: {violation}"));
+        }
+        let stopped = server.stop();
+        if stopped.code != Some(0) {
+            self.violation(volume, &format!("the copy of a store: no orderly end: {}", stopped.stderr));
+        }
+        fs::remove_dir_all(&copy).expect("a folder of ours");
+        forget_twin(&volume.place, &volume.id);
+    }
+
+    /// The control: a store is put back behind the judge's back. Gives what the judge says, which must be a
+    /// violation.
+    ///
+    /// # Panics
+    /// When the volume is not even a cut.
+    pub fn plant_a_store_put_back(&mut self) -> Result<Verdict, Violation> {
+        let mut volume = self.begin(true, "stored");
+        for _ in 0..2 {
+            let server = volume.serve(&super::Way::default()).start();
+            volume.commits.drive(&[server.connect()], 20, || ());
+            self.wait_stored(&mut volume);
+            server.kill();
+            if volume.backup.is_none() {
+                self.store_put_back(&mut volume);
+            }
+        }
+        let newer = (volume.commits.log.clone(), volume.stored);
+        self.store_put_back(&mut volume);
+        let server = volume.serve_as_it_is(&super::Way::default()).start();
+        let image = server.connect().read_all().expect("readable");
+        volume.judge(&image).expect("a cut of what was put back, when that is known");
+        (volume.commits.log, volume.stored) = newer;
+        volume.loss = Loss::Journal;
+        volume.judge(&image)
+    }
+
+    /// The control: a copy of a store shows what was written to the original since. The judge must see it.
+    ///
+    /// # Panics
+    /// When the original does not show it.
+    pub fn plant_bytes_of_another_history(&mut self) -> Result<Verdict, Violation> {
+        let mut volume = self.begin(true, "logged");
+        let twin = volume.branch();
+        let server = volume.serve(&super::Way::default()).start();
+        volume.commits.drive(&[server.connect()], 5, || ());
+        let image = server.connect().read_all().expect("readable");
+        volume.judge(&image).expect("its own bytes");
+        check_nothing_accepted_lost(&twin.log, &image)
+    }
+}
+
+/// Removes what the copy had for itself below the state folder.
+fn forget_twin(place: &Place, id: &str) {
+    for entry in fs::read_dir(place.path("state/sawmill")).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&format!("{id}-")) {
+            fs::remove_dir_all(entry.path()).expect("a folder of ours");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! One life of a volume: a start, perhaps after one that died, a look at every byte, a load, something that
+//! is done to it, a death.
+//!
+//! Invariants: in good weather a start that must not be refused is not, and one that must be is, with its
+//! exit code. After each look the log knows what is there, and the loss is settled.
+
+use rustix::process::Signal;
+
+use super::commits::{SESSIONS_MAX, Tally};
+use super::volume::{Loss, Volume, Way, digest};
+use super::{Deed, Torture};
+use crate::dice::Dice;
+use crate::nbd::{Client, Failure};
+use crate::place::Finished;
+use crate::proxy::Weather;
+use crate::server::Server;
+use crate::stamp::Verdict;
+
+/// What an attach ends with that could hide a loss.
+pub(super) const REFUSED: i32 = 5;
+
+impl Torture {
+    pub(super) fn life(&mut self, volume: &mut Volume, deed: Deed) {
+        self.choose_weather();
+        let way = match deed {
+            Deed::Contained => self.contained(volume),
+            Deed::WrongClock => self.wrong_clock(volume),
+            _ => self.way(volume),
+        };
+        let Some(way) = way else { return };
+        if deed != Deed::Contained && self.dice.once_in(5) {
+            volume.serve_as_it_is(&way).die_while_starting(&mut self.dice);
+            self.report.kills += 1;
+            // It may have gone on with the loss.
+            volume.must_refuse = false;
+        }
+        let Some(mut server) = self.start(volume, &way) else { return };
+        self.report.lives += 1;
+        let sessions = 1 + self.dice.below(SESSIONS_MAX as u64);
+        let clients: Vec<Client> = (0..sessions).map(|_| server.connect()).collect();
+        self.look(volume, &clients[0]);
+        if self.dice.once_in(3) {
+            let groups = 1 + self.dice.below(30);
+            let tally = volume.commits.drive(&clients, groups, || ());
+            self.note(volume, tally);
+            self.wait_stored(volume);
+            self.keep_a_moment(volume, &clients[0]);
+        }
+        self.outage(volume, &clients);
+        match deed {
+            Deed::HandOff => self.hand_off(volume, &mut server, &clients),
+            Deed::OneJournal => self.one_journal(volume),
+            Deed::StateCopied => self.state_copied(volume),
+            Deed::Rival => return self.rival(volume, server, &clients),
+            Deed::Contained => return self.end_contained(volume, server, &clients),
+            _ => {}
+        }
+        // What is demanded after these hangs on a volume that was not closed.
+        let is_open = [Deed::MemoryLost, Deed::StoreCopied].contains(&deed);
+        volume.may_be_clean = !is_open && self.dice.once_in(6);
+        self.load_and_kill(volume, server, &clients);
+        drop(clients);
+        if self.report.violations.is_empty() {
+            self.between(volume, deed);
+        }
+    }
+
+    /// What is done while nobody serves the volume.
+    fn between(&mut self, volume: &mut Volume, deed: Deed) {
+        match deed {
+            Deed::JournalLost => self.lose_the_journal(volume),
+            Deed::MemoryLost => self.lose_memory(volume),
+            Deed::AtRest => self.commands_at_rest(volume),
+            Deed::StoreCopied => self.store_copied(volume),
+            Deed::StorePutBack => self.store_put_back(volume),
+            Deed::WrongClock => self.after_a_wrong_clock(volume),
+            _ => {}
+        }
+        if self.dice.once_in(3) && self.report.violations.is_empty() {
+            self.check(volume);
+            self.see_the_past(volume, 1);
+        }
+    }
+
+    fn choose_weather(&mut self) {
+        if self.dice.once_in(4) {
+            self.proxy.calm();
+        } else {
+            let fault_once_in = 3 + self.dice.below(30);
+            self.proxy.storm(Weather { dice: Dice::new(self.dice.word()), fault_once_in });
+        }
+    }
+
+    /// As users live: memory is where they say, or where it is by itself.
+    pub(super) fn way(&mut self, volume: &Volume) -> Option<Way> {
+        let staging = self.dice.once_in(2).then(|| volume.place.memory().display().to_string());
+        Some(Way { staging, ..Way::default() })
+    }
+
+    /// In bad weather a start may give up; in good weather it must not.
+    pub(super) fn start(&mut self, volume: &mut Volume, way: &Way) -> Option<Server> {
+        if volume.must_refuse && !self.is_refused(volume, way) {
+            return None;
+        }
+        match volume.serve_as_it_is(way).attempt() {
+            Ok(server) => return Some(server),
+            Err(refused) => self.refused_start(&refused),
+        }
+        self.proxy.calm();
+        match volume.serve_as_it_is(way).attempt() {
+            Ok(server) => Some(server),
+            Err(ended) => {
+                self.violation(volume, &format!("does not open: {:?}: {}", ended.code, ended.stderr));
+                None
+            }
+        }
+    }
+
+    fn refused_start(&mut self, refused: &Finished) {
+        *self.report.refused_starts.entry(refused.code.unwrap_or(-1)).or_default() += 1;
+    }
+
+    /// Something is lost: without its flag no attach goes on.
+    fn is_refused(&mut self, volume: &Volume, way: &Way) -> bool {
+        let flag = if volume.loss == Loss::Memory { "--accept-memory-loss" } else { "--accept-journal-loss" };
+        for is_calm in [false, true] {
+            if is_calm {
+                self.proxy.calm();
+            }
+            match volume.serve(way).attempt() {
+                Ok(server) => {
+                    server.kill();
+                    self.violation(volume, &format!("attached without a word; {flag} was to be asked for"));
+                    return false;
+                }
+                Err(ended) if ended.code == Some(REFUSED) && ended.stderr.contains(flag) => {
+                    self.report.did(if volume.loss == Loss::Memory {
+                        "attach refused for lost memory"
+                    } else {
+                        "attach refused for a foreign journal"
+                    });
+                    return true;
+                }
+                Err(ended) if !is_calm => self.refused_start(&ended),
+                Err(ended) => self.violation(
+                    volume,
+                    &format!("{flag} was to be asked for: {:?}: {}", ended.code, ended.stderr),
+                ),
+            }
+        }
+        false
+    }
+
+    /// Judges every byte, and goes on from there.
+    pub(super) fn look(&mut self, volume: &mut Volume, client: &Client) {
+        let mut image = client.read_all();
+        if let Err(Failure::Errno(_)) = image {
+            self.report.tally.read_errors += 1;
+            self.proxy.calm();
+            image = client.read_all();
+        }
+        let Ok(image) = image else {
+            return self.violation(volume, "the volume cannot be read although the store is well");
+        };
+        match volume.judge(&image) {
+            Ok(Verdict { kept, lost, demanded }) => {
+                self.report.verdict.kept += kept;
+                self.report.verdict.lost += lost;
+                self.report.verdict.demanded += demanded;
+            }
+            Err(violation) => return self.violation(volume, &violation.to_string()),
+        }
+        for kept in volume.past.iter_mut().filter(|kept| kept.digest.is_none()) {
+            kept.digest = Some(digest(&image));
+        }
+        if volume.loss == Loss::Memory {
+            // From here on what is there is all there ever was: the store must have it too.
+            self.proxy.calm();
+            self.wait_stored(volume);
+        }
+        // Without its journal a volume is what the store has, no more.
+        volume.commits.see(&image, volume.loss != Loss::Nothing);
+        if volume.loss != Loss::Nothing {
+            volume.stored = 0;
+        }
+        volume.logged = volume.commits.log.clock.tick();
+        volume.loss_is_settled();
+    }
+
+    pub(super) fn wait_stored(&mut self, volume: &mut Volume) {
+        let moment = volume.commits.log.clock.tick();
+        let waited = volume.place.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]);
+        if waited.code == Some(0) {
+            volume.stored = moment;
+        } else {
+            self.violation(volume, &format!("never stored: {}", waited.stderr));
+        }
+    }
+
+    /// Sometimes the store is away for a little load. A flush that goes to the store would wait for ever.
+    fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
+        if volume.flush == "logged" && !volume.is_folder() && self.dice.once_in(6) {
+            self.proxy.shut();
+            let proxy = &self.proxy;
+            let tally = volume.commits.drive_beside(clients, 10, || proxy.open(), || ());
+            self.proxy.open();
+            self.note(volume, tally);
+        }
+    }
+
+    pub(super) fn load_and_kill(&mut self, volume: &mut Volume, mut server: Server, clients: &[Client]) {
+        let groups = 1 + self.dice.below(60);
+        let may_be_clean = volume.may_be_clean;
+        let mut ended = None;
+        let tally = volume.commits.drive(clients, groups, || {
+            if !server.is_running() {
+                ended = Some(server.stderr());
+            }
+            if may_be_clean {
+                server.signal(Signal::TERM);
+            }
+            server.kill();
+        });
+        self.report.kills += 1;
+        if may_be_clean {
+            self.report.did("told to stop, and killed at once");
+        }
+        self.note(volume, tally);
+        if let Some(said) = ended {
+            self.violation(volume, &format!("the server ended by itself: {said}"));
+        }
+    }
+
+    fn lose_the_journal(&mut self, volume: &mut Volume) {
+        volume.is_lost(Loss::Journal, false);
+        match self.dice.below(3) {
+            0 => {
+                volume.lose_state();
+                self.report.did("journal and memory gone");
+            }
+            1 => {
+                volume.each_journal(|path| std::fs::remove_file(path));
+                self.report.did("journal deleted");
+            }
+            _ => {
+                volume.each_journal(|path| std::fs::write(path, ""));
+                self.report.did("journal emptied");
+            }
+        }
+    }
+
+    /// An orderly end: another machine finds every byte in the store.
+    pub(super) fn end(&mut self, volume: &mut Volume) {
+        self.proxy.calm();
+        let way = self.way(volume).unwrap_or_default();
+        let Some(server) = self.start(volume, &way) else { return };
+        let client = server.connect();
+        self.look(volume, &client);
+        let image = client.read_all();
+        let stopped = server.stop();
+        if stopped.code != Some(0) {
+            return self
+                .violation(volume, &format!("no orderly end: {:?}: {}", stopped.code, stopped.stderr));
+        }
+        self.proxy.deliver_late();
+        let elsewhere = volume.place.neighbour();
+        let server = elsewhere.serve("disk").start();
+        if server.connect().read_all() != image {
+            self.violation(volume, "the store has another state than its writer had");
+        }
+        let stopped = server.stop();
+        if stopped.code != Some(0) {
+            self.violation(volume, &format!("no orderly end elsewhere: {}", stopped.stderr));
+        }
+        let all = volume.past.len() as u64;
+        self.see_the_past(volume, all.min(4));
+        self.check(volume);
+        self.report.faults = self.proxy.counts();
+    }
+
+    pub(super) fn note(&mut self, volume: &Volume, tally: Tally) {
+        let sum = &mut self.report.tally;
+        sum.writes += tally.writes;
+        sum.commits += tally.commits;
+        sum.reads += tally.reads;
+        sum.read_errors += tally.read_errors;
+        sum.refused += tally.refused;
+        for wrong in tally.violations {
+            self.violation(volume, &wrong);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Memory that outlives the process, and what becomes of it in the same boot: gone, damaged, cut short, of
+//! another attachment, open to others, or only moved.
+//!
+//! What must hold: an attach without it is refused until its loss is accepted, and then everything flushed
+//! is there, and all that an earlier attach found; where it was moved it is found.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crc_fast::CrcAlgorithm::Crc32Iscsi;
+
+use super::Torture;
+use super::volume::{Loss, Volume, Way};
+
+/// Where the header of a staging file says which attachment wrote it, and its checksum.
+const EPOCH_AT: usize = 64;
+const CRC_AT: usize = 4092;
+
+impl Torture {
+    pub(super) fn lose_memory(&mut self, volume: &mut Volume) {
+        let memories = volume.memories();
+        if memories.is_empty() {
+            return self.violation(volume, "a server was killed, and there is no memory of it");
+        }
+        let kind = self.dice.below(6);
+        let name = match kind {
+            0 => "memory gone",
+            1 => "memory damaged",
+            2 => "memory cut short",
+            3 => "memory of another attachment",
+            4 => "memory open to others",
+            _ => "memory moved",
+        };
+        self.report.did(name);
+        if kind == 5 {
+            return self.move_memory(volume);
+        }
+        for memory in memories {
+            match kind {
+                0 => fs::remove_file(&memory).expect("a file of ours"),
+                1 => change(&memory, |header| header[EPOCH_AT + 2] ^= 1),
+                2 => {
+                    let file = File::options().write(true).open(&memory).expect("a file of ours");
+                    file.set_len(self.dice.below(8192)).expect("it can be cut");
+                }
+                3 => change(&memory, |header| {
+                    header[EPOCH_AT] ^= 1;
+                    let crc = crc_fast::checksum(Crc32Iscsi, &header[..CRC_AT]) as u32;
+                    header[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+                }),
+                _ => fs::set_permissions(&memory, Permissions::from_mode(0o666)).expect("a file of ours"),
+            }
+        }
+        volume.is_lost(Loss::Memory, true);
+    }
+
+    /// Its folder is mounted elsewhere: nothing is lost.
+    fn move_memory(&mut self, volume: &mut Volume) {
+        let elsewhere = volume.place.path("moved");
+        fs::create_dir_all(&elsewhere).expect("room for a folder");
+        for memory in volume.memories() {
+            let name = memory.file_name().expect("a file has a name");
+            // From one file system to another.
+            fs::copy(&memory, elsewhere.join(name)).expect("room for it");
+            fs::remove_file(&memory).expect("a file of ours");
+        }
+        let way = Way { staging: Some(volume.text("moved")), ..Way::default() };
+        self.proxy.calm();
+        let Some(server) = self.start(volume, &way) else { return };
+        self.look(volume, &server.connect());
+        server.kill();
+    }
+}
+
+/// Changes the first page of a file.
+fn change(path: &Path, act: impl FnOnce(&mut [u8])) {
+    let mut bytes = fs::read(path).expect("a file of ours");
+    act(&mut bytes[..CRC_AT + 4]);
+    fs::write(path, bytes).expect("a file of ours");
+}

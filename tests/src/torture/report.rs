@@ -1,0 +1,88 @@
+//! What a run did, and how it is told.
+//!
+//! Not here: what counts as a broken promise (the rooms that look).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::commits::Tally;
+use crate::proxy::Counts;
+use crate::stamp::Verdict;
+
+/// What happened so far.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Volumes begun.
+    pub volumes: u64,
+    /// Servers that got ready.
+    pub lives: u64,
+    /// `kill -9`s, also of servers that were still starting.
+    pub kills: u64,
+    /// What else was done to the volumes and around them, by name.
+    pub deeds: BTreeMap<&'static str, u64>,
+    /// Starts that gave up in bad weather, by exit code; each was tried again in good weather.
+    pub refused_starts: BTreeMap<i32, u64>,
+    /// The load.
+    pub tally: Tally,
+    /// Over all judgements: writes that had to survive, that did, and that were lost rightly.
+    pub verdict: Verdict,
+    /// The longest life: a stall of the machine, or of what is tortured.
+    pub slowest_life: Duration,
+    /// What went wrong at the store.
+    pub faults: Counts,
+    /// Broken promises.
+    pub violations: Vec<String>,
+}
+
+impl Report {
+    /// Notes that something was done.
+    pub(super) fn did(&mut self, name: &'static str) {
+        *self.deeds.entry(name).or_default() += 1;
+    }
+
+    /// How often something was done.
+    #[must_use]
+    pub fn times(&self, name: &str) -> u64 {
+        self.deeds.get(name).copied().unwrap_or(0)
+    }
+
+    /// How often one of several kinds was done: all whose name begins so.
+    #[must_use]
+    pub fn times_of_all(&self, begin: &str) -> u64 {
+        self.deeds.iter().filter(|(name, _)| name.starts_with(begin)).map(|(_, times)| times).sum()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { volumes, lives, kills, refused_starts, tally, verdict, .. } = self;
+        writeln!(
+            f,
+            "{volumes} volumes, {lives} lives (the longest {} s), {kills} kills, refused starts by exit code \
+             {refused_starts:?}",
+            self.slowest_life.as_secs()
+        )?;
+        let deeds: Vec<String> = self.deeds.iter().map(|(name, times)| format!("{name} {times}")).collect();
+        writeln!(f, "{}", deeds.join(", "))?;
+        writeln!(
+            f,
+            "{} writes, {} flushes and FUA, {} reads, {} read errors, {} refused to who was fenced; judged: \
+             {} writes demanded, {} kept, {} lost rightly",
+            tally.writes,
+            tally.commits,
+            tally.reads,
+            tally.read_errors,
+            tally.refused,
+            verdict.demanded,
+            verdict.kept,
+            verdict.lost
+        )?;
+        writeln!(f, "{}", self.faults)?;
+        write!(f, "{} violations", self.violations.len())?;
+        for violation in &self.violations {
+            write!(f, "\n  {violation}")?;
+        }
+        Ok(())
+    }
+}

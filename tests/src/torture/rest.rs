@@ -1,0 +1,172 @@
+//! What people do to a volume beside serving it: commands between two lives, also some that are killed, a
+//! look at the past, a check, a planned hand-off under load.
+//!
+//! What must hold: a command at rest finds journal and memory that a killed server left, and loses nothing; a
+//! snapshot and a stored moment stay what they were, byte for byte; `check` finds all well while nothing was
+//! damaged; a hand-off is felt by nobody.
+
+use super::Torture;
+use super::volume::{Kept, VOLUME_BYTES, Volume, digest};
+use crate::machine;
+use crate::nbd::Client;
+use crate::server::Server;
+
+/// It grows by a mebibyte at a time up to this.
+const GROWN_BYTES_MAX: u64 = VOLUME_BYTES + (8 << 20);
+/// A command is killed within this.
+const KILLED_WITHIN_US: u64 = 150_000;
+
+impl Torture {
+    pub(super) fn commands_at_rest(&mut self, volume: &mut Volume) {
+        self.proxy.calm();
+        for _ in 0..=self.dice.below(3) {
+            if !self.report.violations.is_empty() {
+                return;
+            }
+            match self.dice.below(6) {
+                0 | 1 => self.snapshot(volume),
+                2 => self.at_rest(volume, "set at rest", &["set", "disk", "--retention", "24h"]),
+                3 => {
+                    let share = ["0.5", "0.7", "1"][self.dice.below(3) as usize];
+                    self.at_rest(volume, "gc at rest", &["gc", "disk", "--threshold", share]);
+                }
+                4 => self.grow(volume),
+                _ => {
+                    self.only_looks(volume, "info at rest", &["info", "disk", "--json"]);
+                    self.only_looks(volume, "snapshot list at rest", &["snapshot", "list", "disk"]);
+                }
+            }
+        }
+    }
+
+    /// Names the present; the next look sees what it must hold.
+    pub(super) fn snapshot(&mut self, volume: &mut Volume) {
+        let name = volume.next_snapshot();
+        self.at_rest(volume, "snapshot at rest", &["snapshot", "create", "disk", &name]);
+        volume.past.push(Kept { state: name, digest: None });
+    }
+
+    fn grow(&mut self, volume: &mut Volume) {
+        let size_bytes = volume.commits.size_bytes() + (1 << 20);
+        if size_bytes <= GROWN_BYTES_MAX {
+            self.at_rest(volume, "grown at rest", &["resize", "disk", &size_bytes.to_string()]);
+            volume.commits.grow(size_bytes);
+        }
+    }
+
+    /// A command that attaches the volume; sometimes one like it was killed before.
+    fn at_rest(&mut self, volume: &mut Volume, name: &'static str, words: &[&str]) {
+        let journal = volume.journal_option();
+        let words: Vec<&str> = words.iter().copied().chain(journal.iter().map(String::as_str)).collect();
+        if self.dice.once_in(4) {
+            let mut killed = words.clone();
+            let other = volume.next_snapshot();
+            // What it leaves of a snapshot or a size would be in the way of the same once more.
+            match killed[0] {
+                "snapshot" => killed[3] = &other,
+                "resize" => killed = ["gc", "disk", "--threshold", "1"].to_vec(),
+                _ => {}
+            }
+            let within = self.dice.below(KILLED_WITHIN_US);
+            machine::kill_after(volume.place.command(&killed), std::time::Duration::from_micros(within));
+            self.report.did("command at rest killed");
+        }
+        let moment = volume.commits.log.clock.tick();
+        let done = volume.place.sawmill(&words);
+        if done.code == Some(0) {
+            self.report.did(name);
+            // It let go of the volume with everything stored.
+            volume.stored = moment;
+        } else {
+            self.violation(volume, &format!("`{}`: {:?}: {}", done.line, done.code, done.stderr));
+        }
+    }
+
+    fn only_looks(&mut self, volume: &Volume, name: &'static str, words: &[&str]) {
+        let done = volume.place.sawmill(words);
+        self.report.did(name);
+        if done.code != Some(0) {
+            self.violation(volume, &format!("`{}`: {:?}: {}", done.line, done.code, done.stderr));
+        }
+    }
+
+    /// Nothing was damaged.
+    pub(super) fn check(&mut self, volume: &Volume) {
+        self.proxy.calm();
+        let done = volume.place.sawmill(&["check", "disk"]);
+        self.report.did("check");
+        if done.code != Some(0) {
+            let what = format!("`check` says {:?}: {}{}", done.code, done.stdout, done.stderr);
+            self.violation(volume, &what);
+        }
+    }
+
+    /// Everything accepted is stored now, and nobody writes: in a volume with a retention that is a moment.
+    pub(super) fn keep_a_moment(&mut self, volume: &mut Volume, client: &Client) {
+        if !volume.is_folder() {
+            return;
+        }
+        let said = volume.place.sawmill(&["log", "disk", "--json"]).into_ok().unwrap_or_default();
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+        let (Some(position), Ok(image)) = (said["position"].as_u64(), client.read_all()) else {
+            return self.violation(volume, "neither its log nor its bytes can be read");
+        };
+        self.report.did("moment noted");
+        volume.past.push(Kept { state: format!("position:{position}"), digest: Some(digest(&image)) });
+    }
+
+    /// Looks at `count` states of the past, chosen by chance.
+    pub(super) fn see_the_past(&mut self, volume: &mut Volume, count: u64) {
+        for _ in 0..count {
+            let known: Vec<Kept> = volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
+            if known.is_empty() || !self.report.violations.is_empty() {
+                return;
+            }
+            let kept = &known[self.dice.below(known.len() as u64) as usize];
+            self.proxy.calm();
+            let name = format!("disk@{}", kept.state);
+            match volume.serve_beside(&name).with(&["--read-only"]).attempt() {
+                Ok(server) => {
+                    let image = server.connect().read_all();
+                    self.report.did("look at the past");
+                    if image.map(|image| digest(&image)).ok() != kept.digest {
+                        self.violation(volume, &format!("{name} is not what it was"));
+                    }
+                }
+                Err(ended) => {
+                    let what = format!("{name} cannot be had: {:?}: {}", ended.code, ended.stderr);
+                    self.violation(volume, &what);
+                }
+            }
+        }
+    }
+
+    /// Replaces the server under its load; sometimes its memory has gone before.
+    pub(super) fn hand_off(&mut self, volume: &mut Volume, server: &mut Server, clients: &[Client]) {
+        self.proxy.calm();
+        let is_memory_gone = self.dice.once_in(3);
+        for _ in 0..=self.dice.below(2) {
+            if is_memory_gone {
+                volume.forget_memory();
+            }
+            let groups = 1 + self.dice.below(20);
+            let (place, mut said) = (&volume.place, None);
+            let words = ["handoff", "disk", "--json", "--timeout", "60s", "--stall-max", "30s"];
+            let tally = volume.commits.drive(clients, groups, || said = Some(place.sawmill(&words)));
+            self.note(volume, tally);
+            let Some(said) = said else { return };
+            match said.code {
+                Some(0) => {
+                    self.report.did(match (is_memory_gone, volume.is_named) {
+                        (true, _) => "hand-off without the memory of before",
+                        (false, true) => "hand-off of named files",
+                        (false, false) => "hand-off",
+                    });
+                    server.follow(&said.json());
+                }
+                _ if is_memory_gone && server.is_running() => self.report.did("hand-off taken back"),
+                code => return self.violation(volume, &format!("no hand-off: {code:?}: {}", said.stderr)),
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Two servers: one takes over while the other lives, is stopped and woken, or is cut off from its store; and
+//! two at once on one journal, by another path, a link, or without its lock file.
+//!
+//! What must hold: the winner has all that was stored, and keeps all that it accepts; nothing that the other
+//! wrote after the fence is ever visible; the other acknowledges no flush once it could know, fails its door
+//! and says so by its exit code. Of two on one journal the second is refused.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::Torture;
+use super::commits::Commits;
+use super::volume::{Loss, Volume};
+use crate::nbd::Client;
+use crate::place::Place;
+use crate::server::Server;
+use crate::stamp::check_nothing_accepted_lost;
+use crate::store::{self, StoreUnderTest};
+
+const FENCED: i32 = 6;
+const IN_USE: i32 = 11;
+/// Flushes asked for later than this after a server could ask its store again are not answered: news of up
+/// to five seconds are good enough, a look is waited for for one; and this machine may be busy.
+const KNOWS_WITHIN: Duration = Duration::from_secs(9);
+/// Who was cut off first has to try again.
+const KNOWS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
+/// By then its door must have failed.
+const FAILS_WITHIN: Duration = Duration::from_secs(50);
+
+/// What happens to the server that is taken over from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meanwhile {
+    Used,
+    Stopped,
+    CutOff,
+}
+
+impl Torture {
+    /// Ends the life of `first`.
+    pub(super) fn rival(&mut self, volume: &mut Volume, first: Server, clients: &[Client]) {
+        self.proxy.calm();
+        let (way, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
+            true => (store::folder(), [Meanwhile::Used, Meanwhile::Stopped][self.dice.below(2) as usize]),
+            false => {
+                let all = [Meanwhile::Used, Meanwhile::Stopped, Meanwhile::CutOff];
+                (store::minio(), all[self.dice.below(3) as usize])
+            }
+        };
+        self.report.did(match meanwhile {
+            Meanwhile::Used => "taken over while it is used",
+            Meanwhile::Stopped => "taken over while it is stopped",
+            Meanwhile::CutOff => "taken over while it is cut off",
+        });
+        let elsewhere = volume.place.neighbour_by(&way);
+        let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile) else {
+            return;
+        };
+        let winner = [second.connect()];
+        let mut stale = volume.branch();
+        // It may show for a while what it accepted and the winner never had.
+        stale.forget();
+        self.win(volume, &winner);
+        self.until_fenced(volume, &mut stale, clients, since);
+        self.win(volume, &winner);
+        let ended = first.stop();
+        if ended.code != Some(FENCED) {
+            let what = format!("who was fenced ended with {:?}: {}", ended.code, ended.stderr);
+            self.violation(volume, &what);
+        }
+        let Ok(image) = winner[0].read_all() else {
+            return self.violation(volume, "the winner cannot be read");
+        };
+        match check_nothing_accepted_lost(&volume.commits.log, &image) {
+            Ok(_) => volume.commits.see(&image, false),
+            Err(violation) => self.violation(volume, &format!("the winner: {violation}")),
+        }
+        self.leave_the_winner(volume, second, &image);
+        // At the first place there is a journal of an older epoch.
+        volume.is_lost(Loss::Journal, true);
+    }
+
+    /// Another place takes the volume over with requests in flight at the first. Gives when that could know.
+    fn take_over(
+        &mut self,
+        volume: &mut Volume,
+        elsewhere: &Place,
+        first: &Server,
+        clients: &[Client],
+        meanwhile: Meanwhile,
+    ) -> Option<(Server, Instant)> {
+        let is_long = self.dice.once_in(4) && meanwhile != Meanwhile::Used;
+        let proxy = self.proxy.clone();
+        let serve = volume.serve_elsewhere(elsewhere).with(&["--accept-journal-loss"]);
+        let (mut second, mut image) = (None, None);
+        volume.commits.may_be_refused = true;
+        let tally = volume.commits.drive(clients, 1 + self.dice.below(20), || {
+            match meanwhile {
+                Meanwhile::Used => {}
+                Meanwhile::Stopped => first.signal(Signal::STOP),
+                Meanwhile::CutOff => proxy.shut(),
+            }
+            let began = Instant::now();
+            let attempt = serve.attempt();
+            image = attempt.as_ref().ok().and_then(|second| second.connect().read_all().ok());
+            second = Some(attempt);
+            if is_long {
+                // Longer than news are good for.
+                crate::machine::wait_until("a while is over", || {
+                    (began.elapsed() > Duration::from_secs(6)).then_some(())
+                });
+            }
+            first.signal(Signal::CONT);
+            proxy.open();
+        });
+        volume.commits.may_be_refused = false;
+        let since = match meanwhile {
+            Meanwhile::CutOff => Instant::now() + KNOWS_AGAIN_WITHIN,
+            _ => Instant::now() + KNOWS_WITHIN,
+        };
+        self.note(volume, tally);
+        let (second, image) = match (second, image) {
+            (Some(Ok(second)), Some(image)) => (second, image),
+            (Some(Err(ended)), _) => {
+                self.violation(volume, &format!("no take-over: {:?}: {}", ended.code, ended.stderr));
+                return None;
+            }
+            _ => {
+                self.violation(volume, "the winner cannot be read");
+                return None;
+            }
+        };
+        if let Err(violation) = volume.judge_stored(&image) {
+            self.violation(volume, &format!("at the take-over: {violation}"));
+            return None;
+        }
+        volume.commits.see(&image, true);
+        (volume.stored, volume.logged) = (0, 0);
+        Some((second, since))
+    }
+
+    fn win(&mut self, volume: &mut Volume, clients: &[Client]) {
+        let groups = 1 + self.dice.below(20);
+        let tally = volume.commits.drive(clients, groups, || ());
+        self.note(volume, tally);
+    }
+
+    /// Uses who was taken over from, until its door fails.
+    fn until_fenced(&mut self, volume: &Volume, stale: &mut Commits, clients: &[Client], knows: Instant) {
+        let deadline = Instant::now() + FAILS_WITHIN;
+        stale.may_be_refused = true;
+        loop {
+            let tally = stale.drive(clients, 5, || ());
+            let is_over = tally.refused > 0 || tally.writes + tally.commits + tally.reads == 0;
+            let last_commit = tally.last_commit;
+            self.note(volume, tally);
+            if last_commit.is_some_and(|asked| asked > knows) {
+                return self
+                    .violation(volume, "a flush was acknowledged by who could know that it is fenced");
+            }
+            if is_over {
+                return;
+            }
+            if Instant::now() > deadline {
+                return self.violation(volume, "the door of who was fenced has not failed");
+            }
+        }
+    }
+
+    /// The volume comes back from the winner's place, in order or not.
+    fn leave_the_winner(&mut self, volume: &mut Volume, second: Server, image: &[u8]) {
+        if self.dice.once_in(2) {
+            self.report.did("winner's machine lost");
+            second.kill();
+            self.report.kills += 1;
+            return;
+        }
+        let stopped = second.stop();
+        if stopped.code != Some(0) {
+            let what = format!("the winner: no orderly end: {:?}: {}", stopped.code, stopped.stderr);
+            return self.violation(volume, &what);
+        }
+        volume.commits.see(image, true);
+    }
+
+    /// A second server on the journal of one that lives.
+    pub(super) fn one_journal(&mut self, volume: &mut Volume) {
+        self.proxy.calm();
+        let journal = volume.journal();
+        let elsewhere = volume.place.neighbour();
+        let (name, path) = match self.dice.below(4) {
+            0 => ("one journal by a symbolic link", elsewhere.path("link")),
+            1 => ("one journal by a second name", journal.with_file_name("second")),
+            2 => ("one journal by another path", volume.place.path("state/../state")),
+            _ => ("one journal without its lock file", journal.clone()),
+        };
+        let path = match name {
+            "one journal by another path" => {
+                path.join(journal.strip_prefix(volume.place.path("state")).expect("in the state folder"))
+            }
+            _ => path,
+        };
+        match name {
+            "one journal by a symbolic link" => symlink(&journal, &path).expect("room for a link"),
+            "one journal by a second name" => fs::hard_link(&journal, &path).expect("room for a link"),
+            "one journal without its lock file" => {
+                let mut lock = journal.clone().into_os_string();
+                lock.push(".lock");
+                fs::remove_file(lock).expect("its lock file");
+            }
+            _ => {}
+        }
+        self.report.did(name);
+        let text = path.display().to_string();
+        match volume.serve_elsewhere(&elsewhere).with(&["--journal", &text]).attempt() {
+            Err(ended) if ended.code == Some(IN_USE) => {}
+            Err(ended) => self.violation(volume, &format!("{name}: {:?}: {}", ended.code, ended.stderr)),
+            Ok(_) => self.violation(volume, &format!("{name}: a second server has it")),
+        }
+        if path != journal && name == "one journal by a second name" {
+            fs::remove_file(&path).expect("a link of ours");
+            let mut lock = path.into_os_string();
+            lock.push(".lock");
+            let _ = fs::remove_file(lock);
+        }
+        debug_assert_eq!(volume.loss, Loss::Nothing, "it was looked at");
+    }
+}

@@ -1,0 +1,314 @@
+//! One volume of the torture: where it is, what is known of it, what may be lost at the next look.
+//!
+//! Invariants: what is demanded of an image is the strictest that is promised after what was done. With
+//! journal and memory nothing accepted is lost; without memory nothing flushed, and nothing that an attach
+//! found; without the journal it is a cut with all that was stored.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::commits::Commits;
+use crate::dice::Dice;
+use crate::machine;
+use crate::place::Place;
+use crate::server::Serve;
+use crate::stamp::{
+    Flush, Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
+};
+use crate::store::StoreUnderTest;
+
+pub(super) const VOLUME_BYTES: u64 = 16 << 20;
+const OPTIONS: [&str; 6] = ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];
+
+/// What was lost since the last judgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    Nothing,
+    Memory,
+    Journal,
+}
+
+/// How a server lives.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Way {
+    /// The program that starts it.
+    pub through: Vec<String>,
+    /// Its environment.
+    pub environment: Vec<(String, String)>,
+    /// Where its memory lies, when that is said.
+    pub staging: Option<String>,
+}
+
+/// A state of the past that must stay what it is.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    /// As it is written behind the volume's name.
+    pub state: String,
+    /// What it holds; none until the next look, which sees the same.
+    pub digest: Option<u64>,
+}
+
+/// A copy of the store, and what is known of it.
+pub(super) struct Backup {
+    pub folder: PathBuf,
+    pub log: Log,
+    pub stored: u64,
+    pub past: usize,
+}
+
+/// One volume and what is known about it.
+pub(super) struct Volume {
+    pub place: Place,
+    pub flush: &'static str,
+    /// Journal and cache are given by name.
+    pub is_named: bool,
+    pub commits: Commits,
+    /// What was lost since the last judgement.
+    pub loss: Loss,
+    /// Without a flag the next attach must be refused.
+    pub must_refuse: bool,
+    /// The last server was told to end before it was killed, and may have closed in order.
+    pub may_be_clean: bool,
+    /// Everything completed before this moment is stored.
+    pub stored: u64,
+    /// Everything completed before this moment is logged.
+    pub logged: u64,
+    pub past: Vec<Kept>,
+    pub backup: Option<Backup>,
+    /// Memory that is of no use to anybody once the next attach is over, with the numbers of the files.
+    pub orphans: Vec<(PathBuf, u64)>,
+    /// The volume's id.
+    pub id: String,
+    /// Histories begun.
+    branches: u64,
+    snapshots: u64,
+}
+
+impl Volume {
+    pub(super) fn create(store: &StoreUnderTest, flush: &'static str, is_named: bool, dice: Dice) -> Self {
+        let place = Place::new(store);
+        let mut options = vec!["--segment-bytes", "256K", "--flush", flush];
+        if place.store_folder().is_some() {
+            options.extend(["--retention", "24h"]);
+        }
+        place.create("disk", "16M", &options);
+        let id = place.info("disk")["id"].as_str().expect("a volume has an id").to_owned();
+        if is_named {
+            std::fs::create_dir_all(place.path("state/named")).expect("room for a folder");
+        }
+        Volume {
+            place,
+            flush,
+            is_named,
+            commits: Commits::new(VOLUME_BYTES, dice),
+            loss: Loss::Nothing,
+            must_refuse: false,
+            may_be_clean: false,
+            stored: 0,
+            logged: 0,
+            past: Vec::new(),
+            backup: None,
+            orphans: Vec::new(),
+            id,
+            branches: 0,
+            snapshots: 0,
+        }
+    }
+
+    /// Whether the store is a folder: it can be copied, and asks nobody for the time.
+    pub(super) fn is_folder(&self) -> bool {
+        self.place.store_folder().is_some()
+    }
+
+    /// Prepares to serve it with its journal.
+    pub(super) fn serve(&self, way: &Way) -> Serve<'_> {
+        let mut serve = self.place.serve("disk").with(&OPTIONS);
+        if self.is_named {
+            let (journal, cache) = (self.text("state/named/journal"), self.text("state/named/cache"));
+            serve = serve.with(&["--journal", &journal, "--cache", &cache]);
+        }
+        serve = match &way.staging {
+            Some(folder) => serve.with(&["--staging", folder]),
+            None => serve.with_default_memory(),
+        };
+        for (name, value) in &way.environment {
+            serve = serve.env(name, value);
+        }
+        let words: Vec<&str> = way.through.iter().map(String::as_str).collect();
+        serve.through(&words)
+    }
+
+    /// The same with the flag that says what is lost.
+    pub(super) fn serve_as_it_is(&self, way: &Way) -> Serve<'_> {
+        match self.loss {
+            Loss::Nothing => self.serve(way),
+            Loss::Memory => self.serve(way).with(&["--accept-memory-loss"]),
+            Loss::Journal => self.serve(way).with(&["--accept-journal-loss"]),
+        }
+    }
+
+    /// Prepares to serve it at another place, which takes it over.
+    pub(super) fn serve_elsewhere<'a>(&self, elsewhere: &'a Place) -> Serve<'a> {
+        elsewhere.serve("disk").with(&OPTIONS)
+    }
+
+    /// Prepares to serve what has another name here: a copy, or a state of the past.
+    pub(super) fn serve_beside(&self, name: &str) -> Serve<'_> {
+        let socket = format!("unix:{}", self.text("beside.sock"));
+        self.place.serve(name).with(&OPTIONS).at(&socket)
+    }
+
+    pub(super) fn text(&self, name: &str) -> String {
+        self.place.path(name).display().to_string()
+    }
+
+    /// What a command at rest must be told.
+    pub(super) fn journal_option(&self) -> Vec<String> {
+        match self.is_named {
+            true => vec!["--journal".to_owned(), self.text("state/named/journal")],
+            false => Vec::new(),
+        }
+    }
+
+    pub(super) fn journal(&self) -> PathBuf {
+        let mut journals = self.place.journals().into_iter();
+        journals.find(|path| path.file_name().is_some_and(|name| name == "journal")).expect("a journal")
+    }
+
+    /// The journal is lost, or another's now; or the memory that goes with it.
+    pub(super) fn is_lost(&mut self, loss: Loss, must_refuse: bool) {
+        (self.loss, self.must_refuse) = (loss, must_refuse);
+        let number = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.ino());
+        self.orphans = self.memories().into_iter().map(|path| (path.clone(), number(&path))).collect();
+    }
+
+    /// The next attach is over: what was lost before it is of no use any more.
+    pub(super) fn loss_is_settled(&mut self) {
+        (self.loss, self.must_refuse) = (Loss::Nothing, false);
+        for (orphan, number) in std::mem::take(&mut self.orphans) {
+            // A file of the same name may be the memory of now.
+            if std::fs::metadata(&orphan).is_ok_and(|about| about.ino() == number) {
+                std::fs::remove_file(orphan).expect("a file of ours");
+            }
+        }
+    }
+
+    /// The log of the next history that goes on from `log`.
+    pub(super) fn branch_of(&mut self, log: &Log) -> Log {
+        self.branches += 1;
+        log.branch(self.branches)
+    }
+
+    /// A load of the next history that goes on from here.
+    pub(super) fn branch(&mut self) -> Commits {
+        self.branches += 1;
+        self.commits.branch(self.branches)
+    }
+
+    pub(super) fn next_snapshot(&mut self) -> String {
+        self.snapshots += 1;
+        format!("s{}", self.snapshots)
+    }
+
+    /// Judges an image by what was lost.
+    pub(super) fn judge(&self, image: &[u8]) -> Result<Verdict, Violation> {
+        let log = &self.commits.log;
+        match self.loss {
+            Loss::Nothing => check_nothing_accepted_lost(log, image),
+            Loss::Memory => {
+                let mut log = log.clone();
+                log.flushes.push(Flush { submitted: self.logged, completed: Some(self.logged) });
+                check_flushed_kept(&log, image)
+            }
+            Loss::Journal => self.judge_stored(image),
+        }
+    }
+
+    /// Judges what the store alone gives.
+    pub(super) fn judge_stored(&self, image: &[u8]) -> Result<Verdict, Violation> {
+        let log = &self.commits.log;
+        if self.flush == "stored" {
+            check_flushed_kept(log, image)?;
+        }
+        if self.stored == 0 {
+            return check_cut(log, image);
+        }
+        check_flushed_kept(&only_stored(log, self.stored), image)
+    }
+
+    pub(super) fn each_journal(&self, act: impl Fn(&Path) -> std::io::Result<()>) {
+        for journal in self.place.journals() {
+            act(&journal).expect("a journal is a file of ours");
+        }
+    }
+
+    /// The files of memory that a server of this volume may have left.
+    pub(super) fn memories(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.place.memory().to_owned(), self.place.path("state"), default_memory()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if entry.path().is_dir() {
+                    folders.push(entry.path());
+                } else if name.starts_with(&format!("sawmill-{}-", self.id)) && name.ends_with(".staging") {
+                    found.push(entry.path());
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    /// Loses everything this machine has for itself, memory by default too.
+    pub(super) fn lose_state(&self) {
+        self.place.lose_state();
+        self.forget_memory();
+        if self.is_named {
+            std::fs::create_dir_all(self.place.path("state/named")).expect("room for a folder");
+        }
+    }
+
+    pub(super) fn forget_memory(&self) {
+        for memory in self.memories() {
+            std::fs::remove_file(memory).expect("a file of ours");
+        }
+    }
+}
+
+impl Drop for Volume {
+    /// What lies in the folders of the place goes with it.
+    fn drop(&mut self) {
+        for memory in self.memories() {
+            let _ = std::fs::remove_file(memory);
+        }
+    }
+}
+
+/// Where memory lies by itself on a machine that is no container.
+fn default_memory() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/sawmill-{}", rustix::process::geteuid().as_raw()))
+}
+
+/// The log as it would be had there been one flush, at `moment`.
+fn only_stored(log: &Log, moment: u64) -> Log {
+    let mut log = log.clone();
+    log.flushes = vec![Flush { submitted: moment, completed: Some(moment) }];
+    for write in &mut log.writes {
+        write.fua = false;
+    }
+    log
+}
+
+/// Copies a folder as it is; `to` must not be there.
+pub(super) fn copy_folder(from: &Path, to: &Path) {
+    machine::run(machine::command("cp").args(["--archive", "--sparse=always"]).arg(from).arg(to));
+}
+
+/// What tells two images apart.
+pub(super) fn digest(image: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    image.hash(&mut hasher);
+    hasher.finish()
+}
