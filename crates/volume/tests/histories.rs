@@ -198,3 +198,31 @@ fn a_store_that_lost_its_last_segments_is_refused_in_the_same_epoch_too() {
     let (kind, text) = machine.refused();
     assert_eq!(kind, ErrorKind::Refused, "{text}");
 }
+
+#[test]
+fn a_state_folder_copied_with_its_memory_is_refused_while_the_original_lives() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    volume.write_at(0, &[7; 5000]).unwrap();
+    let mut copy = Rig::over(machine.plain.clone());
+    std::fs::copy(machine.journal(), copy.journal()).unwrap();
+    for entry in std::fs::read_dir(machine.folder.path()).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|extension| extension == "staging") {
+            std::fs::copy(entry.path(), copy.folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    // What the original flushes from here on is not in the copy.
+    volume.write_at(8192, &[8; 5000]).unwrap();
+    volume.flush().unwrap();
+    let (kind, text) = copy.refused();
+    assert_eq!(kind, ErrorKind::Refused, "{text}");
+    assert!(text.contains("in use by another process"), "{text}");
+    volume.write_at(0, &[9; 5000]).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    drop(volume);
+    // Nobody uses the original any more: its own memory is looked for where it was left.
+    let original = machine.open();
+    assert_eq!(original.read_at(8192, 5000).unwrap(), [8; 5000]);
+    original.close().unwrap();
+}

@@ -56,6 +56,8 @@ fn folder_of(memory: &Memory) -> &Path {
 /// Why a staging file is not the memory that is looked for.
 enum NotIt {
     Absent(PathBuf),
+    /// A process that lives has it open.
+    InUse(PathBuf),
     Foreign(String),
 }
 
@@ -82,16 +84,23 @@ pub(super) fn find(
     if recorded.is_some_and(|memory| memory.boot_id != boot_id) {
         return Ok(Found::NoneNeeded);
     }
+    let look_in = |folder: &Path| {
+        look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)
+    };
     // In the folder that is used now, which may be another mount of the one where it was left; else there.
-    // The journal may be a copy, and then that is the folder of the one it was copied from.
-    let mut folders: Vec<&Path> = vec![&options.staging_folder];
-    folders.extend(recorded.map(folder_of).filter(|folder| *folder != options.staging_folder));
+    // The journal may be a copy, and then that is the folder of the one it was copied from: if that one
+    // lives, what is in the folder that is used now is a copy too, and older than what it acknowledges.
+    let left_in = recorded.map(folder_of).filter(|folder| *folder != options.staging_folder);
+    let is_copy = left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(NotIt::InUse(_)))));
+    let used_now = (!is_copy).then_some(&*options.staging_folder);
     let mut reasons = Vec::new();
-    for folder in folders {
-        match look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)?
-        {
+    for folder in used_now.into_iter().chain(left_in) {
+        match look_in(folder)? {
             Ok(staging) => return Ok(Found::Memory(staging)),
             Err(NotIt::Absent(path)) => reasons.push(format!("{} is not there", path.display())),
+            Err(NotIt::InUse(path)) => {
+                reasons.push(format!("{} is in use by another process", path.display()));
+            }
             Err(NotIt::Foreign(why)) => reasons.push(why),
         }
     }
@@ -126,7 +135,7 @@ fn look(
             return Ok(Err(NotIt::Foreign(format!("{} is not ours: {error}", path.display()))));
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            return Ok(Err(NotIt::Foreign(format!("{} is in use by another process", path.display()))));
+            return Ok(Err(NotIt::InUse(path.to_owned())));
         }
         Err(error) => {
             let text = format!("the staging file {} cannot be used: {error}", path.display());
