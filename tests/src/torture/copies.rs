@@ -9,21 +9,36 @@ use std::fs;
 
 use super::Torture;
 use super::life::REFUSED;
-use super::volume::{Backup, Loss, Volume, copy_folder};
+use super::volume::{Backup, Loss, Volume, Way, copy_folder};
 use crate::place::Place;
 use crate::stamp::{Verdict, Violation, check_nothing_accepted_lost};
 
+const BESIDE_THE_JOURNAL: &str = "state/memory";
 /// Held by another process.
 const IN_USE: i32 = 11;
 
 impl Torture {
+    /// As users live whose state folder is copied, sometimes with their memory in it.
+    pub(super) fn copied_way(&mut self, volume: &Volume) -> Option<Way> {
+        if self.dice.once_in(2) {
+            return self.way(volume);
+        }
+        fs::create_dir_all(volume.place.path(BESIDE_THE_JOURNAL)).expect("room for a folder");
+        Some(Way { staging: Some(volume.text(BESIDE_THE_JOURNAL)), ..Way::default() })
+    }
+
     /// The state folder is copied under a server, and another is started on the copy.
     pub(super) fn state_copied(&mut self, volume: &mut Volume) {
         self.proxy.calm();
         let elsewhere = volume.place.neighbour();
         copy_folder(&volume.place.path("state"), &elsewhere.path("state"));
         let mut serve = volume.serve_elsewhere(&elsewhere);
-        let journal = elsewhere.path("state/named/journal").display().to_string();
+        let text = |name: &str| elsewhere.path(name).display().to_string();
+        let (journal, memory) = (text("state/named/journal"), text(BESIDE_THE_JOURNAL));
+        if fs::read_dir(&memory).is_ok_and(|mut files| files.next().is_some()) {
+            serve = serve.with(&["--staging", &memory]);
+            self.report.did("state folder copied with memory in it");
+        }
         if volume.is_named {
             serve = serve.with(&["--journal", &journal]);
         }
@@ -128,7 +143,7 @@ impl Torture {
     pub fn plant_a_store_put_back(&mut self) -> Result<Verdict, Violation> {
         let mut volume = self.begin(true, "stored");
         for _ in 0..2 {
-            let server = volume.serve(&super::Way::default()).start();
+            let server = volume.serve(&Way::default()).start();
             volume.commits.drive(&[server.connect()], 20, || ());
             self.wait_stored(&mut volume);
             server.kill();
@@ -138,7 +153,7 @@ impl Torture {
         }
         let newer = (volume.commits.log.clone(), volume.stored);
         self.store_put_back(&mut volume);
-        let server = volume.serve_as_it_is(&super::Way::default()).start();
+        let server = volume.serve_as_it_is(&Way::default()).start();
         let image = server.connect().read_all().expect("readable");
         volume.judge(&image).expect("a cut of what was put back, when that is known");
         (volume.commits.log, volume.stored) = newer;
@@ -153,7 +168,7 @@ impl Torture {
     pub fn plant_bytes_of_another_history(&mut self) -> Result<Verdict, Violation> {
         let mut volume = self.begin(true, "logged");
         let twin = volume.branch();
-        let server = volume.serve(&super::Way::default()).start();
+        let server = volume.serve(&Way::default()).start();
         volume.commits.drive(&[server.connect()], 5, || ());
         let image = server.connect().read_all().expect("readable");
         volume.judge(&image).expect("its own bytes");

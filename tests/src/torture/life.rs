@@ -25,6 +25,7 @@ impl Torture {
         let way = match deed {
             Deed::Contained => self.contained(volume),
             Deed::WrongClock => self.wrong_clock(volume),
+            Deed::StateCopied => self.copied_way(volume),
             _ => self.way(volume),
         };
         let Some(way) = way else { return };
@@ -171,7 +172,8 @@ impl Torture {
             Err(violation) => return self.violation(volume, &violation.to_string()),
         }
         for kept in volume.past.iter_mut().filter(|kept| kept.digest.is_none()) {
-            kept.digest = Some(digest(&image));
+            // The volume may have grown since.
+            kept.digest = image.get(..kept.size_bytes as usize).map(digest);
         }
         if volume.loss == Loss::Memory {
             // From here on what is there is all there ever was: the store must have it too.

@@ -43,7 +43,8 @@ impl Torture {
     pub(super) fn snapshot(&mut self, volume: &mut Volume) {
         let name = volume.next_snapshot();
         self.at_rest(volume, "snapshot at rest", &["snapshot", "create", "disk", &name]);
-        volume.past.push(Kept { state: name, digest: None });
+        let size_bytes = volume.commits.size_bytes();
+        volume.past.push(Kept { state: name, size_bytes, digest: None });
     }
 
     fn grow(&mut self, volume: &mut Volume) {
@@ -112,7 +113,8 @@ impl Torture {
             return self.violation(volume, "neither its log nor its bytes can be read");
         };
         self.report.did("moment noted");
-        volume.past.push(Kept { state: format!("position:{position}"), digest: Some(digest(&image)) });
+        let (state, size_bytes) = (format!("position:{position}"), volume.commits.size_bytes());
+        volume.past.push(Kept { state, size_bytes, digest: Some(digest(&image)) });
     }
 
     /// Looks at `count` states of the past, chosen by chance.
@@ -129,8 +131,14 @@ impl Torture {
                 Ok(server) => {
                     let image = server.connect().read_all();
                     self.report.did("look at the past");
-                    if image.map(|image| digest(&image)).ok() != kept.digest {
-                        self.violation(volume, &format!("{name} is not what it was"));
+                    let is_same = image.as_ref().is_ok_and(|image| {
+                        image.len() as u64 == kept.size_bytes && Some(digest(image)) == kept.digest
+                    });
+                    if !is_same {
+                        let size_bytes = image.map(|image| image.len());
+                        let what =
+                            format!("{name} is not what it was; it has {size_bytes:?} bytes: {kept:?}");
+                        self.violation(volume, &what);
                     }
                 }
                 Err(ended) => {

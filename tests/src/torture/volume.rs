@@ -45,6 +45,8 @@ pub(super) struct Way {
 pub(super) struct Kept {
     /// As it is written behind the volume's name.
     pub state: String,
+    /// The size of the volume then.
+    pub size_bytes: u64,
     /// What it holds; none until the next look, which sees the same.
     pub digest: Option<u64>,
 }
