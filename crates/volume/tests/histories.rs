@@ -204,7 +204,7 @@ fn a_state_folder_copied_with_its_memory_is_refused_while_the_original_lives() {
     let machine = Machine::new();
     let volume = machine.open();
     volume.write_at(0, &[7; 5000]).unwrap();
-    let mut copy = Rig::over(machine.plain.clone());
+    let copy = Rig::over(machine.plain.clone());
     std::fs::copy(machine.journal(), copy.journal()).unwrap();
     for entry in std::fs::read_dir(machine.folder.path()).unwrap().map(Result::unwrap) {
         if entry.path().extension().is_some_and(|extension| extension == "staging") {
