@@ -33,6 +33,12 @@ pub struct DiskFaults {
     pub read_odds: u64,
     /// One new disk in so many does not fit; 0: none.
     pub make_odds: u64,
+    /// Of the writes that fail, one in so many is done in part; 0: none.
+    pub short_odds: u64,
+    /// Of the writes that fail, one in so many found no space, on a disk that shares its space; 0: none.
+    pub full_odds: u64,
+    /// One sync in so many says that it is done and does nothing; 0: none.
+    pub lie_odds: u64,
 }
 
 #[derive(Default)]
@@ -48,6 +54,8 @@ struct Content {
     unsynced: Vec<(u64, Vec<u8>)>,
     /// A failed sync has taken back what reads had shown.
     dropped: bool,
+    /// Something unsynced was said to be synced.
+    lied: bool,
 }
 
 impl Content {
@@ -85,6 +93,7 @@ impl Content {
             self.given_up.remove(page);
         }
         self.unsynced.clear();
+        self.lied = false;
     }
 
     fn fail_sync(&mut self, at_once: bool) {
@@ -138,6 +147,11 @@ impl Medium {
     /// Whether a failed sync has taken back what reads had shown, since somebody last asked.
     pub fn has_dropped(&self) -> bool {
         std::mem::take(&mut self.content.lock().dropped)
+    }
+
+    /// Whether a power cut may take what was said to be synced.
+    pub fn has_lied(&self) -> bool {
+        self.content.lock().lied
     }
 
     /// How many writes a power cut would find unsynced.
@@ -221,6 +235,17 @@ impl SimDisk {
         SimDisk { medium, life, trace, faults: Mutex::new((faults, dice)) }
     }
 
+    /// How much of a write that fails is done, in whole sectors, and what is heard of it.
+    fn failure(&self, length: usize) -> (usize, io::Error) {
+        let mut faults = self.faults.lock();
+        let DiskFaults { short_odds, full_odds, .. } = faults.0;
+        let sectors = (length / SECTOR_BYTES) as u64;
+        let part = if faults.1.one_in(short_odds) { faults.1.below(sectors + 1) as usize } else { 0 };
+        let is_full = faults.1.one_in(full_odds);
+        let error = if is_full { io::ErrorKind::StorageFull.into() } else { io::Error::from_raw_os_error(5) };
+        (part * SECTOR_BYTES, error)
+    }
+
     fn fails(&self, odds: impl FnOnce(DiskFaults) -> u64) -> bool {
         let mut faults = self.faults.lock();
         let odds = odds(faults.0);
@@ -267,10 +292,15 @@ impl Disk for SimDisk {
         self.trace.note("disk write", [offset, bytes.len() as u64], || {
             format!("    disk: write {} bytes at {offset}{}", bytes.len(), if fails { ": EIO" } else { "" })
         });
-        if fails {
-            return Err(io::Error::from_raw_os_error(5));
-        }
         let mut content = self.medium.content.lock();
+        if fails {
+            let (part, error) = self.failure(bytes.len());
+            if part > 0 && offset + part as u64 <= content.len_bytes {
+                content.write(offset, &bytes[..part]);
+                content.unsynced.push((offset, bytes[..part].to_vec()));
+            }
+            return Err(error);
+        }
         if offset + bytes.len() as u64 > content.len_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -291,6 +321,11 @@ impl Disk for SimDisk {
             _ => "    disk: sync".into(),
         });
         let mut content = self.medium.content.lock();
+        if !fails && self.fails(|faults| faults.lie_odds) {
+            // What is unsynced stays so, and the disk says nothing.
+            content.lied |= !content.unsynced.is_empty();
+            return Ok(());
+        }
         if fails {
             // Else reads go on to see what was written, but no later sync will save it.
             content.fail_sync(at_once);

@@ -3,7 +3,7 @@
 //! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at any I/O
 //! ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody waits for ([`world`]),
 //! clients ([`client`]) and the judge ([`oracle`]). What a seed's world is like: [`settings`]. What happened:
-//! [`trace`], in numbers [`story`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds
+//! [`trace`], in numbers [`story`]. What seldom happens: [`edges`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds
 //! without chance: [`exhaustive`].
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
@@ -13,7 +13,10 @@ pub mod client;
 pub mod death;
 pub mod dice;
 pub mod disk;
+pub mod edges;
 pub mod exhaustive;
+pub mod locks;
+pub mod names;
 pub mod oracle;
 pub mod run;
 pub mod settings;

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use sawmill_sim::exhaustive::{self, SCRIPTS};
 use sawmill_sim::run::stories::STORIES;
 use sawmill_sim::run::{run, run_with};
+use sawmill_sim::settings::Settings;
 use sawmill_sim::shrink::{World, shrink};
 use sawmill_sim::story::Story;
 use sawmill_sim::trace::Trace;
@@ -67,8 +68,7 @@ fn place() -> tempfile::TempDir {
 fn tell(seed: u64) -> ExitCode {
     let place = place();
     let trace = Arc::new(Trace::telling());
-    let mut dice = sawmill_sim::dice::Dice::new(seed);
-    let settings = sawmill_sim::settings::Settings::of(&mut dice);
+    let (settings, dice) = Settings::of_seed(seed);
     println!("seed {seed}: {settings:?}");
     let outcome = run_with(settings, dice, place.path(), trace.clone());
     for line in trace.story() {

@@ -122,6 +122,7 @@ pub struct ReadWatch {
 }
 
 /// See the head of this file.
+#[derive(Clone)]
 pub struct Oracle {
     mode: FlushMode,
     /// What was there before the first operation.
@@ -142,6 +143,12 @@ impl Oracle {
         let base = vec![0; size_bytes as usize];
         let image = base.clone();
         Oracle { mode, base, operations: Vec::new(), image, visible: 0, accepted: 0, durable: 0, stored: 0 }
+    }
+
+    /// A volume that holds `base`, all of it stored.
+    #[must_use]
+    pub fn of(base: Vec<u8>, mode: FlushMode) -> Self {
+        Oracle { image: base.clone(), base, ..Oracle::new(0, mode) }
     }
 
     /// An operation is submitted; returns its number. A long write is one operation for each record it is cut
@@ -194,6 +201,11 @@ impl Oracle {
                 self.stored = self.stored.max(count);
             }
         }
+    }
+
+    /// The first `count` operations are on the journal's disk.
+    pub fn is_logged(&mut self, count: usize) {
+        self.durable = self.durable.max(count);
     }
 
     /// The first `count` operations are in the store.

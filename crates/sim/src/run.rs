@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use sawmill_device::Operation;
-use sawmill_volume::{CreateOptions, FlushMode, Stepped, create_in};
+use sawmill_volume::{CreateOptions, FlushMode, ReadCache, Stepped, create_in};
 
 use crate::client::{Client, Excuses};
 use crate::death::{Life, live};
 use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium};
+use crate::edges::Edges;
 use crate::oracle::{Loss, Oracle};
 use crate::settings::Settings;
 use crate::store::{SimBucket, SimStore, StoreFaults};
@@ -20,8 +21,14 @@ use crate::world::{Clock, Shelf, SimWorld};
 
 mod attach;
 mod clones;
+mod commands;
 mod copies;
+mod edges;
 mod ends;
+mod foreign;
+mod handoff;
+mod histories;
+mod locks;
 mod look;
 mod past;
 pub mod stories;
@@ -46,6 +53,8 @@ pub(crate) struct Machine {
     accepts_memory_loss: bool,
     /// An older image of its journal's disk.
     old_image: Option<Arc<Medium>>,
+    /// Where the index of its read cache lies.
+    index_path: PathBuf,
 }
 
 /// A process that has the volume attached.
@@ -62,6 +71,7 @@ pub(crate) struct Process {
     from_store: bool,
     /// What was ordered about the past and not answered yet.
     ordered: Option<past::Ordered>,
+    cache: Option<Arc<ReadCache>>,
 }
 
 /// See the head of this file.
@@ -95,14 +105,15 @@ pub struct Run {
     reader: Option<look::Reader>,
     /// Cuts and clones, and what is in each.
     past: past::Past,
+    /// What edges need, and the dice that they are rolled by.
+    edges: edges::Met,
 }
 
 type Verdict = Result<(), String>;
 
 /// Runs a seed in `place`, a folder in a memory file system that is emptied first.
 pub fn run(seed: u64, place: &Path, trace: Trace) -> Result<Story, String> {
-    let mut dice = Dice::new(seed);
-    let settings = Settings::of(&mut dice);
+    let (settings, dice) = Settings::of_seed(seed);
     run_with(settings, dice, place, Arc::new(trace))
 }
 
@@ -133,7 +144,9 @@ impl Run {
     ) -> Result<Self, String> {
         // Whoever shortens a story may have made the disk smaller.
         let first_bytes = settings.first_bytes.min(settings.size_bytes);
-        let machines = (0..MACHINES).map(|number| Machine::new(place, number)).collect::<Result<_, _>>()?;
+        let edges = edges::Met::new(&dice, place)?;
+        let made = |number| Machine::new(place, number, settings.edges.locks);
+        let machines = (0..MACHINES).map(made).collect::<Result<_, _>>()?;
         let clock = Arc::new(Clock::default());
         let bucket = Arc::new(SimBucket::default());
         let oracle = Oracle::new(settings.size_bytes, settings.mode);
@@ -175,6 +188,7 @@ impl Run {
             dies_next: 0,
             reader: None,
             past: past::Past::default(),
+            edges,
         })
     }
 
@@ -190,6 +204,7 @@ impl Run {
             }
             self.live_on()?;
             machine = self.end(machine)?;
+            self.meet_edges_between(machine)?;
             is_attached = self.process.is_none()
                 && self.dice.one_in(self.settings.elsewhere_odds)
                 && self.try_elsewhere(&mut machine)?;
@@ -205,7 +220,8 @@ impl Run {
         self.close_in_peace()?;
         self.check_all()?;
         self.judge_the_past()?;
-        self.fail_back()
+        self.fail_back()?;
+        self.end_edges()
     }
 
     /// One round of everything for a process: loops, every waiting call, some time.
@@ -231,6 +247,9 @@ impl Run {
                 && let Some(process) = &self.process
             {
                 process.life.dies_after(1 + self.dice.below(12));
+            }
+            if self.settings.edges != Edges::default() {
+                self.meet_edges()?;
             }
             if self.dice.one_in(self.settings.look_odds) {
                 self.look()?;
@@ -410,18 +429,20 @@ impl Run {
 }
 
 impl Machine {
-    fn new(place: &Path, number: usize) -> Result<Self, String> {
+    fn new(place: &Path, number: usize, locks: bool) -> Result<Self, String> {
         let staging = place.join(format!("machine-{number}"));
         std::fs::create_dir_all(&staging).map_err(|error| format!("{}: {error}", staging.display()))?;
         let machine = Machine {
-            shelf: Shelf::default(),
+            shelf: if locks { Shelf::default().with_locks() } else { Shelf::default() },
             staging,
             outdated: false,
             ahead_ms: Arc::default(),
             has_lost_memory: false,
             accepts_memory_loss: false,
             old_image: None,
+            index_path: place.join(format!("machine-{number}.index")),
         };
+        let _ = std::fs::remove_file(&machine.index_path);
         machine.lose_memory();
         Ok(machine)
     }

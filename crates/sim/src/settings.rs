@@ -6,6 +6,7 @@ use sawmill_volume::{FlushMode, GcChoice, GcPolicy};
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
+use crate::edges::Edges;
 use crate::store::StoreFaults;
 
 /// See the head of this file.
@@ -70,6 +71,8 @@ pub struct Settings {
     pub past_odds: u64,
     /// At one step in so many a machine's wall clock jumps ahead, or is right again.
     pub jump_odds: u64,
+    /// What else may happen.
+    pub edges: Edges,
 }
 
 impl Settings {
@@ -106,10 +109,11 @@ impl Settings {
             gc_order_odds: 0,
             past_odds: 0,
             jump_odds: 0,
+            edges: Edges::default(),
         }
     }
 
-    /// The settings of a seed.
+    /// The settings of a seed, without edges.
     #[must_use]
     pub fn of(dice: &mut Dice) -> Self {
         let mut odds = |choices: &[u64]| *dice.pick(choices);
@@ -119,12 +123,17 @@ impl Settings {
             late_odds: odds(&[0, 0, 5, 20]),
             lag_odds: odds(&[0, 0, 3]),
             garble_odds: odds(&[0, 0, 0, 0, 0, 40]),
+            half_odds: 0,
+            ghost_odds: 0,
         };
         let disk = DiskFaults {
             write_odds: odds(&[0, 0, 0, 0, 0, 60]),
             sync_odds: odds(&[0, 0, 0, 0, 0, 20]),
             read_odds: odds(&[0, 0, 0, 0, 0, 60]),
             make_odds: odds(&[0, 0, 0, 0, 0, 2]),
+            short_odds: 0,
+            full_odds: 0,
+            lie_odds: 0,
         };
         let size_bytes =
             odds(&[16 << 10, 64 << 10, 64 << 10, 64 << 10, 160 << 10, 160 << 10, 160 << 10, 640 << 10]);
@@ -166,6 +175,7 @@ impl Settings {
             past_odds,
             copy_odds: *dice.pick(&[0, 0, 60]),
             jump_odds: if past_odds > 0 { *dice.pick(&[0, 80]) } else { 0 },
+            edges: Edges::default(),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
+use crate::edges::Edges;
 use crate::settings::Settings;
 use crate::store::StoreFaults;
 use crate::story::Story;
@@ -28,8 +29,8 @@ impl World {
     /// The world of a seed.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        World { settings: Settings::of(&mut dice), dice }
+        let (settings, dice) = Settings::of_seed(seed);
+        World { settings, dice }
     }
 }
 
@@ -84,12 +85,21 @@ const CHANGES: &[Change] = &[
     |settings| settings.steps = (settings.steps / 2).max(4),
     |settings| settings.steps = (settings.steps * 3 / 4).max(4),
     |settings| settings.store = StoreFaults::default(),
+    |settings| settings.edges = Edges::default(),
+    |settings| settings.edges.names = false,
+    |settings| settings.edges.commands = false,
+    |settings| settings.edges.hand_offs = false,
+    |settings| settings.edges.foreign_memory = false,
+    |settings| settings.edges.histories = false,
+    |settings| settings.edges.locks = false,
+    |settings| settings.edges.warm_cache = false,
     |settings| settings.store.garble_odds = 0,
     |settings| settings.store.lag_odds = 0,
     |settings| settings.store.late_odds = 0,
     |settings| settings.store.unheard_odds = 0,
     |settings| settings.store.fail_odds = 0,
     |settings| settings.disk = DiskFaults::default(),
+    |settings| settings.disk.lie_odds = 0,
     |settings| settings.rot_odds = 0,
     |settings| settings.look_odds = 0,
     |settings| settings.copy_odds = 0,

@@ -33,9 +33,16 @@ pub struct StoreFaults {
     /// A get returns other bytes than it should: one is wrong, some are missing, or they are of another
     /// object.
     pub garble_odds: u64,
+    /// A delete of many keys is done in part, and the caller hears that nothing is known.
+    pub half_odds: u64,
+    /// A list shows keys that were deleted lately.
+    pub ghost_odds: u64,
 }
 
 type Change = (String, Option<Bytes>);
+
+/// Deleted keys that a list may show.
+const GHOSTS_MAX: usize = 12;
 
 #[derive(Default)]
 struct Bucket {
@@ -44,10 +51,18 @@ struct Bucket {
     late: Vec<Change>,
     /// Keys in order of creation, for lists that lag.
     lately: Vec<String>,
+    /// Deleted keys and their sizes, for lists that show the dead.
+    dead: Vec<ObjectInfo>,
     puts: u64,
 }
 
 impl Bucket {
+    fn delete(&mut self, key: &str) {
+        if let Some(body) = self.objects.remove(key) {
+            self.dead.push(ObjectInfo { key: key.to_owned(), size_bytes: body.len() as u64 });
+        }
+    }
+
     fn put(&mut self, key: &str, body: &Bytes) -> PutOutcome {
         match self.objects.get(key) {
             Some(there) if there == body => PutOutcome::Created,
@@ -86,7 +101,7 @@ impl SimBucket {
         });
         match body {
             Some(body) => drop(bucket.put(&key, &body)),
-            None => drop(bucket.objects.remove(&key)),
+            None => bucket.delete(&key),
         }
     }
 
@@ -123,6 +138,20 @@ impl SimBucket {
         rotten[middle] ^= 0x10;
         *body = rotten.into();
         true
+    }
+
+    /// A store of its own with all objects as they are, and with what failed calls may still do, or without.
+    pub fn copy(&self, with_late: bool) -> SimBucket {
+        let bucket = self.bucket.lock();
+        let late = if with_late { bucket.late.clone() } else { Vec::new() };
+        SimBucket {
+            bucket: Mutex::new(Bucket { objects: bucket.objects.clone(), late, ..Bucket::default() }),
+        }
+    }
+
+    /// The store is put back to these objects; nothing that was under way happens.
+    pub fn put_back(&self, objects: BTreeMap<String, Bytes>) {
+        *self.bucket.lock() = Bucket { objects, ..Bucket::default() };
     }
 
     /// All objects as they are.
@@ -165,6 +194,8 @@ enum Course {
     Fails,
     Unheard,
     Late,
+    /// Of a delete every other key.
+    Half,
 }
 
 /// The store in the hands of one process.
@@ -236,7 +267,7 @@ impl SimStore {
             for (key, body) in changes {
                 match (fate(number), body) {
                     (CallFate::Happened, Some(body)) => drop(bucket.put(&key, &body)),
-                    (CallFate::Happened, None) => drop(bucket.objects.remove(&key)),
+                    (CallFate::Happened, None) => bucket.delete(&key),
                     (CallFate::Late, body) => bucket.late.push((key, body)),
                     (CallFate::Never, _) => {}
                 }
@@ -276,9 +307,16 @@ impl SimStore {
         state.1.one_in(odds)
     }
 
+    fn below(&self, bound: u64) -> u64 {
+        self.state.lock().1.below(bound)
+    }
+
     fn carry_out(&self, call: Call) {
         let changes = matches!(call, Call::Put(..) | Call::Delete(..));
-        let course = self.course(changes);
+        let course = match &call {
+            Call::Delete(keys, _) if keys.len() > 1 && self.rolls(|faults| faults.half_odds) => Course::Half,
+            _ => self.course(changes),
+        };
         self.tell(&call, course);
         match call {
             Call::Get(get, done) => match course {
@@ -291,7 +329,7 @@ impl SimStore {
             },
             Call::Put(put, done) => {
                 let outcome = match course {
-                    Course::Fails => Err(unknown()),
+                    Course::Fails | Course::Half => Err(unknown()),
                     Course::Late => {
                         self.shared.bucket.lock().late.push((put.key, Some(put.body)));
                         Err(unknown())
@@ -304,12 +342,14 @@ impl SimStore {
                 done(outcome);
             }
             Call::Delete(keys, done) => {
+                let which = if course == Course::Half { self.below(2) } else { 0 };
                 let mut bucket = self.shared.bucket.lock();
-                for key in keys {
+                for (number, key) in (0..).zip(keys) {
                     match course {
                         Course::Fails => {}
                         Course::Late => bucket.late.push((key, None)),
-                        Course::Well | Course::Unheard => drop(bucket.objects.remove(&key)),
+                        Course::Half if number % 2 == which => {}
+                        Course::Well | Course::Unheard | Course::Half => bucket.delete(&key),
                     }
                 }
                 drop(bucket);
@@ -382,6 +422,7 @@ impl SimStore {
 
     fn list_now(&self, list: &List) -> Vec<ObjectInfo> {
         let lag = self.rolls(|faults| faults.lag_odds);
+        let ghosts = self.rolls(|faults| faults.ghost_odds);
         let bucket = self.shared.bucket.lock();
         let hidden: &[String] = if lag {
             let from = bucket.lately.len().saturating_sub(4);
@@ -394,7 +435,16 @@ impl SimStore {
             prefix.is_empty() || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
         };
         let shown = bucket.objects.iter().filter(|(key, _)| below(key) && !hidden.contains(key));
-        shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect()
+        let mut shown: Vec<ObjectInfo> =
+            shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect();
+        if ghosts {
+            let dead = bucket.dead.iter().rev().take(GHOSTS_MAX);
+            let is_shown = |info: &&ObjectInfo| below(&info.key) && !bucket.objects.contains_key(&info.key);
+            shown.extend(dead.filter(is_shown).cloned());
+            shown.sort_by(|one, other| one.key.cmp(&other.key));
+            shown.dedup_by(|one, other| one.key == other.key);
+        }
+        shown
     }
 }
 

@@ -53,6 +53,22 @@ pub struct Story {
     pub promotions: u64,
     /// Ways back to the first store.
     pub fail_backs: u64,
+    /// Hand-overs to another process of the machine.
+    pub hand_offs: u64,
+    /// Commands that attached and closed between two lives.
+    pub commands: u64,
+    /// Stores put back from a backup.
+    pub restores: u64,
+    /// Stores copied.
+    pub store_copies: u64,
+    /// Attachments of those copies.
+    pub lives_of_copies: u64,
+    /// Attempts to attach beside a process that lives.
+    pub refused_beside: u64,
+    /// Memory that was exchanged for another's.
+    pub foreign_memories: u64,
+    /// What was done to names by several people.
+    pub name_acts: u64,
 }
 
 impl Story {
@@ -85,6 +101,21 @@ impl Story {
         ]
     }
 
+    /// The numbers of what only seeds with edges meet.
+    #[must_use]
+    pub fn edge_counts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("hand-offs", self.hand_offs),
+            ("commands", self.commands),
+            ("stores put back", self.restores),
+            ("stores copied", self.store_copies),
+            ("lives of copies", self.lives_of_copies),
+            ("refused beside", self.refused_beside),
+            ("foreign memories", self.foreign_memories),
+            ("acts on names", self.name_acts),
+        ]
+    }
+
     /// Adds another run's numbers to these.
     pub fn add(&mut self, other: &Story) {
         self.events += other.events;
@@ -109,6 +140,14 @@ impl Story {
         self.copies += other.copies;
         self.promotions += other.promotions;
         self.fail_backs += other.fail_backs;
+        self.hand_offs += other.hand_offs;
+        self.commands += other.commands;
+        self.restores += other.restores;
+        self.store_copies += other.store_copies;
+        self.lives_of_copies += other.lives_of_copies;
+        self.refused_beside += other.refused_beside;
+        self.foreign_memories += other.foreign_memories;
+        self.name_acts += other.name_acts;
     }
 
     /// Adds what a process counted.
@@ -121,7 +160,8 @@ impl Story {
 
 impl fmt::Display for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (name, count)) in self.counts().into_iter().enumerate() {
+        let met = self.edge_counts().into_iter().filter(|(_, count)| *count > 0);
+        for (index, (name, count)) in self.counts().into_iter().chain(met).enumerate() {
             write!(f, "{}{count} {name}", if index == 0 { "" } else { ", " })?;
         }
         Ok(())

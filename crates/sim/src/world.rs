@@ -13,6 +13,7 @@ use sawmill_volume::{Disk, Disks, Lock, Seen, World};
 use crate::death::Life;
 use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium, SimDisk};
+use crate::locks::Locks;
 use crate::trace::Trace;
 
 /// The time that passes for all machines alike.
@@ -38,6 +39,8 @@ impl Clock {
 pub struct Shelf {
     media: Arc<Mutex<BTreeMap<PathBuf, Arc<Medium>>>>,
     boots: Arc<AtomicU64>,
+    /// `None`: every lock is had by whoever asks for it.
+    locks: Option<Arc<Locks>>,
 }
 
 impl Shelf {
@@ -53,6 +56,29 @@ impl Shelf {
             Some(medium) => media.insert(path.to_owned(), medium),
             None => media.remove(path),
         };
+    }
+
+    /// The same machine with locks that lock.
+    #[must_use]
+    pub fn with_locks(self) -> Self {
+        Shelf { locks: Some(Arc::default()), ..self }
+    }
+
+    fn locks(&self) -> Option<&Locks> {
+        self.locks.as_deref()
+    }
+
+    /// A machine that has started anew so often.
+    #[must_use]
+    pub fn booted(self, times: u64) -> Self {
+        self.boots.store(times, Ordering::SeqCst);
+        self
+    }
+
+    /// How often the machine has started anew.
+    #[must_use]
+    pub fn boots(&self) -> u64 {
+        self.boots.load(Ordering::SeqCst)
     }
 
     /// The machine starts anew: its memory is gone.
@@ -132,12 +158,18 @@ impl World for SimWorld {
 }
 
 impl Disks for SimWorld {
-    fn lock(&self, _: &Path) -> io::Result<Lock> {
-        Ok(Box::new(()))
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        match self.shelf.locks() {
+            Some(locks) => locks.take_name(path.to_owned(), &self.life),
+            None => Ok(Box::new(())),
+        }
     }
 
-    fn lock_file(&self, _: &Path) -> io::Result<Lock> {
-        Ok(Box::new(()))
+    fn lock_file(&self, path: &Path) -> io::Result<Lock> {
+        match (self.shelf.locks(), self.shelf.get(path)) {
+            (Some(locks), Some(medium)) => locks.take_medium(medium, &self.life),
+            _ => Ok(Box::new(())),
+        }
     }
 
     fn look(&self, path: &Path) -> Seen {

@@ -4,12 +4,16 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sawmill_sim::edges::EDGES_FROM;
 use sawmill_sim::exhaustive::{SCRIPTS, explore, explore_orders};
 use sawmill_sim::run::run;
 use sawmill_sim::story::Story;
 use sawmill_sim::trace::Trace;
 
 const SEEDS: u64 = 20_000;
+/// Seeds that meet edges, from here on.
+const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
+const EDGE_SEEDS: u64 = 3_000;
 
 /// Runs `work` for every number below `count`, on all processors, each with a folder in memory of its own.
 fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
@@ -36,11 +40,11 @@ fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
     assert!(broken.is_empty(), "broken promises:\n{}", broken.join("\n"));
 }
 
-#[test]
-fn every_promise_is_kept_in_thousands_of_worlds() {
+/// Plays so many seeds.
+fn play(first: u64, seeds: u64) -> Story {
     let totals = Mutex::new(Story::default());
-    for_all(SEEDS, |number, place| {
-        let seed = number + 1;
+    for_all(seeds, |number, place| {
+        let seed = first + number;
         let story = run(seed, place, Trace::default()).map_err(|text| {
             format!("seed {seed}: {text}; again: cargo run --release -p sawmill-sim -- --shrink {seed}")
         })?;
@@ -48,16 +52,31 @@ fn every_promise_is_kept_in_thousands_of_worlds() {
         Ok(())
     });
     let totals = totals.into_inner().unwrap();
-    println!("{SEEDS} seeds: {totals}");
+    println!("{seeds} seeds: {totals}");
+    totals
+}
+
+#[test]
+fn every_promise_is_kept_in_thousands_of_worlds() {
+    let totals = play(1, SEEDS);
     for (what, count) in totals.counts() {
         assert!(count > SEEDS / 50, "{what} is met often: {totals}");
     }
 }
 
 #[test]
+fn every_promise_is_kept_at_the_edges_of_the_world() {
+    let totals = play(EDGE_SEEDS_FROM, EDGE_SEEDS);
+    for (what, count) in totals.edge_counts() {
+        assert!(count > EDGE_SEEDS / 50, "{what} is met often: {totals}");
+    }
+}
+
+#[test]
 fn a_seed_is_the_same_run_every_time() {
-    for_all(64, |number, place| {
-        let mut stories = (0..2).map(|_| run(number + 1000, place, Trace::default()));
+    for_all(128, |number, place| {
+        let seed = if number < 64 { number + 1000 } else { EDGE_SEEDS_FROM + number };
+        let mut stories = (0..2).map(|_| run(seed, place, Trace::default()));
         let (first, second) = (stories.next().unwrap()?, stories.next().unwrap()?);
         assert!(first.events > 0);
         if first == second { Ok(()) } else { Err(format!("{first:?} is not {second:?}")) }

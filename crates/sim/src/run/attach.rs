@@ -20,6 +20,7 @@ use crate::world::SimWorld;
 impl Run {
     /// Attaches on `machine`, however often it takes.
     pub(crate) fn attach(&mut self, machine: usize) -> Verdict {
+        self.free_lock(machine)?;
         let mut accept_loss = self.loss == Loss::Journal && self.dice.one_in(2);
         for attempt in 0.. {
             let troubled = attempt < 4;
@@ -73,6 +74,7 @@ impl Run {
     /// nothing is lost. Says whether the volume is there now.
     pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
         let elsewhere = (*machine + 1) % MACHINES;
+        self.free_lock(elsewhere)?;
         self.say("elsewhere", || format!("machine {elsewhere} attaches, and accepts no loss"));
         let outdated: Vec<_> = self.machines.iter().map(|place| place.outdated).collect();
         match self.try_attach(elsewhere, false, false) {
@@ -135,6 +137,7 @@ impl Run {
         ));
         let mut options = self.options(machine, accept_loss);
         options.cache = self.cache(machine, &*world);
+        let cache = options.cache.clone();
         let from_store = place.shelf.get(&journal_path()).is_none();
         let dies_next = std::mem::take(&mut self.dies_next);
         if dies_next > 0 {
@@ -171,6 +174,7 @@ impl Run {
                     closing: false,
                     from_store,
                     ordered: None,
+                    cache,
                 })
             }
             Err(error) => {
@@ -181,7 +185,7 @@ impl Run {
     }
 
     /// A read cache on a disk that may hold anything.
-    fn cache(&self, machine: usize, world: &dyn World) -> Option<Arc<ReadCache>> {
+    pub(super) fn cache(&self, machine: usize, world: &dyn World) -> Option<Arc<ReadCache>> {
         let cache_bytes = self.settings.cache_bytes;
         if cache_bytes == 0 {
             return None;
@@ -192,7 +196,8 @@ impl Run {
         }
         let disk = world.disks().open(&cache_path()).ok()?;
         let options = CacheOptions { cache_bytes, frame_bytes: FRAME_BYTES };
-        Some(Arc::new(ReadCache::open(disk, None, options)))
+        let index = self.settings.edges.warm_cache.then(|| self.machines[machine].index_path.clone());
+        Some(Arc::new(ReadCache::open(disk, index, options)))
     }
 
     pub(super) fn options(&self, machine: usize, accept_loss: bool) -> OpenOptions {

@@ -71,6 +71,7 @@ impl Run {
         self.story.power_cuts += 1;
         self.say("power cut", || format!("machine {machine} loses power"));
         let place = &self.machines[machine];
+        let has_lied = place.shelf.get(&journal_path()).is_some_and(|medium| medium.has_lied());
         let manner = self.dice.below(4);
         for medium in place.shelf.all() {
             let mut dice = self.dice.split(6);
@@ -86,6 +87,11 @@ impl Run {
         self.machines[machine].lose_power();
         if self.loss == Loss::Process {
             self.loss = Loss::Power;
+        }
+        if has_lied {
+            // What the journal was told to be flushed may be gone: found out or not, no more is promised.
+            self.machines[machine].outdated = true;
+            self.loss = Loss::Journal;
         }
     }
 

@@ -54,6 +54,7 @@ stories!(
     a_checkpoint_that_rots_is_passed_over_for_the_one_before,
     a_journal_that_cannot_be_read_now_is_not_set_aside,
     a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense,
+    a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted,
 );
 
 /// A world without trouble, where nobody has attached yet.
@@ -401,4 +402,25 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
         }
     }
     Ok(())
+}
+
+/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more as stored,
+/// and nobody could attach, also who accepted the loss.
+fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(place: &Path) -> Verdict {
+    let mut run = calm(place, |_| ())?;
+    run.attach(0)?;
+    for number in 0..30 {
+        if number == 10 {
+            run.back_up();
+        }
+        write(&mut run, number % 4 * 40_000, 40_000)?;
+        let mut process = run.process.take().ok_or("nobody has attached")?;
+        (0..4).for_each(|_| run.round(&mut process, true));
+        run.hear(&mut process)?;
+        run.process = Some(process);
+    }
+    let before = run.oracle.len();
+    run.end_process(|_| CallFate::Never);
+    run.restore(0)?;
+    demand(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
 }

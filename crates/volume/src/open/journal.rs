@@ -269,8 +269,15 @@ fn judge_against_store(
     if block.stored_sequence > end.stored_sequence || block.trim > end.position {
         let text = format!(
             "segments up to {} were stored (position {}), and the store only has them up to {} (position \
-             {}): the store has lost objects; nothing was changed; restore it from a copy",
+             {}): the store has lost objects, or was put back to an older state",
             block.stored_sequence, block.stored_position, end.stored_sequence, end.position
+        );
+        if options.accept_journal_loss {
+            return stale(stored, options, &text);
+        }
+        let text = format!(
+            "{text}; nothing was changed; restore it from a newer copy, or pass --accept-journal-loss to set \
+             the journal aside and go on with what the store has"
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }

@@ -23,6 +23,7 @@ use list::Mutant;
 const TRIALS: &[(&str, &[&str])] = &[
     ("stories", &["--stories"]),
     ("seeds", &["--seeds", "4000", "--stop-at", "1"]),
+    ("edges", &["--from", "30000000", "--seeds", "4000", "--stop-at", "1"]),
     ("small worlds", &["--small-worlds"]),
     ("more seeds", &["--from", "4001", "--seeds", "40000", "--stop-at", "1"]),
 ];

@@ -1,0 +1,57 @@
+//! The locks of a machine: on a name, and on the medium that has it, by whatever other names it is known too.
+//!
+//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory, which are real.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use sawmill_volume::Lock;
+
+use crate::death::Life;
+use crate::disk::Medium;
+
+/// What is locked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Right {
+    Name(PathBuf),
+    /// By its identity, which lasts as long as somebody holds it.
+    Medium(usize),
+}
+
+struct Holder {
+    life: Arc<Life>,
+    #[expect(dead_code, reason = "held so that its identity is nobody else's")]
+    medium: Option<Arc<Medium>>,
+}
+
+/// See the head of this file.
+#[derive(Default)]
+pub struct Locks {
+    held: Mutex<BTreeMap<Right, Weak<Holder>>>,
+}
+
+impl Locks {
+    /// Takes the right to a name.
+    pub fn take_name(&self, name: PathBuf, life: &Arc<Life>) -> io::Result<Lock> {
+        self.take(Right::Name(name), life, None)
+    }
+
+    /// Takes the right to a medium.
+    pub fn take_medium(&self, medium: Arc<Medium>, life: &Arc<Life>) -> io::Result<Lock> {
+        self.take(Right::Medium(Arc::as_ptr(&medium) as usize), life, Some(medium))
+    }
+
+    fn take(&self, right: Right, life: &Arc<Life>, medium: Option<Arc<Medium>>) -> io::Result<Lock> {
+        let mut held = self.held.lock();
+        let holder = held.get(&right).and_then(Weak::upgrade);
+        if holder.is_some_and(|holder| !holder.life.is_dead()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let holder = Arc::new(Holder { life: life.clone(), medium });
+        held.insert(right, Arc::downgrade(&holder));
+        Ok(Box::new(holder))
+    }
+}

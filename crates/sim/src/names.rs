@@ -1,0 +1,277 @@
+//! Names: several people in turn create, rename, clone and delete volumes of one store, and die at any call; their
+//! lists lag and show what was deleted; their puts and deletes may come late.
+//!
+//! Invariants judged, by somebody whose store is well: a volume that was told made, and that nobody has asked to
+//! delete, has exactly one name at any time; what was told done stays done; no name means two things; whatever
+//! lives can be opened and checked, and `list` shows all of it.
+//!
+//! Not here: what is in a volume.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use sawmill_device::ErrorKind;
+use sawmill_volume::check::check;
+use sawmill_volume::{CreateOptions, clone_in, create_in, delete_in, find, list, rename_in, unnamed};
+
+use crate::death::{Life, live};
+use crate::dice::Dice;
+use crate::disk::DiskFaults;
+use crate::store::{SimBucket, SimStore, StoreFaults};
+use crate::trace::Trace;
+use crate::world::{Clock, Shelf, SimWorld};
+
+/// Names that are used again and again.
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+const ACTS_MAX: u64 = 24;
+/// Calls after which a death comes at the latest.
+const DEATH_MAX: u64 = 30;
+
+type Id = String;
+
+/// What is known of a volume.
+#[derive(Debug)]
+struct Known {
+    /// The names it may have: one when it was told.
+    names: BTreeSet<String>,
+    /// Somebody has asked to delete it, and has heard nothing.
+    may_be_gone: bool,
+}
+
+/// The model, and the world that it is compared with.
+struct Names<'a> {
+    dice: &'a mut Dice,
+    clock: Arc<Clock>,
+    trace: Arc<Trace>,
+    bucket: Arc<SimBucket>,
+    volumes: BTreeMap<Id, Known>,
+    faults: StoreFaults,
+}
+
+/// Plays by these dice in a store of its own; says how much was done.
+pub fn play(dice: &mut Dice, clock: &Arc<Clock>, trace: &Arc<Trace>) -> Result<u64, String> {
+    let faults = StoreFaults {
+        fail_odds: *dice.pick(&[0, 20]),
+        unheard_odds: *dice.pick(&[0, 12]),
+        late_odds: *dice.pick(&[0, 8]),
+        lag_odds: *dice.pick(&[0, 2, 3]),
+        half_odds: *dice.pick(&[0, 3]),
+        ghost_odds: *dice.pick(&[0, 2, 3]),
+        garble_odds: 0,
+    };
+    let acts = 4 + dice.below(ACTS_MAX);
+    let mut names = Names {
+        dice,
+        clock: clock.clone(),
+        trace: trace.clone(),
+        bucket: Arc::default(),
+        volumes: BTreeMap::new(),
+        faults,
+    };
+    for _ in 0..acts {
+        names.act()?;
+        names.judge().map_err(|text| format!("names: {text}"))?;
+    }
+    names.land_all();
+    names.judge().map_err(|text| format!("names, at the end: {text}"))?;
+    Ok(acts)
+}
+
+/// What somebody heard; `None`: he died.
+type Heard<T> = Option<Result<T, (ErrorKind, String)>>;
+
+impl Names<'_> {
+    fn somebody(&mut self, faults: StoreFaults) -> (Arc<Life>, SimWorld, SimStore) {
+        let life = Arc::new(Life::default());
+        let (clock, trace) = (self.clock.clone(), self.trace.clone());
+        let dice = self.dice.split(1);
+        let world =
+            SimWorld::new(clock, Shelf::default(), life.clone(), trace.clone(), DiskFaults::default(), dice);
+        let store = SimStore::new(self.bucket.clone(), life.clone(), trace, faults, self.dice.split(2));
+        (life, world, store)
+    }
+
+    /// Somebody does one thing, and may die in it.
+    fn somebody_does<T>(
+        &mut self,
+        act: impl FnOnce(&SimWorld, &SimStore) -> Result<T, sawmill_volume::Error>,
+    ) -> Heard<T> {
+        let (life, world, store) = self.somebody(self.faults);
+        if self.dice.one_in(3) {
+            life.dies_after(1 + self.dice.below(DEATH_MAX));
+        }
+        let heard = live(|| act(&world, &store));
+        life.die();
+        self.trace.note("names heard", [u64::from(heard.is_some()), 0], || match &heard {
+            None => "  and dies".into(),
+            Some(Ok(_)) => "  done".into(),
+            Some(Err(error)) => format!("  {error}"),
+        });
+        heard.map(|outcome| outcome.map_err(|error| (error.kind(), error.to_string())))
+    }
+
+    fn say(&self, tell: impl FnOnce() -> String) {
+        self.trace.note("names", [0, 0], tell);
+    }
+
+    fn any_name(&mut self) -> &'static str {
+        *self.dice.pick(&NAMES)
+    }
+
+    fn land_all(&mut self) {
+        while self.bucket.late() > 0 {
+            self.bucket.land(0, &self.trace);
+        }
+    }
+
+    fn act(&mut self) -> Result<(), String> {
+        if self.dice.one_in(3) {
+            let late = self.bucket.late() as u64;
+            if late > 0 {
+                let index = self.dice.below(late) as usize;
+                self.bucket.land(index, &self.trace);
+            }
+        }
+        self.clock.pass(1_000);
+        match self.dice.below(9) {
+            0..3 => self.create(),
+            3..6 => self.rename(),
+            6 => self.make_clone(),
+            _ => self.delete(),
+        }
+    }
+
+    fn create(&mut self) -> Result<(), String> {
+        let name = self.any_name();
+        self.say(|| format!("somebody creates {name}"));
+        let options = CreateOptions { block_bytes: 512, ..CreateOptions::new(16 << 10) };
+        let heard = self.somebody_does(|world, store| {
+            create_in(world, store, name, &options).map(|record| record.volume_id.to_string())
+        });
+        self.is_made(name, heard)
+    }
+
+    fn make_clone(&mut self) -> Result<(), String> {
+        let (base, name) = (self.any_name(), self.any_name());
+        self.say(|| format!("somebody clones {base} as {name}"));
+        let heard = self.somebody_does(|world, store| {
+            clone_in(world, store, base, None, name).map(|record| record.volume_id.to_string())
+        });
+        self.is_made(name, heard)
+    }
+
+    /// A volume of which its maker heard nothing may be there: it is known from when it is seen.
+    fn is_made(&mut self, name: &str, heard: Heard<Id>) -> Result<(), String> {
+        let Some(Ok(id)) = heard else { return Ok(()) };
+        let others = self
+            .volumes
+            .iter()
+            .find(|(_, known)| known.names.len() == 1 && known.names.contains(name) && !known.may_be_gone);
+        if let Some((other, _)) = others.filter(|(other, _)| **other != id) {
+            return Err(format!("{name} was made, and means volume {other}"));
+        }
+        let names = BTreeSet::from([name.to_owned()]);
+        self.volumes.insert(id, Known { names, may_be_gone: false });
+        Ok(())
+    }
+
+    /// What a name means, for somebody whose store is well.
+    fn meant_by(&mut self, name: &str) -> Result<Option<Id>, String> {
+        let (_, _, store) = self.somebody(StoreFaults::default());
+        match find(&store, name) {
+            Ok(record) => Ok(Some(record.volume_id.to_string())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{name} cannot be looked up: {error}")),
+        }
+    }
+
+    fn rename(&mut self) -> Result<(), String> {
+        let (old, new) = (self.any_name(), self.any_name());
+        let Some(id) = self.meant_by(old)? else { return Ok(()) };
+        self.say(|| format!("somebody renames {old} to {new}"));
+        match self.somebody_does(|world, store| rename_in(world, store, old, new)) {
+            // A put that came late may have settled it otherwise before; then it is another volume.
+            Some(Ok(record)) => {
+                let known = self.volumes.get_mut(&record.volume_id.to_string());
+                known.into_iter().for_each(|known| known.names = BTreeSet::from([new.to_owned()]));
+            }
+            _ => {
+                let known = self.volumes.get_mut(&id);
+                known.into_iter().for_each(|known| drop(known.names.insert(new.to_owned())));
+            }
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self) -> Result<(), String> {
+        let name = self.any_name();
+        let Some(id) = self.meant_by(name)? else { return Ok(()) };
+        self.say(|| format!("somebody deletes {name}"));
+        match self.somebody_does(|world, store| delete_in(world, store, name).map(drop)) {
+            Some(Ok(())) => {
+                self.volumes.remove(&id);
+                if self.meant_by(name)?.is_some_and(|meant| meant == id) {
+                    return Err(format!("{name} was deleted, and means volume {id}"));
+                }
+            }
+            _ => {
+                let known = self.volumes.get_mut(&id);
+                known.into_iter().for_each(|known| known.may_be_gone = true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every volume that is known has one name; what lives is whole.
+    fn judge(&mut self) -> Result<(), String> {
+        let mut named = BTreeMap::<Id, Vec<String>>::new();
+        for name in NAMES {
+            if let Some(id) = self.meant_by(name)? {
+                named.entry(id).or_default().push(name.to_owned());
+            }
+        }
+        for (id, names) in &named {
+            if names.len() > 1 {
+                return Err(format!("volume {id} has the names {names:?}"));
+            }
+        }
+        let mut gone = Vec::new();
+        for (id, known) in &self.volumes {
+            match named.get(id) {
+                Some(names) if known.names.contains(&names[0]) => {}
+                Some(names) => return Err(format!("volume {id} is {names:?} and was {:?}", known.names)),
+                None if known.may_be_gone => gone.push(id.clone()),
+                None => return Err(format!("volume {id}, which was {:?}, has no name", known.names)),
+            }
+        }
+        for id in gone {
+            self.volumes.remove(&id);
+        }
+        self.judge_lists(&named)
+    }
+
+    fn judge_lists(&mut self, named: &BTreeMap<Id, Vec<String>>) -> Result<(), String> {
+        let (_, _, store) = self.somebody(StoreFaults::default());
+        let listed = list(&store).map_err(|error| format!("no list: {error}"))?;
+        let mut shown = BTreeMap::<Id, Vec<String>>::new();
+        for listed in listed {
+            let record = listed.record.map_err(|error| format!("{} is listed: {error}", listed.name))?;
+            shown.entry(record.volume_id.to_string()).or_default().push(listed.name.clone());
+            let report = check(&store, &record, &mut |_, _| ());
+            let report = report.map_err(|error| format!("{} cannot be checked: {error}", listed.name))?;
+            if let Some(damage) = report.damage.first() {
+                return Err(format!("{} is damaged: {damage}", listed.name));
+            }
+        }
+        if shown != *named {
+            return Err(format!("a list shows {shown:?}, and names mean {named:?}"));
+        }
+        // What a maker left who died is nobody's; a known volume is never there without a name.
+        for unnamed in unnamed(&store).map_err(|error| format!("no list of the unnamed: {error}"))? {
+            if self.volumes.contains_key(&unnamed.volume_id.to_string()) && !unnamed.is_deleted {
+                return Err(format!("volume {} has no name and is not deleted", unnamed.volume_id));
+            }
+        }
+        Ok(())
+    }
+}

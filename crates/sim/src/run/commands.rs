@@ -1,0 +1,84 @@
+//! Commands at rest: between two lives somebody attaches, orders one thing (a snapshot, a retention, a larger
+//! disk, a collection), waits for the answer, closes, and may die at any I/O of all that.
+
+use super::{Process, ROUNDS_MAX, Run, Verdict};
+use crate::death::live;
+use crate::store::CallFate;
+
+impl Run {
+    pub(super) fn command_at_rest(&mut self, machine: usize) -> Verdict {
+        self.say("command", || format!("somebody runs a command on machine {machine}"));
+        self.attach(machine)?;
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        self.story.commands += 1;
+        process.store.heal();
+        if self.edges.dice.one_in(2) {
+            process.life.dies_after(1 + self.edges.dice.below(40));
+        }
+        let threshold = *self.edges.dice.pick(&[0.5, 1.0]);
+        let collects = self.settings.past_odds == 0 || self.edges.dice.one_in(3);
+        let ordered = live(|| {
+            if collects {
+                // Refused when it is being fenced: as good as never asked.
+                let _ = process.stepped.volume().order_collection(threshold, Box::new(|_| ()));
+                return Ok(());
+            }
+            self.act_on_the_past(&mut process)
+        });
+        ordered.unwrap_or(Ok(()))?;
+        for _ in 0..ROUNDS_MAX {
+            if live(|| self.round(&mut process, true)).is_none() || process.life.is_dead() {
+                self.process = Some(process);
+                self.die();
+                return Ok(());
+            }
+            self.hear(&mut process)?;
+            self.process = Some(process);
+            self.hear_of_the_past(false)?;
+            let Some(back) = self.process.take() else { return Ok(()) };
+            process = back;
+            if process.ordered.is_none() {
+                break;
+            }
+        }
+        self.close_or_die(process)
+    }
+
+    fn close_or_die(&mut self, mut process: Process) -> Verdict {
+        process.closing = true;
+        process.stepped.begin_close();
+        for _ in 0..ROUNDS_MAX {
+            if process.stepped.is_settled() {
+                break;
+            }
+            if live(|| self.round(&mut process, true)).is_none() {
+                process.life.die();
+                self.process = Some(process);
+                self.die();
+                return Ok(());
+            }
+        }
+        self.hear(&mut process)?;
+        if !process.stepped.is_settled() && !process.life.is_dead() {
+            return Err(format!("a command does not end: {:?}", process.stepped.volume().status()));
+        }
+        let Process { stepped, store, life, .. } = process;
+        let closed = live(|| stepped.finish_close());
+        let has_died = life.is_dead();
+        life.die();
+        let dice = &mut self.edges.dice;
+        store.bury(|_| CallFate::roll(dice));
+        match closed {
+            Some(Ok(())) if !has_died => {
+                self.story.closes += 1;
+                let count = self.oracle.flush_covers();
+                self.oracle.is_stored(count);
+                Ok(())
+            }
+            Some(Err(error)) if !has_died && !self.has_disk_faults() => {
+                Err(format!("a command cannot close: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

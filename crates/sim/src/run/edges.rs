@@ -1,0 +1,99 @@
+//! When edges are met: beside a process that lives, and between two lives.
+//!
+//! Not here: which ones ([`crate::edges`]), and what happens there (their own files beside this one).
+
+use std::path::{Path, PathBuf};
+
+use super::{Run, Verdict, foreign, histories};
+use crate::dice::Dice;
+use crate::names;
+
+/// One step in so many meets an edge.
+const STEP_ODDS: u64 = 40;
+const PURPOSE: u64 = 0xed9e_5000_0000_0002;
+
+/// What edges need of a run.
+pub(super) struct Met {
+    pub(super) dice: Dice,
+    pub(super) place: PathBuf,
+    pub(super) histories: histories::Histories,
+    pub(super) memory: Option<foreign::Image>,
+}
+
+impl Met {
+    /// By dice that depend on the run's, and leave them as they are.
+    pub(super) fn new(dice: &Dice, place: &Path) -> Result<Self, String> {
+        Ok(Met {
+            dice: dice.clone().split(PURPOSE),
+            place: place.to_owned(),
+            histories: histories::Histories::new(place)?,
+            memory: None,
+        })
+    }
+}
+
+impl Run {
+    pub(super) fn meets(&mut self, is_there: bool, odds: u64) -> bool {
+        is_there && self.edges.dice.one_in(odds)
+    }
+
+    /// Beside the attached process.
+    pub(super) fn meet_edges(&mut self) -> Verdict {
+        let met = self.settings.edges;
+        if self.meets(met.locks, STEP_ODDS) {
+            self.attach_beside()?;
+        }
+        if self.meets(met.foreign_memory, STEP_ODDS) {
+            self.keep_memory();
+        }
+        if self.meets(met.histories, STEP_ODDS) {
+            self.back_up();
+        }
+        if self.meets(met.warm_cache, STEP_ODDS) {
+            self.save_index();
+        }
+        if self.meets(met.hand_offs, STEP_ODDS) {
+            self.hand_off()?;
+        }
+        Ok(())
+    }
+
+    /// Nobody has the volume attached, except perhaps somebody who is to be replaced.
+    pub(super) fn meet_edges_between(&mut self, machine: usize) -> Verdict {
+        let met = self.settings.edges;
+        if self.process.is_some() {
+            return Ok(());
+        }
+        if self.meets(met.foreign_memory, 2) {
+            self.exchange_memory(machine)?;
+        }
+        if self.meets(met.commands, 2) {
+            self.command_at_rest(machine)?;
+        }
+        if self.meets(met.histories, 2) {
+            self.live_in_a_copy(machine)?;
+        }
+        if self.meets(met.histories, 4) {
+            self.restore(machine)?;
+        }
+        Ok(())
+    }
+
+    /// The last word on them.
+    pub(super) fn end_edges(&mut self) -> Verdict {
+        if self.settings.edges.histories {
+            self.end_copy()?;
+        }
+        if self.settings.edges.names {
+            self.story.name_acts += names::play(&mut self.edges.dice, &self.clock, &self.trace)?;
+        }
+        Ok(())
+    }
+
+    /// The index of the read cache is saved, as a server does now and then.
+    fn save_index(&mut self) {
+        if let Some(cache) = self.process.as_ref().and_then(|process| process.cache.as_ref()) {
+            let _ = cache.save_index();
+        }
+    }
+}

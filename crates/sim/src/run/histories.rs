@@ -1,0 +1,335 @@
+//! Histories that part: the store is copied, with or without the machine's journal and memory, and the copy is
+//! attached on the same machine, beside the same read cache; or the store is put back from a backup while
+//! journal, memory and cache are of a later state.
+//!
+//! Invariants judged: original and copy each show their own history. A store that was put back is attached
+//! without a word only when nothing is lost by it; with the loss accepted the volume is what the backup held,
+//! and nothing of what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sawmill_device::{BlockDevice, ErrorKind, Operation};
+use sawmill_store::ObjectStore;
+use sawmill_volume::{FlushMode, OpenOptions, Stepped, World};
+
+use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
+use crate::client::{Client, Excuses};
+use crate::death::{Life, live};
+use crate::disk::DiskFaults;
+use crate::oracle::{Loss, Oracle};
+use crate::store::{CallFate, SimBucket, SimStore, StoreFaults};
+use crate::world::SimWorld;
+
+/// The store as it was once.
+struct Backup {
+    objects: BTreeMap<String, Bytes>,
+    oracle: Oracle,
+}
+
+/// A copy of the store that goes its own way.
+struct Copy {
+    bucket: Arc<SimBucket>,
+    machine: usize,
+    /// What it holds, from its first attachment on.
+    oracle: Option<Oracle>,
+    /// What the original's judge demands of that one.
+    least: usize,
+    /// It has a journal: nobody accepts a loss.
+    has_journal: bool,
+    loss: Loss,
+    /// Starts of the machine when it was last attached.
+    boots: u64,
+}
+
+/// See the head of this file.
+pub(super) struct Histories {
+    /// Where the memory of the copy's processes is.
+    pub(super) folder: PathBuf,
+    backup: Option<Backup>,
+    copy: Option<Copy>,
+}
+
+/// A process that has the copy attached.
+struct Attached {
+    stepped: Stepped,
+    store: Arc<SimStore>,
+    life: Arc<Life>,
+    cache: Option<Arc<sawmill_volume::ReadCache>>,
+}
+
+fn copied_journal_path() -> PathBuf {
+    PathBuf::from("/journal-of-copy")
+}
+
+impl Histories {
+    pub(super) fn new(place: &Path) -> Result<Self, String> {
+        let folder = place.join("copy");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(Histories { folder, backup: None, copy: None })
+    }
+}
+
+impl Run {
+    /// Somebody backs the store up while it is written.
+    pub(super) fn back_up(&mut self) {
+        if self.edges.histories.backup.is_none() {
+            self.say("backup", || "  somebody backs the store up".into());
+            let backup = Backup { objects: self.bucket.objects(), oracle: self.oracle.clone() };
+            self.edges.histories.backup = Some(backup);
+        }
+    }
+
+    /// Whether this machine has the newest journal and all that goes with it.
+    fn is_whole(&self, machine: usize) -> bool {
+        let place = &self.machines[machine];
+        !place.outdated && !place.has_lost_memory && self.loss != Loss::Journal
+    }
+
+    /// The store is put back to the backup; everything else is as it was left.
+    pub(super) fn restore(&mut self, machine: usize) -> Verdict {
+        // What a flush meant was in the store alone, or the disk has lied of it: then the journal knows no better.
+        let knows_less = self.loss == Loss::Power && self.settings.mode != FlushMode::Logged;
+        if !self.is_whole(machine) || knows_less || self.settings.disk.lie_odds > 0 {
+            return Ok(());
+        }
+        let Some(backup) = self.edges.histories.backup.take() else { return Ok(()) };
+        self.free_lock(machine)?;
+        self.bury_zombie();
+        let is_behind = self.bucket.objects() != backup.objects;
+        self.story.restores += 1;
+        self.say("restore", || "the store is put back".into());
+        self.bucket.put_back(backup.objects);
+        match self.try_attach(machine, false, false) {
+            // The journal has all that the store has not.
+            Some(Ok(process)) => {
+                self.attached(process).map_err(|text| format!("a store put back: {text}"))?;
+                self.die();
+                Ok(())
+            }
+            Some(Err((ErrorKind::Refused | ErrorKind::Corrupt, text))) if is_behind => {
+                self.say("refused", || format!("  refused: {text}"));
+                self.accept_the_backup(machine, backup.oracle)
+            }
+            Some(Err((_, text))) => Err(format!("a store that was put back is not attached: {text}")),
+            None => Ok(()),
+        }
+    }
+
+    fn accept_the_backup(&mut self, machine: usize, oracle: Oracle) -> Verdict {
+        match self.try_attach(machine, true, false) {
+            Some(Ok(process)) => {
+                self.oracle = oracle;
+                self.loss = Loss::Journal;
+                self.attached(process).map_err(|text| format!("a store put back, loss accepted: {text}"))?;
+                self.die();
+                Ok(())
+            }
+            Some(Err((_, text))) => Err(format!("a loss is accepted, and the attach refused: {text}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Between two lives of the original somebody attaches the copy, which is made first.
+    pub(super) fn live_in_a_copy(&mut self, machine: usize) -> Verdict {
+        if self.edges.histories.copy.is_none() {
+            let copy = self.make_copy(machine);
+            self.edges.histories.copy = Some(copy);
+        }
+        let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
+        let lived = self.live_once(&mut copy, false).map_err(|text| format!("the copy: {text}"));
+        self.edges.histories.copy = Some(copy);
+        lived
+    }
+
+    /// The copy's last life, closed in peace.
+    pub(super) fn end_copy(&mut self) -> Verdict {
+        let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
+        self.live_once(&mut copy, true).map_err(|text| format!("the copy: {text}"))
+    }
+
+    fn make_copy(&mut self, machine: usize) -> Copy {
+        self.story.store_copies += 1;
+        let (with_late, with_journal, with_memory) =
+            (self.edges.dice.one_in(2), self.edges.dice.one_in(2), self.edges.dice.one_in(2));
+        let with_journal = with_journal && self.is_whole(machine) && !self.has_disk_faults();
+        self.say("copy the store", || {
+            format!("the store is copied; calls under way: {with_late}, journal: {with_journal}")
+        });
+        let bucket = Arc::new(self.bucket.copy(with_late));
+        let place = &mut self.machines[machine];
+        let (mut least, mut has_journal) = (self.oracle.bound(Loss::Journal), false);
+        if with_journal && let Some(journal) = place.shelf.get(&journal_path()) {
+            place.shelf.set(&copied_journal_path(), Some(journal.copy()));
+            (least, has_journal) = (self.oracle.bound(self.loss), true);
+            let memory = std::fs::read_dir(&place.staging).into_iter().flatten().flatten();
+            for file in memory.filter(|_| with_memory) {
+                let copied = self.edges.histories.folder.join(file.file_name());
+                let _ = std::fs::copy(file.path(), copied);
+            }
+            // Else the copy takes the original's memory, and the original is told so.
+            place.has_lost_memory |= !with_memory;
+        }
+        let boots = place.shelf.boots();
+        Copy { bucket, machine, oracle: None, least, has_journal, loss: Loss::Process, boots }
+    }
+
+    /// One attachment of the copy: what it finds is judged, it is written and read, it dies or is closed.
+    fn live_once(&mut self, copy: &mut Copy, is_last: bool) -> Verdict {
+        self.story.lives_of_copies += 1;
+        for _ in 0..self.edges.dice.below(3) {
+            if copy.bucket.late() > 0 {
+                copy.bucket.land(0, &self.trace);
+            }
+        }
+        let shelf = &self.machines[copy.machine].shelf;
+        if shelf.boots() != copy.boots && copy.loss == Loss::Process {
+            copy.loss = Loss::Power;
+        }
+        copy.boots = shelf.boots();
+        let mut attached = self.attach_copy(copy)?;
+        let found = self.read_copy(&mut attached)?;
+        let mut oracle = match copy.oracle.take() {
+            Some(mut oracle) => {
+                oracle.opened(copy.loss, false, &found)?;
+                oracle
+            }
+            None => {
+                self.oracle.check_view(copy.least, &found)?;
+                Oracle::of(found, self.settings.mode)
+            }
+        };
+        self.say("copy found", || format!("  the copy is attached: {} operations", oracle.len()));
+        (copy.loss, copy.has_journal) = (Loss::Process, true);
+        let lived = self.work_in_copy(attached, &mut oracle, is_last);
+        copy.oracle = Some(oracle);
+        lived
+    }
+
+    fn attach_copy(&mut self, copy: &Copy) -> Result<Attached, String> {
+        let mut refused = String::new();
+        for accepts_loss in [false, true] {
+            let life = Arc::new(Life::default());
+            let shelf = self.machines[copy.machine].shelf.clone();
+            let (clock, trace) = (self.clock.clone(), self.trace.clone());
+            let dice = &mut self.edges.dice;
+            let world =
+                SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(5));
+            let faults = StoreFaults::default();
+            let store =
+                SimStore::new(copy.bucket.clone(), life.clone(), self.trace.clone(), faults, dice.split(6));
+            let (world, store): (Arc<dyn World>, _) = (Arc::new(world), Arc::new(store));
+            let cache = self.cache(copy.machine, &*world);
+            let options = OpenOptions {
+                journal_path: copied_journal_path(),
+                staging_folder: self.edges.histories.folder.clone(),
+                accept_memory_loss: false,
+                cache: cache.clone(),
+                ..self.options(copy.machine, accepts_loss)
+            };
+            let shared: Arc<dyn ObjectStore> = store.clone();
+            match Stepped::open(world, shared, NAME, &options) {
+                Ok(stepped) => {
+                    store.set_at_once(false);
+                    return Ok(Attached { stepped, store, life, cache });
+                }
+                // Only at first.
+                Err(error) if !copy.has_journal && error.kind() == ErrorKind::Refused => {
+                    life.die();
+                    refused = error.to_string();
+                }
+                Err(error) => return Err(format!("the attach was refused: {error}")),
+            }
+        }
+        Err(format!("the attach was refused: {refused}"))
+    }
+
+    fn step_copy(&mut self, attached: &mut Attached) {
+        while attached.stepped.step_journal() {}
+        attached.stepped.step_journal_quietly();
+        attached.stepped.step_keeper(self.clock.now());
+        for _ in 0..attached.store.waiting() {
+            attached.store.happen(0);
+        }
+        self.clock.pass(20_000);
+    }
+
+    fn read_copy(&mut self, attached: &mut Attached) -> Result<Vec<u8>, String> {
+        let mut client = Client::default();
+        client.read_whole(attached.stepped.volume());
+        for _ in 0..ROUNDS_MAX {
+            if let Some(found) = client.padded_answer(self.settings.size_bytes) {
+                return found;
+            }
+            self.step_copy(attached);
+        }
+        Err("reading it does not end".into())
+    }
+
+    fn work_in_copy(&mut self, mut attached: Attached, oracle: &mut Oracle, is_last: bool) -> Verdict {
+        let mut client = Client::default();
+        let size_bytes = attached.stepped.volume().geometry().size_bytes;
+        if !is_last && self.edges.dice.one_in(2) {
+            attached.life.dies_after(1 + self.edges.dice.below(60));
+        }
+        for _ in 0..4 + self.edges.dice.below(24) {
+            let longest = self.settings.write_bytes_max.min(size_bytes);
+            let length = 1 + self.edges.dice.below(longest);
+            let address = self.edges.dice.below(size_bytes - length + 1);
+            self.stamp += 1;
+            let (stamp, choice) = (self.stamp, self.edges.dice.below(8));
+            let volume = attached.stepped.volume().clone();
+            let lived = live(|| {
+                match choice {
+                    0 => client.flush(&volume, oracle),
+                    1..3 => client.read(&volume, oracle, (address, length)),
+                    3 => client.change(&volume, oracle, Operation::Discard, (address, length), stamp, false),
+                    _ => client.change(&volume, oracle, Operation::Write, (address, length), stamp, false),
+                }
+                self.step_copy(&mut attached);
+            });
+            if lived.is_none() || attached.life.is_dead() {
+                return self.bury_copy(&attached);
+            }
+            client.hear(oracle, Excuses::default(), None, false, &self.trace)?;
+        }
+        if !is_last && self.edges.dice.one_in(3) {
+            return self.bury_copy(&attached);
+        }
+        self.close_copy(attached, client, oracle)
+    }
+
+    fn bury_copy(&mut self, attached: &Attached) -> Verdict {
+        attached.life.die();
+        let dice = &mut self.edges.dice;
+        attached.store.bury(|_| CallFate::roll(dice));
+        Ok(())
+    }
+
+    fn close_copy(&mut self, mut attached: Attached, mut client: Client, oracle: &mut Oracle) -> Verdict {
+        attached.life.lives_on();
+        attached.stepped.begin_close();
+        for _ in 0..ROUNDS_MAX {
+            if attached.stepped.is_settled() {
+                break;
+            }
+            self.step_copy(&mut attached);
+        }
+        let excuses = Excuses { any: true, corrupt: false };
+        client.hear(oracle, excuses, None, false, &self.trace)?;
+        if let Some(cache) = &attached.cache {
+            let _ = cache.save_index();
+        }
+        let Attached { stepped, store, life, .. } = attached;
+        stepped.finish_close().map_err(|error| format!("the close failed: {error}"))?;
+        let count = oracle.flush_covers();
+        oracle.is_stored(count);
+        life.die();
+        let dice = &mut self.edges.dice;
+        store.bury(|_| CallFate::roll(dice));
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! Two processes on one machine: whoever comes second is refused, by whatever path, and changes nothing; when
+//! the first has died, the machine is free.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_device::ErrorKind;
+use sawmill_volume::{OpenOptions, Stepped};
+
+use super::{NAME, Run, Verdict, journal_path};
+use crate::death::Life;
+use crate::disk::DiskFaults;
+use crate::store::{SimStore, StoreFaults};
+use crate::world::SimWorld;
+
+impl Run {
+    /// A process that was replaced, and lives on, has the lock of its machine: it is stopped before another
+    /// one starts there.
+    pub(super) fn free_lock(&mut self, machine: usize) -> Verdict {
+        let is_there = |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
+        if self.settings.edges.locks && self.zombie.as_ref().is_some_and(is_there) {
+            self.demand_in_use(machine, &journal_path())?;
+            self.bury_zombie();
+        }
+        Ok(())
+    }
+
+    /// Somebody starts a second process on the machine of the first.
+    pub(super) fn attach_beside(&mut self) -> Verdict {
+        let Some(process) = &self.process else { return Ok(()) };
+        if process.life.is_dead() || process.replaced_at.is_some() {
+            return Ok(());
+        }
+        let machine = process.machine;
+        if self.edges.dice.one_in(2) {
+            return self.demand_in_use(machine, &journal_path());
+        }
+        // A link: another path to the same medium.
+        let link = PathBuf::from("/link");
+        let shelf = self.machines[machine].shelf.clone();
+        shelf.set(&link, shelf.get(&journal_path()));
+        let refused = self.demand_in_use(machine, &link);
+        shelf.set(&link, None);
+        refused
+    }
+
+    fn demand_in_use(&mut self, machine: usize, path: &Path) -> Verdict {
+        self.say("attach beside", || format!("  somebody attaches beside, with {}", path.display()));
+        let life = Arc::new(Life::default());
+        let dice = &mut self.edges.dice;
+        let world = SimWorld::new(
+            self.clock.clone(),
+            self.machines[machine].shelf.clone(),
+            life.clone(),
+            self.trace.clone(),
+            DiskFaults::default(),
+            dice.split(1),
+        );
+        let (faults, bucket) = (StoreFaults::default(), self.bucket.clone());
+        let store = SimStore::new(bucket, life.clone(), self.trace.clone(), faults, dice.split(2));
+        let accepts_loss = dice.one_in(2);
+        let options = OpenOptions { journal_path: path.to_owned(), ..self.options(machine, accepts_loss) };
+        let opened = Stepped::open(Arc::new(world), Arc::new(store), NAME, &options);
+        life.die();
+        match opened {
+            Err(error) if error.kind() == ErrorKind::InUse => {
+                self.story.refused_beside += 1;
+                Ok(())
+            }
+            Err(error) => Err(format!("who attaches beside a process that lives hears: {error}")),
+            Ok(_) => Err("two processes on one machine have one journal".into()),
+        }
+    }
+}
