@@ -1,8 +1,8 @@
 //! Edges of the world: what seldom happens, and what is lost for good when nobody has thought of it.
 //!
-//! Invariant: seeds below [`EDGES_FROM`] meet none of them and mean what they always meant. From there on each
-//! edge is met by one seed in four. What an edge decides is rolled by dice of its own, so that a seed that does
-//! not meet it is not changed by it.
+//! Invariant: seeds below [`EDGES_FROM`] meet none of them and mean what they always meant. From there on
+//! each edge is met by one seed in four. What an edge decides is rolled by dice of its own, so that a seed
+//! that does not meet it is not changed by it.
 //!
 //! Not here: what happens at an edge (`run/locks`, `run/histories`, `run/foreign`, `run/handoff`,
 //! `run/commands`, `names`; faults of disks and stores: `disk`, `store`).

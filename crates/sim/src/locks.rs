@@ -1,6 +1,7 @@
 //! The locks of a machine: on a name, and on the medium that has it, by whatever other names it is known too.
 //!
-//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory, which are real.
+//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory, which are
+//! real.
 
 use std::collections::BTreeMap;
 use std::io;

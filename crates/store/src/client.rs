@@ -425,4 +425,6 @@ fn jittered(limit: Duration) -> Duration {
 }
 
 #[cfg(test)]
+mod erratic;
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
-//! A process hands over to the next one, as `sawmill handoff` does: its doors are quiet, everything accepted is
-//! logged, and it lets go as if it had died. The successor attaches on the same machine; when that one dies, the
-//! predecessor takes back.
+//! A process hands over to the next one, as `sawmill handoff` does: its doors are quiet, everything
+//! accepted is logged, and it lets go as if it had died. The successor attaches on the same machine; when
+//! that one dies, the predecessor takes back.
 //!
 //! Invariant judged: what was answered before is there, also when memory or power goes while nobody has the
 //! volume.

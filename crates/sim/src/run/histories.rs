@@ -1,6 +1,6 @@
-//! Histories that part: the store is copied, with or without the machine's journal and memory, and the copy is
-//! attached on the same machine, beside the same read cache; or the store is put back from a backup while
-//! journal, memory and cache are of a later state.
+//! Histories that part: the store is copied, with or without the machine's journal and memory, and the copy
+//! is attached on the same machine, beside the same read cache; or the store is put back from a backup
+//! while journal, memory and cache are of a later state.
 //!
 //! Invariants judged: original and copy each show their own history. A store that was put back is attached
 //! without a word only when nothing is lost by it; with the loss accepted the volume is what the backup held,
@@ -91,7 +91,7 @@ impl Run {
 
     /// The store is put back to the backup; everything else is as it was left.
     pub(super) fn restore(&mut self, machine: usize) -> Verdict {
-        // What a flush meant was in the store alone, or the disk has lied of it: then the journal knows no better.
+        // What a flush meant was in the store alone, or the disk lied of it: the journal knows no better.
         let knows_less = self.loss == Loss::Power && self.settings.mode != FlushMode::Logged;
         if !self.is_whole(machine) || knows_less || self.settings.disk.lie_odds > 0 {
             return Ok(());
@@ -120,6 +120,8 @@ impl Run {
     }
 
     fn accept_the_backup(&mut self, machine: usize, oracle: Oracle) -> Verdict {
+        // Who closed with everything stored removed the memory; a failed disk may not say so.
+        self.machines[machine].accepts_memory_loss = true;
         match self.try_attach(machine, true, false) {
             Some(Ok(process)) => {
                 self.oracle = oracle;

@@ -404,8 +404,8 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
     Ok(())
 }
 
-/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more as stored,
-/// and nobody could attach, also who accepted the loss.
+/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more as
+/// stored, and nobody could attach, also who accepted the loss.
 fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(place: &Path) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;

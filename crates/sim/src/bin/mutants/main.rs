@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 mod driver;
+mod edges;
 mod link;
 mod list;
 
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    list::MUTANTS.iter().chain(driver::MUTANTS).chain(link::MUTANTS)
+    list::MUTANTS.iter().chain(edges::MUTANTS).chain(driver::MUTANTS).chain(link::MUTANTS)
 }
 
 fn root() -> PathBuf {

@@ -1,0 +1,140 @@
+//! Bugs at the edges of the world, where journal, memory, caches and names outlive what they belong to: seeds
+//! with edges catch them. Not here: the other bugs of the engine (`list`).
+
+use super::list::{Mutant, mutant};
+
+/// All of them.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "epochs grow by one",
+        "volume/src/open/mod.rs",
+        "let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));",
+        "let step = 1 + 0 * u64::from(u32::from_le_bytes([a, b, c, d]));",
+    ),
+    mutant(
+        "frames in the cache have no epoch",
+        "volume/src/shared.rs",
+        "        let FrameName { sequence, epoch, frame } = name;\n",
+        "        let FrameName { sequence, frame, .. } = name;\n        let epoch = 0;\n",
+    ),
+    mutant(
+        "a slot of the saved index is believed",
+        "volume/src/cache/mod.rs",
+        "let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));",
+        "let valid = blocks.count() > 0;",
+    ),
+    mutant(
+        "a store that was put back is met by a journal of later, and the journal set aside",
+        "volume/src/open/journal.rs",
+        concat!(
+            "        // Also if that old copy says that it was closed cleanly.\n",
+            "        return stale(stored, options, &text);"
+        ),
+        "        return unusable(stored, options, &text);",
+    ),
+    mutant(
+        "what the journal marks as stored is not demanded of the store",
+        "volume/src/open/journal.rs",
+        "if block.stored_sequence > end.stored_sequence || block.trim > end.position {",
+        "if false {",
+    ),
+    mutant(
+        "a loss is not accepted from a store that was put back",
+        "volume/src/open/journal.rs",
+        concat!(
+            "        if options.accept_journal_loss {\n",
+            "            return stale(stored, options, &text);\n",
+            "        }\n"
+        ),
+        "",
+    ),
+    mutant(
+        "a journal is locked by its name alone",
+        "volume/src/open/journal.rs",
+        "Ok((name, disks.lock_file(path)?))",
+        "Ok((name, ()))",
+    ),
+    mutant(
+        "a journal that was made anew is locked by its name alone",
+        "volume/src/open/attach.rs",
+        "true => Box::new((lock, journal::lock_file(options, world.disks())?)),",
+        "true => Box::new((lock, is_made)),",
+    ),
+    mutant(
+        "a journal is not locked by its name",
+        "volume/src/open/journal.rs",
+        "let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));",
+        "let taken = disks.lock_file(path).map(|file| ((), file));",
+    ),
+    mutant(
+        "memory of another volume is accepted",
+        "format/src/staging.rs",
+        concat!(
+            "        check_identity(WHAT, \"volume_id\", expected.volume_id, ",
+            "VolumeId(at::VOLUME_ID.array(bytes)))?;\n",
+            "        check_identity(WHAT, \"journal_tag\", expected.journal_tag, ",
+            "at::JOURNAL_TAG.u64(bytes))?;\n"
+        ),
+        "",
+    ),
+    mutant(
+        "memory of any attachment is accepted",
+        "volume/src/open/memory.rs",
+        "Ok(header) if header.epoch != block.bound_epoch => {",
+        "Ok(header) if header.epoch != block.bound_epoch && header.epoch == 0 => {",
+    ),
+    mutant(
+        "memory that is not ours is no reason to stop",
+        "volume/src/open/memory.rs",
+        "            Err(NotIt::Foreign(why)) => reasons.push(why),",
+        "            Err(NotIt::Foreign(_)) => return Ok(Found::NoneNeeded),",
+    ),
+    mutant(
+        "a name that means a volume is given again",
+        "volume/src/names/ledger.rs",
+        "        if standing.volume.is_some() {\n            return Ok(None);\n        }\n",
+        "",
+    ),
+    mutant(
+        "who builds on a name does not end what waits",
+        "volume/src/names/ledger.rs",
+        "standing.newest.as_ref().filter(|_| standing.waits) else",
+        "standing.newest.as_ref().filter(|_| false) else",
+    ),
+    mutant(
+        "a rename that waits has happened",
+        "volume/src/names/ledger.rs",
+        "(NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (true, true),",
+        "(NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (false, true),",
+    ),
+    mutant(
+        "a delete does not look whether the volume was called back",
+        "volume/src/names.rs",
+        "if !said && !words::newest(store, volume_id)?.is_gone() {",
+        "if !said && false {",
+    ),
+    mutant(
+        "the newest record of a name is the first one found",
+        "volume/src/names/ledger.rs",
+        "            Some(bytes) => found = Some((number, bytes)),\n",
+        "            Some(bytes) => return Ok(Some((number, bytes))),\n",
+    ),
+    mutant(
+        "who lets go of a pin buries a base that lives",
+        "volume/src/cuts/burial.rs",
+        "    if !newest.is_gone() {\n        return Ok(deleted);\n    }\n",
+        "",
+    ),
+    mutant(
+        "a list of names is believed where it lags",
+        "volume/src/names/ledger.rs",
+        "(Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),",
+        "(Ok(Some(bytes)), _) => decode(name, *number, &bytes).ok(),",
+    ),
+    mutant(
+        "what lies below a mark and cannot be read is the end of the log",
+        "volume/src/journal/scan.rs",
+        "Verdict::Refuse if !options.accept_loss => {",
+        "Verdict::Refuse if !options.accept_loss && mark == u64::MAX => {",
+    ),
+];
