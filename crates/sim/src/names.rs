@@ -192,12 +192,14 @@ impl Names<'_> {
         match self.somebody_does(|world, store| rename_in(world, store, old, new)) {
             // A put that came late may have settled it otherwise before; then it is another volume.
             Some(Ok(record)) => {
-                let known = self.volumes.get_mut(&record.volume_id.to_string());
-                known.into_iter().for_each(|known| known.names = BTreeSet::from([new.to_owned()]));
+                if let Some(known) = self.volumes.get_mut(&record.volume_id.to_string()) {
+                    known.names = BTreeSet::from([new.to_owned()]);
+                }
             }
             _ => {
-                let known = self.volumes.get_mut(&id);
-                known.into_iter().for_each(|known| drop(known.names.insert(new.to_owned())));
+                if let Some(known) = self.volumes.get_mut(&id) {
+                    known.names.insert(new.to_owned());
+                }
             }
         }
         Ok(())
@@ -215,8 +217,9 @@ impl Names<'_> {
                 }
             }
             _ => {
-                let known = self.volumes.get_mut(&id);
-                known.into_iter().for_each(|known| known.may_be_gone = true);
+                if let Some(known) = self.volumes.get_mut(&id) {
+                    known.may_be_gone = true;
+                }
             }
         }
         Ok(())

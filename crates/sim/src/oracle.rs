@@ -214,6 +214,11 @@ impl Oracle {
         self.durable = self.durable.max(count);
     }
 
+    /// The store was put back, and may have only the first `count`.
+    pub fn is_put_back(&mut self, count: usize) {
+        self.stored = self.stored.min(count);
+    }
+
     /// A read is submitted.
     #[must_use]
     pub fn watch_read(&self, address: u64, length: u64) -> ReadWatch {

@@ -49,7 +49,7 @@ impl Run {
         if self.meets(met.histories, STEP_ODDS) {
             self.back_up();
         }
-        if self.meets(met.warm_cache, STEP_ODDS) {
+        if self.meets(met.warm_cache, STEP_ODDS / 4) {
             self.save_index();
         }
         if self.meets(met.hand_offs, STEP_ODDS) {
@@ -91,7 +91,7 @@ impl Run {
     }
 
     /// The index of the read cache is saved, as a server does now and then.
-    fn save_index(&mut self) {
+    pub(super) fn save_index(&mut self) {
         if let Some(cache) = self.process.as_ref().and_then(|process| process.cache.as_ref()) {
             let _ = cache.save_index();
         }

@@ -107,6 +107,7 @@ impl Run {
             // The journal has all that the store has not.
             Some(Ok(process)) => {
                 self.attached(process).map_err(|text| format!("a store put back: {text}"))?;
+                self.oracle.is_put_back(backup.oracle.bound(Loss::Journal));
                 self.die();
                 Ok(())
             }
@@ -141,16 +142,32 @@ impl Run {
             let copy = self.make_copy(machine);
             self.edges.histories.copy = Some(copy);
         }
+        // Most bytes of a history are read from the store by the life after the one that wrote them.
+        for _ in 0..1 + self.edges.dice.below(2) {
+            self.live_on_in_a_copy(false)?;
+        }
+        Ok(())
+    }
+
+    /// One more life of the copy; it is closed in peace if that is asked for.
+    pub(super) fn live_on_in_a_copy(&mut self, is_closed: bool) -> Verdict {
         let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
-        let lived = self.live_once(&mut copy, false).map_err(|text| format!("the copy: {text}"));
+        let lived = self.live_once(&mut copy, is_closed).map_err(|text| format!("the copy: {text}"));
         self.edges.histories.copy = Some(copy);
         lived
     }
 
+    /// The store is copied now, without a journal.
+    pub(super) fn copy_the_store_alone(&mut self) {
+        let (bucket, least) = (Arc::new(self.bucket.copy(false)), self.oracle.bound(Loss::Journal));
+        let (oracle, has_journal, loss, boots) = (None, false, Loss::Process, 0);
+        let copy = Copy { bucket, machine: 0, oracle, least, has_journal, loss, boots };
+        self.edges.histories.copy = Some(copy);
+    }
+
     /// The copy's last life, closed in peace.
     pub(super) fn end_copy(&mut self) -> Verdict {
-        let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
-        self.live_once(&mut copy, true).map_err(|text| format!("the copy: {text}"))
+        self.live_on_in_a_copy(true)
     }
 
     fn make_copy(&mut self, machine: usize) -> Copy {
@@ -293,6 +310,10 @@ impl Run {
                 }
                 self.step_copy(&mut attached);
             });
+            if let Some(cache) = attached.cache.as_ref().filter(|_| choice == 7) {
+                // As a server does now and then.
+                let _ = cache.save_index();
+            }
             if lived.is_none() || attached.life.is_dead() {
                 return self.bury_copy(&attached);
             }

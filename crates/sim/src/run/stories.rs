@@ -55,6 +55,7 @@ stories!(
     a_journal_that_cannot_be_read_now_is_not_set_aside,
     a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense,
     a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted,
+    a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it,
 );
 
 /// A world without trouble, where nobody has attached yet.
@@ -423,4 +424,32 @@ fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(plac
     run.end_process(|_| CallFate::Never);
     run.restore(0)?;
     demand(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
+}
+
+/// The review's first finding: a store was copied, and both were served beside one read cache. Each wrote the
+/// same sequence in the same epoch, and read the other's frames.
+fn a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it(place: &Path) -> Verdict {
+    for dice in 1..=8 {
+        let mut run = calm_by(dice, place, |settings| {
+            settings.cache_bytes = 1 << 20;
+            settings.edges.warm_cache = true;
+        })?;
+        run.attach(0)?;
+        write(&mut run, 0, 40_000)?;
+        run.close_in_peace()?;
+        run.copy_the_store_alone();
+        for _ in 0..4 {
+            // One life writes, the next one reads what it wrote from the store.
+            for _ in 0..2 {
+                run.attach(0).map_err(|text| format!("dice {dice}: {text}"))?;
+                write(&mut run, 0, 12_000)?;
+                run.save_index();
+                run.close_in_peace()?;
+            }
+            for _ in 0..2 {
+                run.live_on_in_a_copy(true).map_err(|text| format!("dice {dice}: {text}"))?;
+            }
+        }
+    }
+    Ok(())
 }

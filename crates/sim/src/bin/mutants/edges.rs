@@ -137,4 +137,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Verdict::Refuse if !options.accept_loss => {",
         "Verdict::Refuse if !options.accept_loss && mark == u64::MAX => {",
     ),
+    mutant(
+        "who waits for the log hears at once",
+        "volume/src/volume.rs",
+        "Safety::Logged => journal.when_logged(target, told),",
+        "Safety::Logged => told(Ok(())),",
+    ),
 ];
