@@ -64,6 +64,10 @@ impl Run {
         if self.process.is_some() {
             return Ok(());
         }
+        if self.meets(met.histories, 4) {
+            // It may have been closed cleanly.
+            self.back_up();
+        }
         if self.meets(met.foreign_memory, 2) {
             self.exchange_memory(machine)?;
         }

@@ -24,21 +24,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let valid = blocks.count() > 0;",
     ),
     mutant(
-        "a store that was put back is met by a journal of later, and the journal set aside",
-        "volume/src/open/journal.rs",
-        concat!(
-            "        // Also if that old copy says that it was closed cleanly.\n",
-            "        return stale(stored, options, &text);"
-        ),
-        "        return unusable(stored, options, &text);",
-    ),
-    mutant(
-        "what the journal marks as stored is not demanded of the store",
-        "volume/src/open/journal.rs",
-        "if block.stored_sequence > end.stored_sequence || block.trim > end.position {",
-        "if false {",
-    ),
-    mutant(
         "a loss is not accepted from a store that was put back",
         "volume/src/open/journal.rs",
         concat!(
@@ -61,23 +46,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "true => Box::new((lock, is_made)),",
     ),
     mutant(
-        "a journal is not locked by its name",
-        "volume/src/open/journal.rs",
-        "let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));",
-        "let taken = disks.lock_file(path).map(|file| ((), file));",
-    ),
-    mutant(
-        "memory of another volume is accepted",
-        "format/src/staging.rs",
-        concat!(
-            "        check_identity(WHAT, \"volume_id\", expected.volume_id, ",
-            "VolumeId(at::VOLUME_ID.array(bytes)))?;\n",
-            "        check_identity(WHAT, \"journal_tag\", expected.journal_tag, ",
-            "at::JOURNAL_TAG.u64(bytes))?;\n"
-        ),
-        "",
-    ),
-    mutant(
         "memory of any attachment is accepted",
         "volume/src/open/memory.rs",
         "Ok(header) if header.epoch != block.bound_epoch => {",
@@ -96,22 +64,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
     ),
     mutant(
-        "who builds on a name does not end what waits",
-        "volume/src/names/ledger.rs",
-        "standing.newest.as_ref().filter(|_| standing.waits) else",
-        "standing.newest.as_ref().filter(|_| false) else",
-    ),
-    mutant(
         "a rename that waits has happened",
         "volume/src/names/ledger.rs",
         "(NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (true, true),",
         "(NameStep::Moves { .. } | NameStep::Ends { .. }, None) => (false, true),",
-    ),
-    mutant(
-        "a delete does not look whether the volume was called back",
-        "volume/src/names.rs",
-        "if !said && !words::newest(store, volume_id)?.is_gone() {",
-        "if !said && false {",
     ),
     mutant(
         "the newest record of a name is the first one found",
@@ -124,12 +80,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/cuts/burial.rs",
         "    if !newest.is_gone() {\n        return Ok(deleted);\n    }\n",
         "",
-    ),
-    mutant(
-        "a list of names is believed where it lags",
-        "volume/src/names/ledger.rs",
-        "(Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),",
-        "(Ok(Some(bytes)), _) => decode(name, *number, &bytes).ok(),",
     ),
     mutant(
         "what lies below a mark and cannot be read is the end of the log",
