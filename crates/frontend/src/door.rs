@@ -76,6 +76,8 @@ pub struct DoorCounts {
     pub connections_total: u64,
     /// Connections refused.
     pub connections_refused: u64,
+    /// Connections cut off for others: one that did not take its replies, or did not finish its handshake.
+    pub connections_cut: u64,
     /// Requests by kind: read, write, flush, discard, write-zeroes, anything else.
     pub reads: u64,
     /// See `reads`.

@@ -31,6 +31,7 @@ use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::{Asked, HandOffOrder};
 use crate::link::told::Teller;
+use crate::wiring::Plan;
 
 /// What this process has of a volume.
 enum Held {
@@ -268,11 +269,12 @@ impl Serving {
     pub(crate) fn new(
         volumes: Vec<Served>,
         cache: Option<Cache>,
-        gc_start: f64,
+        plan: &Plan,
         started: Instant,
         hand_off: HandOffBell,
     ) -> Self {
-        let (doors, cache) = (Doors::default(), Mutex::new(cache));
+        let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
+        let gc_start = plan.options.gc.start;
         let (is_handing_off, link) = (AtomicBool::new(false), OnceLock::new());
         Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
     }
@@ -305,6 +307,7 @@ impl Serving {
                 .map(|served| self.volume_status(served))
                 .collect(),
             doors: self.doors.status(),
+            nbd_memory: Some(self.doors.nbd_memory()),
             stores,
             cache: self.cache.lock().as_ref().map(Cache::status),
             link: self.link.get().map(|tell| tell()),
@@ -347,8 +350,14 @@ impl Serving {
     }
 
     /// Waits until everything that a volume has accepted is as safe as asked.
-    pub(crate) fn wait(&self, name: &str, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
-        self.served(name)?.volume()?.wait(safety, timeout).map_err(Failure::from)
+    pub(crate) fn wait(
+        &self,
+        name: &str,
+        safety: Safety,
+        timeout: Option<Duration>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        self.served(name)?.volume()?.wait_while(safety, timeout, is_wanted).map_err(Failure::from)
     }
 
     /// Grows a volume under its users. Clients that connect from now on see the new size, and those at once

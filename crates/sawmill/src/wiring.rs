@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_frontend::nbd::Listen;
+use sawmill_frontend::nbd::{Budget, Listen};
 use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume};
 
@@ -91,6 +91,7 @@ pub(crate) struct Plan {
     pub(crate) cache: CachePlan,
     pub(crate) cache_bytes: u64,
     pub(crate) doors: Vec<DoorPlan>,
+    pub(crate) nbd_budget: Budget,
     pub(crate) admin: Option<std::net::SocketAddr>,
 }
 
@@ -129,7 +130,7 @@ pub(crate) fn serve(places: &Places, plan: Plan, hand_off: HandOffBell) -> Resul
     }
     plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
     let (volumes, cache) = open_all(places, &plan, &mut Stores::default())?;
-    let serving = Serving::new(volumes, cache, plan.options.gc.start, started, hand_off);
+    let serving = Serving::new(volumes, cache, &plan, started, hand_off);
     let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
     serving.doors.open_all(&plan.doors, &shown)?;
     serving.open_added_doors(&plan.doors);
@@ -311,8 +312,8 @@ pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Res
     let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
     let subject = Subject {
         status: Box::new(move |only| told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()),
-        wait: Box::new(move |name, safety, timeout| match waited.upgrade() {
-            Some(serving) => serving.wait(name, safety, timeout),
+        wait: Box::new(move |name, safety, timeout, is_wanted| match waited.upgrade() {
+            Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),
         }),
         order: Box::new(move |name, order| match ordered.upgrade() {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
@@ -37,6 +37,9 @@ use crate::unstored::Unstored;
 use crate::watch::Watch;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
+
+/// How often a waiter looks whether anybody still wants to know.
+const WANTED_EVERY: Duration = Duration::from_millis(250);
 
 /// A volume whose loops do not run yet.
 struct Unstarted {
@@ -252,6 +255,16 @@ impl Volume {
 
     /// Waits until everything accepted by now is as safe as asked; false when `timeout` passed first.
     pub fn wait(&self, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
+        self.wait_while(safety, timeout, || true)
+    }
+
+    /// The same, for as long as somebody wants to know, who is asked a few times a second.
+    pub fn wait_while(
+        &self,
+        safety: Safety,
+        timeout: Option<Duration>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<bool> {
         let shared = &self.shared;
         let Some(journal) = &shared.journal else { return Ok(true) };
         if let Some(error) = shared.state.refusal() {
@@ -268,13 +281,18 @@ impl Volume {
             Safety::Stored => shared.inbox.when_stored(shared, target, told),
         }
         let closed = || Error::new(ErrorKind::Closed, "the volume was closed meanwhile");
-        match timeout {
-            None => hear.recv().map_err(|_| closed())?.map(|()| true),
-            Some(timeout) => match hear.recv_timeout(timeout) {
-                Ok(outcome) => outcome.map(|()| true),
-                Err(RecvTimeoutError::Timeout) => Ok(false),
-                Err(RecvTimeoutError::Disconnected) => Err(closed()),
-            },
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match hear.recv_timeout(left.map_or(WANTED_EVERY, |left| left.min(WANTED_EVERY))) {
+                Ok(outcome) => return outcome.map(|()| true),
+                Err(RecvTimeoutError::Disconnected) => return Err(closed()),
+                Err(RecvTimeoutError::Timeout) => {
+                    if left.is_some_and(|left| left <= WANTED_EVERY) || !is_wanted() {
+                        return Ok(false);
+                    }
+                }
+            }
         }
     }
 

@@ -13,11 +13,12 @@
 //! ended, and what it did not answer is handed to the next one, so every request is answered once and by one
 //! of them.
 //!
-//! Files: `attach` (a driver comes), `session` (its sockets), `policy` (nobody is there), `ask` (what
+//! Files: `greeting` (who has not spoken yet), `attach` (a driver comes), `session` (its sockets), `policy` (nobody is there), `ask` (what
 //! commands want to know). Not here: doors, child processes (the program); what is sent (`protocol`).
 
 mod ask;
 mod attach;
+mod greeting;
 mod policy;
 mod session;
 
@@ -28,13 +29,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 
+use self::greeting::{Greeting, Silent};
 use self::policy::Policy;
 use self::session::Session;
 use crate::backend::Backend;
@@ -103,6 +105,7 @@ pub struct Host {
     /// The next driver comes after the one that is there, whether it says so or not.
     replacement_expected: AtomicBool,
     is_closed: AtomicBool,
+    greeting: Arc<Greeting>,
 }
 
 #[derive(Default)]
@@ -156,6 +159,7 @@ impl Host {
             doors: OnceLock::new(),
             replacement_expected: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
+            greeting: Arc::default(),
         });
         let accepting = Arc::clone(&host);
         thread("driver-accept", move || accepting.accept())?;
@@ -305,15 +309,21 @@ impl Host {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             };
+            // Here and not on its thread: in the order they came.
+            let Ok(silent) = self.greeting.wait_for(&socket) else { continue };
             let host = Arc::clone(self);
             // Without a thread nobody answers, and the peer sees the connection end.
-            let _ = thread("driver", move || host.meet(socket));
+            let _ = thread("driver", move || host.meet(socket, silent));
         }
     }
 
     /// Somebody has connected: a driver, or a question.
-    fn meet(self: &Arc<Self>, socket: OwnedFd) {
+    fn meet(self: &Arc<Self>, socket: OwnedFd, silent: Silent) {
         let Ok(peer) = socket_peercred(&socket) else { return };
+        let Some(_place) = self.greeting.enter() else {
+            tracing::debug!("a connection of a driver was closed: too many are open");
+            return;
+        };
         let control = PacketSocket::from(socket);
         let own = rustix::process::geteuid();
         if peer.uid != own && !peer.uid.is_root() {
@@ -321,7 +331,13 @@ impl Host {
             return refuse(&control, 13, &text);
         }
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-        match attach::first_packet(&control) {
+        let wait_at_most = |time| set_socket_timeout(&control, Timeout::Recv, time);
+        let bounded = wait_at_most(Some(greeting::WITHIN));
+        let first = attach::first_packet(&control);
+        if !silent.spoke() || bounded.is_err() || wait_at_most(None).is_err() {
+            return;
+        }
+        match first {
             Ok(Some(packet)) if packet.kind == ControlKind::Hello => self.attach(control, &packet.facts, pid),
             Ok(Some(packet)) if packet.kind == ControlKind::Ask => self.answer(&control, &packet.facts),
             Ok(Some(packet)) => {

@@ -38,6 +38,7 @@ impl Counters {
         let counts = DoorCounts {
             connections: u64::from(mounted),
             connections_total: 1,
+            connections_cut: 0,
             connections_refused: 0,
             reads: of(&self.reads),
             writes: of(&self.writes),

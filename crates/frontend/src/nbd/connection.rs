@@ -15,6 +15,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
 
+use super::budget::{Account, Counted, Tally};
 use super::handover::Shown;
 use super::intake::{Intake, Payload};
 use super::options::{
@@ -25,6 +26,9 @@ use super::pause::Held;
 use super::protocol::{Answered, Command, Errno, RequestHeader, Style, Violation, command_flag};
 use super::server::Shared;
 use super::ticket::{Body, Ticket};
+
+mod judge;
+mod memory;
 
 /// What the handshake agreed on.
 pub(super) struct Session {
@@ -51,6 +55,10 @@ pub(super) enum End {
     Broken(OsError),
     /// The client broke the protocol.
     Violation(Violation),
+    /// All places are taken, or all memory that is set aside for connections.
+    Refused(&'static str),
+    /// Others waited for memory that the client kept.
+    Stalled,
     /// Another process goes on with it.
     LetGo,
 }
@@ -106,6 +114,13 @@ const PAYLOAD_TRIES: u32 = 12;
 /// which can be woken. A door that is to be quiet waits for a client no longer.
 const SILENCE: Duration = Duration::from_millis(4);
 
+/// How often a connection that has memory of the pool looks whether others wait for it.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a queued reply without data is expected to take: a refusal says why.
+const REPLY_BYTES: u64 = 64;
+const REFUSAL_BYTES: u64 = 256;
+
 /// A reply to a block status query is not longer than this.
 const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
 
@@ -120,7 +135,12 @@ pub(super) struct Connection {
     /// The write whose payload the intake fills apart.
     filling: Option<RequestHeader>,
     draining: Option<Drain>,
-    spare_reads: Vec<Vec<u8>>,
+    spare_reads: Vec<Counted>,
+    account: Account,
+    /// So much memory is missing to go on.
+    short_of: Option<u64>,
+    /// Since when others wait for memory that the client keeps, and the bytes in and out then.
+    wanted_since: Option<(Instant, u64, u64)>,
     submitted: u64,
     submitted_bytes: u64,
     /// How many more requests, and how many more bytes, may be submitted before the next look.
@@ -135,7 +155,10 @@ impl Connection {
         link: Arc<Link>,
         session: Session,
         unread: Unread,
+        tally: Arc<Tally>,
     ) -> Self {
+        let woken = link.clone();
+        let account = Account::new(tally, Arc::new(move || woken.wake()));
         let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(SILENCE)).is_ok();
         Connection {
             id,
@@ -143,10 +166,13 @@ impl Connection {
             link,
             session,
             timed,
-            intake: Intake::with(&unread.received),
+            intake: Intake::with(&unread.received, account.tally()),
             filling: None,
             draining: unread.draining,
             spare_reads: Vec::new(),
+            account,
+            short_of: None,
+            wanted_since: None,
             submitted: 0,
             submitted_bytes: 0,
             allowance: (IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),
@@ -156,7 +182,7 @@ impl Connection {
     /// Serves the client until the end, then sees the last replies off.
     pub(super) fn run(mut self) -> End {
         let end = self.serve();
-        let finishes = !matches!(end, End::Violation(_) | End::Broken(_) | End::LetGo);
+        let finishes = !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
         if finishes && self.finish() {
             return End::LetGo;
         }
@@ -179,20 +205,24 @@ impl Connection {
                     return End::Violation(violation);
                 }
             };
-            let full = matches!(pause, Pause::Full);
+            let full = matches!(pause, Pause::Full) || !self.may_receive();
             let standing = self.settle(std::mem::take(&mut room), full);
             if standing.closed {
                 return if self.link.is_stopping() { End::Stopping } else { End::Broken(OsError::PIPE) };
             }
+            if self.is_stalled(&standing) {
+                return End::Stalled;
+            }
             let wanted = match pause {
                 Pause::Disconnect => return End::Disconnect,
-                Pause::Full if self.link.is_stopping() => return End::Stopping,
-                Pause::Full if self.may_submit() => continue,
-                Pause::Full => {
+                _ if full && self.link.is_stopping() => return End::Stopping,
+                _ if full && self.may_go_on() => continue,
+                _ if full => {
                     room = self.wait(false, standing.socket_full, None).1;
                     continue;
                 }
                 Pause::Hungry(wanted) => wanted,
+                Pause::Full => continue,
             };
             if self.link.is_stopping() {
                 return End::Stopping;
@@ -206,7 +236,12 @@ impl Connection {
             }
             match self.receive(wanted, standing.idle) {
                 Received::Bytes => (),
-                Received::Nothing => room = self.wait(true, standing.socket_full, None).1,
+                Received::Nothing => {
+                    if standing.idle {
+                        self.rest_memory();
+                    }
+                    room = self.wait(true, standing.socket_full, None).1;
+                }
                 Received::End(end) => return end,
             }
         }
@@ -271,7 +306,7 @@ impl Connection {
                 return true;
             }
             let standing = self.settle(room, true);
-            if standing.closed || standing.idle {
+            if standing.closed || standing.idle || self.is_stalled(&standing) {
                 return false;
             }
             let mut patience = None;
@@ -281,10 +316,10 @@ impl Connection {
                 }
                 let left = linger_time_max.saturating_sub(last.1.elapsed());
                 if left.is_zero() {
-                    tracing::warn!(
-                        bytes = standing.queued_bytes,
-                        "nbd: the client does not take its last replies"
-                    );
+                    let bytes = standing.queued_bytes;
+                    self.shared.complaints.say(|left_out| {
+                        tracing::warn!(bytes, left_out, "nbd: the client does not take its last replies");
+                    });
                     return false;
                 }
                 patience = Some(left);
@@ -299,6 +334,7 @@ impl Connection {
             IN_FLIGHT_MAX.saturating_sub(standing.in_flight),
             IN_FLIGHT_BYTES_MAX.saturating_sub(standing.held_bytes),
         );
+        self.account.settle(standing.small_bytes, false);
         standing
     }
 
@@ -308,7 +344,11 @@ impl Connection {
 
     /// Sleeps until the client sent something (if `read`), the socket takes more (if `write`), or another
     /// thread wakes this one. Returns whether the socket is readable and whether it is writable.
-    fn wait(&self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
+    fn wait(&mut self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
+        let mut time_max = time_max;
+        if self.account.holds_pool() {
+            time_max = Some(time_max.map_or(LOOK_EVERY, |time| time.min(LOOK_EVERY)));
+        }
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, read);
         interest.set(PollFlags::OUT, write);
@@ -387,7 +427,13 @@ impl Connection {
                 return Ok(Pause::Disconnect);
             }
             let payload_bytes = header.payload_bytes(style);
-            match self.judge(&header) {
+            let judged = self.judge(&header);
+            if let Ok(operation) = judged
+                && !self.has_memory(operation, header.length)
+            {
+                return Ok(Pause::Full);
+            }
+            match judged {
                 Err(_) if payload_bytes > DRAIN_BYTES_MAX => {
                     let text = format!("a payload of {payload_bytes} bytes is beyond every limit");
                     return Err(Violation(text.into()));
@@ -434,6 +480,7 @@ impl Connection {
         if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) = self.draining.take() {
             self.link.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
+            self.account.expect_small(REFUSAL_BYTES);
             let answered = Answered { style: self.session.style, cookie, offset };
             self.link.answer(0, |out| answered.push_error(out, errno, &text));
         }
@@ -444,69 +491,6 @@ impl Connection {
         Answered { style: self.session.style, cookie: header.cookie, offset: header.offset }
     }
 
-    /// Whether the request may go to the device, and as what. The device checks again; here are the rules of
-    /// the protocol and its choice of error numbers.
-    fn judge(&self, header: &RequestHeader) -> Result<Operation, Refusal> {
-        let geometry = &self.session.geometry;
-        let refuse = |errno, text: String| Err(Refusal(errno, text));
-        let Some((command, operation)) = operation_of(header.command) else {
-            return refuse(Errno::Inval, format!("command {} is unknown", header.command));
-        };
-        let unfit = header.flags & !self.flags_of(command);
-        if unfit != 0 {
-            return refuse(Errno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
-        }
-        let extended = self.session.style == Style::Extended;
-        if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
-            return refuse(Errno::Inval, "a write without the flag for its payload".into());
-        }
-        if command == Command::Flush {
-            return Ok(operation);
-        }
-        if command == Command::BlockStatus && !self.session.block_status {
-            return refuse(Errno::Inval, "block status without a negotiated context".into());
-        }
-        let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
-        if changes && geometry.read_only {
-            return refuse(Errno::Perm, format!("{command:?} refused: the export is read-only"));
-        }
-        let (offset, length) = (header.offset, header.length);
-        if length == 0 {
-            return refuse(Errno::Inval, format!("{command:?} of length zero"));
-        }
-        let limit = payload_bytes_max(geometry);
-        if matches!(command, Command::Read | Command::Write) && length > limit.into() {
-            let errno = if command == Command::Read { Errno::Overflow } else { Errno::Inval };
-            return refuse(
-                errno,
-                format!("{command:?} of {length} bytes is longer than the limit of {limit}"),
-            );
-        }
-        if offset.checked_add(length).is_none_or(|end| end > geometry.size_bytes) {
-            let size = geometry.size_bytes;
-            let errno = match command {
-                Command::Write | Command::WriteZeroes => Errno::NoSpace,
-                _ => Errno::Inval,
-            };
-            let text = format!("{command:?} of {length} bytes at {offset} reaches past the end at {size}");
-            return refuse(errno, text);
-        }
-        Ok(operation)
-    }
-
-    /// The flags a command may carry. FUA is valid everywhere, and means nothing where nothing is written.
-    fn flags_of(&self, command: Command) -> u16 {
-        let own = match command {
-            Command::Read if self.session.style != Style::Simple => command_flag::DF,
-            Command::Write if self.session.style == Style::Extended => command_flag::PAYLOAD_LEN,
-            Command::WriteZeroes => command_flag::NO_HOLE | command_flag::FAST_ZERO,
-            Command::BlockStatus => command_flag::REQ_ONE,
-            Command::Read | Command::Write | Command::Disconnect | Command::Flush => 0,
-            Command::Trim | Command::Cache => 0,
-        };
-        own | command_flag::FUA
-    }
-
     fn submit(&mut self, operation: Operation, header: &RequestHeader, payload: Option<Payload>) {
         let (charged_bytes, body) = match (operation, payload) {
             (_, Some(payload)) => {
@@ -515,11 +499,13 @@ impl Connection {
             }
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
-                (STATUS_BYTES_MAX, Body::Status { one: header.flags & command_flag::REQ_ONE != 0 })
+                let room = Counted::room(self.account.tally(), STATUS_BYTES_MAX);
+                (STATUS_BYTES_MAX, Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room })
             }
             (_, None) => (0, Body::Empty),
         };
         self.count(charged_bytes);
+        self.account.expect_small(REPLY_BYTES);
         let changes = matches!(operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
         let flags = Flags {
             fua: changes && header.flags & command_flag::FUA != 0,
@@ -540,36 +526,4 @@ impl Connection {
         self.allowance.0 = self.allowance.0.saturating_sub(1);
         self.allowance.1 = self.allowance.1.saturating_sub(charged_bytes);
     }
-
-    /// A buffer for a read's reply, a used one if there is any.
-    fn read_body(&mut self, length: usize) -> Body {
-        if self.spare_reads.is_empty() {
-            self.link.take_spare_reads(&mut self.spare_reads);
-        }
-        let head_bytes = self.session.style.read_head_bytes();
-        let end = head_bytes + length;
-        let mut bytes = match self.spare_reads.pop() {
-            Some(spare) if spare.capacity() >= end => spare,
-            _ => vec![0; end],
-        };
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
-        Body::Read { bytes, head_bytes, end }
-    }
-}
-
-fn operation_of(number: u16) -> Option<(Command, Operation)> {
-    let command = Command::from_number(number)?;
-    let operation = match command {
-        Command::Read => Operation::Read,
-        Command::Write => Operation::Write,
-        Command::Flush => Operation::Flush,
-        Command::Trim => Operation::Discard,
-        Command::Cache => Operation::Prefetch,
-        Command::WriteZeroes => Operation::WriteZeroes,
-        Command::BlockStatus => Operation::Allocation,
-        Command::Disconnect => return None,
-    };
-    Some((command, operation))
 }

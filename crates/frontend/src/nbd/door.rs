@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
+use super::budget::{Counted, Tally};
 use super::connection::{Session, Unread};
 use super::handover::Passenger;
 use super::listener::Listener;
 use super::options::NbdOptions;
+use super::origin::Origin;
 use super::outbox::Link;
 use super::server::{Entry, Export, NbdServer};
 use crate::{Door, DoorCounts, Handed};
@@ -92,15 +94,19 @@ impl NbdServer {
                 return;
             }
         };
-        link.queue_unsent(unsent);
-        let entry = Entry { link: link.clone(), peer: peer.clone(), export: Some(export), held: None };
+        // It has been let in by the other process.
+        let Some(tally) = self.shared.options.budget.enter(true) else { return };
+        link.queue_unsent(Counted::from(&tally, unsent));
+        let origin = Origin::of(&link.socket);
+        let entry =
+            Entry { link: link.clone(), peer: peer.clone(), origin, export: Some(export), held: None };
         let id = self.shared.registry.lock().enter(entry);
-        self.shared.spawn(id, peer, link, Some((session, held.unread)));
+        self.shared.spawn(id, peer, link, Some((session, held.unread, tally)));
     }
 }
 
 /// How a connection begins: with a handshake, or in the middle.
-pub(super) type Opening = Option<(Session, Unread)>;
+pub(super) type Opening = Option<(Session, Unread, Arc<Tally>)>;
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::Invalid, format!("nbd hand-over: {text}"))
@@ -122,6 +128,7 @@ impl Door for NbdServer {
             connections: metrics.connections,
             connections_total: metrics.connections_total,
             connections_refused: metrics.connections_refused,
+            connections_cut: metrics.connections_cut,
             reads: requests.read,
             writes: requests.write,
             flushes: requests.flush,
@@ -158,7 +165,7 @@ impl Door for NbdServer {
             return Err(invalid("the door is not quiet; quiesce it first".into()));
         }
         let mut pieces = vec![self.shared.listener.piece(&counted)?];
-        for Entry { link, peer, export, held } in registry.entries.values() {
+        for Entry { link, peer, export, held, .. } in registry.entries.values() {
             if let (Some(export), Some(held)) = (export, held) {
                 pieces.push(Passenger::piece(&export.name, peer, held, &link.unsent(), &link.socket)?);
             }

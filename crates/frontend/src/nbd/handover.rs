@@ -219,11 +219,12 @@ impl Listener {
 }
 
 /// What is counted, by the names of its facts; not what is so at present (`connections`, `in_flight`).
-fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 16] {
+fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 17] {
     let requests = &mut metrics.requests;
     [
         ("connections_total", &mut metrics.connections_total),
         ("connections_refused", &mut metrics.connections_refused),
+        ("connections_cut", &mut metrics.connections_cut),
         ("reads", &mut requests.read),
         ("writes", &mut requests.write),
         ("flushes", &mut requests.flush),

@@ -8,9 +8,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::budget::{Counted, Tally};
 use super::options::{RECEIVE_BYTES, SPARE_BYTES_MAX};
 
-type Buffer = Arc<Box<[u8]>>;
+type Buffer = Arc<Counted>;
 
 /// The payload of a write, where it was received.
 pub(super) struct Payload {
@@ -25,8 +26,8 @@ impl Payload {
 }
 
 /// Buffers that may be free again: those no request holds any more.
-#[derive(Default)]
 struct Spares {
+    tally: Arc<Tally>,
     buffers: Vec<Buffer>,
     bytes: usize,
 }
@@ -34,15 +35,19 @@ struct Spares {
 impl Spares {
     /// A buffer of at least `length` bytes that nobody else holds, a used one if possible.
     fn take(&mut self, length: usize) -> Buffer {
-        let fits = |buffer: &mut Buffer| buffer.len() >= length && Arc::get_mut(buffer).is_some();
-        match self.buffers.iter_mut().position(fits) {
+        match self.find(length) {
             Some(found) => {
                 let buffer = self.buffers.remove(found);
                 self.bytes -= buffer.len();
                 buffer
             }
-            None => Arc::new(vec![0; length.next_multiple_of(RECEIVE_BYTES)].into()),
+            None => Arc::new(Counted::zeroed(&self.tally, length.next_multiple_of(RECEIVE_BYTES))),
         }
+    }
+
+    fn find(&mut self, length: usize) -> Option<usize> {
+        let fits = |buffer: &mut Buffer| buffer.len() >= length && Arc::get_mut(buffer).is_some();
+        self.buffers.iter_mut().position(fits)
     }
 
     fn put(&mut self, buffer: Buffer) {
@@ -71,8 +76,8 @@ pub(super) struct Intake {
 
 impl Intake {
     /// With bytes that came before; none, as a rule.
-    pub(super) fn with(received: &[u8]) -> Self {
-        let mut spares = Spares::default();
+    pub(super) fn with(received: &[u8], tally: &Arc<Tally>) -> Self {
+        let mut spares = Spares { tally: tally.clone(), buffers: Vec::new(), bytes: 0 };
         let mut current = spares.take(received.len().max(RECEIVE_BYTES));
         if let Some(into) = Arc::get_mut(&mut current) {
             into[..received.len()].copy_from_slice(received);
@@ -134,9 +139,7 @@ impl Intake {
         if self.filling.is_some() {
             return self.filling_space();
         }
-        // One larger than it should be was needed for what came to another process.
-        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
-        if outgrown || Arc::get_mut(&mut self.current).is_none() {
+        if self.is_worn() {
             let mut fresh = self.spares.take(RECEIVE_BYTES);
             let partial = self.start..self.end;
             if let Some(into) = Arc::get_mut(&mut fresh) {
@@ -155,6 +158,39 @@ impl Intake {
             (self.start, self.end) = (0, end - start);
         }
         &mut buffer[self.end..]
+    }
+
+    /// Whether the receive buffer has to be another one: requests hold it, it was given up, or it is larger
+    /// than it should be, as it was needed for what came to another process.
+    fn is_worn(&mut self) -> bool {
+        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
+        outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
+    }
+
+    /// Bytes that the next [`Self::space`] allocates.
+    pub(super) fn space_bytes(&mut self) -> usize {
+        let fresh = self.filling.is_none() && self.is_worn() && self.spares.find(RECEIVE_BYTES).is_none();
+        if fresh { RECEIVE_BYTES } else { 0 }
+    }
+
+    /// Bytes that [`Self::fill_apart`] allocates.
+    pub(super) fn apart_bytes(&mut self, length: usize) -> usize {
+        if self.spares.find(length).is_some() { 0 } else { length.next_multiple_of(RECEIVE_BYTES) }
+    }
+
+    /// Frees what is kept for later requests.
+    pub(super) fn drop_spares(&mut self) {
+        self.spares.buffers.clear();
+        self.spares.bytes = 0;
+    }
+
+    /// Frees the receive buffer too, where nothing is in it.
+    pub(super) fn rest(&mut self) {
+        self.drop_spares();
+        if !self.is_partial() {
+            (self.start, self.end) = (0, 0);
+            self.current = Arc::new(Counted::zeroed(&self.spares.tally, 0));
+        }
     }
 
     fn filling_space(&mut self) -> &mut [u8] {

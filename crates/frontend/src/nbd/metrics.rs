@@ -34,10 +34,15 @@ pub struct RequestCounts {
 pub struct NbdMetrics {
     /// Connections open now.
     pub connections: u64,
+    /// Of these, those in their handshake.
+    pub handshakes: u64,
     /// Connections accepted.
     pub connections_total: u64,
-    /// Connections closed at once because `connections_max` was reached.
+    /// Connections closed because no place was left for them or for their peer, or no memory.
     pub connections_refused: u64,
+    /// Connections closed for others: in a handshake when another needed the slot, or since the client kept
+    /// memory that others waited for.
+    pub connections_cut: u64,
     /// Requests received, by command.
     pub requests: RequestCounts,
     /// Bytes received after the handshake.

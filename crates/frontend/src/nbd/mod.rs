@@ -1,7 +1,8 @@
 //! NBD, the network block device: works with every kernel, QEMU, libnbd, over TCP and Unix sockets.
 //!
 //! Fixed newstyle only. Rooms: [`options`](NbdOptions), `listener` (the socket), [`server`](NbdServer)
-//! (exports and connections), `handshake` (option haggling), `connection` (the loop of one client),
+//! (exports and connections), `reception` (who comes in), `origin` and `places` (whose share that is),
+//! `handshake` (option haggling), `connection` (the loop of one client), `budget` (memory of all clients),
 //! `intake` (bytes that came), `ticket` (one request in flight), `outbox` (bytes that go), `protocol` (the
 //! codec, pure), [`metrics`](NbdMetrics); `door` (what every door can do), `pause` (how all are held),
 //! `handover` (pieces as facts).
@@ -12,6 +13,8 @@
 //!
 //! Not here: TLS (refused for now), resize while connected, the oldstyle handshake.
 
+mod budget;
+mod complaints;
 mod connection;
 mod door;
 mod handover;
@@ -20,14 +23,18 @@ mod intake;
 mod listener;
 mod metrics;
 mod options;
+mod origin;
 mod outbox;
 mod pause;
+mod places;
 mod protocol;
+mod reception;
 mod server;
 #[cfg(test)]
 mod tests;
 mod ticket;
 
+pub use budget::{Budget, BudgetUse};
 pub use metrics::{NbdMetrics, RequestCounts};
 pub use options::{Listen, NbdOptions};
 pub use server::{Client, Export, NbdServer};

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::budget::Budget;
 use sawmill_device::{Error, ErrorKind, Result};
 
 /// Where to listen.
@@ -34,32 +35,47 @@ pub struct NbdOptions {
     pub listen: Listen,
     /// Allows a TCP address that other machines can reach, without encryption or authentication.
     pub insecure_listen: bool,
-    /// Connections at the same time; one more is closed at once. At least 1.
+    /// Clients at the same time; one more is closed at once, and so is one of a peer that has more than its
+    /// share. At least 1.
     pub connections_max: usize,
+    /// Handshakes at the same time, beside `connections_max`; for one more the oldest of the peer with most
+    /// of them is closed. At least 1.
+    pub handshakes_max: usize,
     /// Time for a client to finish the handshake.
     pub handshake_time_max: Duration,
-    /// At the end of a connection: how long a client may take no byte of its last replies.
+    /// At the end of a connection: how long a client may take no byte of its last replies. Before that: how
+    /// long it may take, or send, less than 1 MiB while others wait for the memory it keeps.
     pub linger_time_max: Duration,
+    /// Memory of all servers that have this budget.
+    pub budget: Budget,
 }
 
 impl NbdOptions {
-    /// The defaults for this address: 256 connections, 10 s for the handshake, 10 s to linger.
+    /// The defaults for this address: 256 connections, 10 s for the handshake, 10 s to linger, 64
+    /// handshakes, a budget of its own.
     #[must_use]
     pub fn new(listen: Listen) -> Self {
         NbdOptions {
             listen,
             insecure_listen: false,
             connections_max: 256,
+            handshakes_max: 64,
             handshake_time_max: Duration::from_secs(10),
             linger_time_max: Duration::from_secs(10),
+            budget: Budget::default(),
         }
     }
 }
 
 impl NbdOptions {
     pub(super) fn check(&self) -> Result<()> {
-        if self.connections_max == 0 {
-            return Err(Error::new(ErrorKind::Invalid, "nbd: connections_max is 0; it must be at least 1"));
+        for (what, count) in
+            [("connections_max", self.connections_max), ("handshakes_max", self.handshakes_max)]
+        {
+            if count == 0 {
+                let text = format!("nbd: {what} is 0; it must be at least 1");
+                return Err(Error::new(ErrorKind::Invalid, text));
+            }
         }
         Ok(())
     }

@@ -18,27 +18,32 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno as OsError;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
 
+use super::budget::Counted;
 use super::metrics::Counters;
 use super::options::{SEND_BYTES, SPARE_BYTES_MAX};
 
-/// Bytes to send in one piece: many small replies, or one read's head and data.
-pub(super) struct Segment {
-    bytes: Vec<u8>,
-    /// What is sent is `bytes[..end]`; the rest is kept so that a buffer need not be zeroed again.
-    end: usize,
-    /// Small replies may be appended.
-    open: bool,
+/// Bytes to send in one piece.
+pub(super) enum Segment {
+    /// Small replies; more may be appended.
+    Small(Vec<u8>),
+    /// One read's head and data. What is sent is `bytes[..end]`; the rest is kept so that a buffer need not
+    /// be zeroed again.
+    Read { bytes: Counted, end: usize },
 }
 
 impl Segment {
-    /// The segment of one read: the first `end` bytes of its buffer.
-    pub(super) fn of_read(bytes: Vec<u8>, end: usize) -> Self {
-        Segment { bytes, end, open: false }
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Segment::Small(bytes) => bytes,
+            Segment::Read { bytes, end } => &bytes[..*end],
+        }
     }
 }
 
 /// An open segment takes small replies up to this.
 const OPEN_BYTES_MAX: usize = 32 << 10;
+/// A spare buffer for small replies is not longer than this.
+const SPARE_SMALL: usize = 4 * OPEN_BYTES_MAX;
 /// Pieces in one system call.
 const PIECES_MAX: usize = 64;
 /// How often a completing thread looks for more to send before it hands the work to the connection's thread.
@@ -83,7 +88,7 @@ impl Sender {
         let mut count = 0;
         let mut gone = self.gone;
         for (piece, segment) in pieces.iter_mut().zip(&self.queue) {
-            *piece = IoSlice::new(&segment.bytes[gone..segment.end]);
+            *piece = IoSlice::new(&segment.bytes()[gone..]);
             gone = 0;
             count += 1;
         }
@@ -96,10 +101,11 @@ impl Sender {
     fn advance(&mut self, length: usize) {
         self.gone += length;
         while let Some(first) = self.queue.front() {
-            if self.gone < first.end {
+            let length = first.bytes().len();
+            if self.gone < length {
                 break;
             }
-            self.gone -= first.end;
+            self.gone -= length;
             self.spent.extend(self.queue.pop_front());
         }
     }
@@ -122,44 +128,46 @@ struct Outbox {
     alert: bool,
     completed: u64,
     completed_bytes: u64,
+    /// Allocated for small replies, queued and spare.
+    small_bytes: u64,
     spare_small: Vec<Vec<u8>>,
-    spare_reads: Vec<Vec<u8>>,
+    spare_reads: Vec<Counted>,
     spare_read_bytes: usize,
 }
 
 impl Outbox {
     fn append_small(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
-        match self.queue.back_mut() {
-            Some(last) if last.open && last.end < OPEN_BYTES_MAX => {
-                push(&mut last.bytes);
-                self.queued_bytes += (last.bytes.len() - last.end) as u64;
-                last.end = last.bytes.len();
-            }
-            _ => {
-                let mut bytes = self.spare_small.pop().unwrap_or_default();
-                push(&mut bytes);
-                let end = bytes.len();
-                self.queued_bytes += end as u64;
-                self.queue.push_back(Segment { bytes, end, open: true });
-            }
+        if !matches!(self.queue.back(), Some(Segment::Small(last)) if last.len() < OPEN_BYTES_MAX) {
+            let bytes = self.spare_small.pop().unwrap_or_default();
+            self.queue.push_back(Segment::Small(bytes));
+        }
+        if let Some(Segment::Small(last)) = self.queue.back_mut() {
+            let (length, capacity) = (last.len(), last.capacity());
+            push(last);
+            self.queued_bytes += (last.len() - length) as u64;
+            self.small_bytes += (last.capacity() - capacity) as u64;
         }
     }
 
     /// Keeps the buffers of what was sent for later replies.
     fn recycle(&mut self, spent: &mut Vec<Segment>) {
-        for Segment { mut bytes, open, .. } in spent.drain(..) {
-            if !open {
-                self.keep_read_buffer(bytes);
-            } else if self.spare_small.len() < 4 && bytes.capacity() <= 4 * OPEN_BYTES_MAX {
-                bytes.clear();
-                self.spare_small.push(bytes);
+        for segment in spent.drain(..) {
+            match segment {
+                Segment::Read { bytes, .. } => self.keep_read_buffer(bytes),
+                Segment::Small(mut bytes)
+                    if self.spare_small.is_empty() && bytes.capacity() <= SPARE_SMALL =>
+                {
+                    bytes.clear();
+                    self.spare_small.push(bytes);
+                }
+                Segment::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
             }
         }
     }
 
-    fn keep_read_buffer(&mut self, bytes: Vec<u8>) {
-        if self.spare_read_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
-            self.spare_read_bytes += bytes.capacity();
+    fn keep_read_buffer(&mut self, bytes: Counted) {
+        if self.spare_read_bytes + bytes.len() <= SPARE_BYTES_MAX {
+            self.spare_read_bytes += bytes.len();
             self.spare_reads.push(bytes);
         }
     }
@@ -176,6 +184,8 @@ pub(super) struct Standing {
     /// Payload bytes in flight and bytes queued.
     pub(super) held_bytes: u64,
     pub(super) queued_bytes: u64,
+    /// Allocated for small replies.
+    pub(super) small_bytes: u64,
     /// Wait for the socket to take more.
     pub(super) socket_full: bool,
     pub(super) closed: bool,
@@ -202,12 +212,12 @@ impl Link {
     }
 
     /// Queues replies that another process left unsent, in front of everything.
-    pub(super) fn queue_unsent(&self, bytes: Vec<u8>) {
+    pub(super) fn queue_unsent(&self, bytes: Counted) {
         let mut outbox = self.outbox.lock();
         let end = bytes.len();
         if end > 0 {
             outbox.queued_bytes += end as u64;
-            outbox.queue.push_front(Segment::of_read(bytes, end));
+            outbox.queue.push_front(Segment::Read { bytes, end });
         }
     }
 
@@ -216,10 +226,10 @@ impl Link {
         let outbox = self.outbox.lock();
         let mut bytes = Vec::with_capacity(outbox.queued_bytes as usize);
         if let Some(sender) = &outbox.sender {
-            sender.queue.iter().for_each(|segment| bytes.extend_from_slice(&segment.bytes[..segment.end]));
+            sender.queue.iter().for_each(|segment| bytes.extend_from_slice(segment.bytes()));
             bytes.drain(..sender.gone);
         }
-        outbox.queue.iter().for_each(|segment| bytes.extend_from_slice(&segment.bytes[..segment.end]));
+        outbox.queue.iter().for_each(|segment| bytes.extend_from_slice(segment.bytes()));
         bytes
     }
 
@@ -238,7 +248,7 @@ impl Link {
         // What is charged for a read is the length of its data.
         self.counters.read(charged_bytes);
         if !outbox.closed {
-            outbox.queued_bytes += segment.end as u64;
+            outbox.queued_bytes += segment.bytes().len() as u64;
             outbox.queue.push_back(segment);
         }
         self.completed(outbox, charged_bytes);
@@ -300,6 +310,7 @@ impl Link {
     fn abandon(&self, outbox: &mut Outbox) {
         outbox.closed = true;
         outbox.queue.clear();
+        outbox.sender.iter_mut().for_each(|sender| sender.queue.clear());
         outbox.queued_bytes = 0;
         // It would end the connection for the process that owns it now as well.
         if !self.let_go.load(Relaxed) {
@@ -331,20 +342,30 @@ impl Link {
             in_flight,
             held_bytes: submitted_bytes - outbox.completed_bytes + outbox.queued_bytes,
             queued_bytes: outbox.queued_bytes,
+            small_bytes: outbox.small_bytes,
             socket_full: outbox.socket_full,
             closed: outbox.closed,
         }
     }
 
     /// Moves used read buffers to the connection's own list.
-    pub(super) fn take_spare_reads(&self, into: &mut Vec<Vec<u8>>) {
+    pub(super) fn take_spare_reads(&self, into: &mut Vec<Counted>) {
         let mut outbox = self.outbox.lock();
         outbox.spare_read_bytes = 0;
         into.append(&mut outbox.spare_reads);
     }
 
+    /// Frees what is kept for later replies.
+    pub(super) fn drop_spares(&self) {
+        let mut outbox = self.outbox.lock();
+        outbox.spare_read_bytes = 0;
+        outbox.spare_reads.clear();
+        let small: usize = outbox.spare_small.drain(..).map(|bytes| bytes.capacity()).sum();
+        outbox.small_bytes -= small as u64;
+    }
+
     /// Gives back the buffer of a read that failed.
-    pub(super) fn keep_read_buffer(&self, bytes: Vec<u8>) {
+    pub(super) fn keep_read_buffer(&self, bytes: Counted) {
         self.outbox.lock().keep_read_buffer(bytes);
     }
 

@@ -1,8 +1,8 @@
 //! One listening socket, the exports behind it, and the connections in front of it.
 //!
 //! Invariants: a connection is in the registry from before its thread runs until that thread has let go of
-//! the device; a removed export has no connection left. Not here: what is said on a connection, how a server
-//! becomes quiet (`pause`), and how it is handed over (`door`).
+//! the device; a removed export has no connection left. Not here: how a connection begins (`reception`) and
+//! what is said on it, how a server becomes quiet (`pause`), and how it is handed over (`door`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,17 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno as OsError;
-use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
+use rustix::event::{EventfdFlags, eventfd};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
-use super::connection::{Connection, End, Session, Unread};
-use super::door::Opening;
-use super::handshake::negotiate;
+use super::complaints::Complaints;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions, STRING_BYTES_MAX};
+use super::origin::Origin;
 use super::outbox::Link;
 use super::pause::Held;
 use crate::Door;
@@ -64,7 +61,7 @@ impl Exports {
         exact.or_else(|| exports.first().filter(|_| name.is_empty())).cloned()
     }
 
-    fn contains(&self, export: &Arc<Export>) -> bool {
+    pub(super) fn contains(&self, export: &Arc<Export>) -> bool {
         self.0.read().iter().any(|known| Arc::ptr_eq(known, export))
     }
 }
@@ -73,6 +70,7 @@ impl Exports {
 pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     pub(super) peer: String,
+    pub(super) origin: Origin,
     /// `None` during the handshake.
     pub(super) export: Option<Arc<Export>>,
     /// What it is while its thread is held.
@@ -85,7 +83,7 @@ pub(super) struct Registry {
     next: u64,
     /// The counts of connections that are gone, of those never taken up, and of another process before this
     /// one.
-    past: NbdMetrics,
+    pub(super) past: NbdMetrics,
     /// The accepting thread is held.
     pub(super) accepting_held: bool,
 }
@@ -111,10 +109,11 @@ pub(super) struct Shared {
     pub(super) pausing: AtomicBool,
     /// Held threads shall look again.
     pub(super) released: Condvar,
+    pub(super) complaints: Complaints,
     /// Taken over from another process, which may still take it back.
     pub(super) on_trial: AtomicBool,
     /// Wakes the accepting thread.
-    wake: OwnedFd,
+    pub(super) wake: OwnedFd,
 }
 
 /// A running NBD server. Dropped, it stops at once, as by [`NbdServer::stop_now`].
@@ -160,6 +159,7 @@ impl NbdServer {
             stopping: AtomicBool::new(false),
             pausing: AtomicBool::new(on_trial),
             released: Condvar::new(),
+            complaints: Complaints::default(),
             on_trial: AtomicBool::new(on_trial),
             wake,
         });
@@ -244,6 +244,7 @@ impl NbdServer {
         let mut metrics = registry.past;
         for entry in registry.entries.values() {
             metrics.connections += 1;
+            metrics.handshakes += u64::from(entry.export.is_none());
             entry.link.counters.add_to(&mut metrics);
             metrics.in_flight += entry.link.in_flight();
         }
@@ -307,111 +308,12 @@ impl Shared {
             self.changed.wait(&mut registry);
         }
     }
-
-    fn accept_all(self: &Arc<Self>) {
-        let mut pause = None;
-        while !self.stopping.load(Relaxed) {
-            if self.is_pausing() {
-                self.hold_accepting();
-                continue;
-            }
-            let mut fds =
-                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
-            // While the system has no room for another connection, asking at once again would only spin.
-            let asked = if pause.is_some() { 1 } else { 2 };
-            let _ = poll(&mut fds[..asked], pause.as_ref());
-            let woken = fds[0].revents().contains(PollFlags::IN);
-            pause = None;
-            if woken {
-                // It carries no news beyond having been written to.
-                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-                continue;
-            }
-            match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
-                Ok(socket) => self.take_up(socket),
-                Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
-                Err(error) => {
-                    tracing::warn!(%error, "nbd: a connection could not be accepted; trying again in 100 ms");
-                    pause = Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
-                }
-            }
-        }
-    }
-
-    fn take_up(self: &Arc<Self>, socket: OwnedFd) {
-        let peer = peer_of(&socket);
-        let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
-        if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {
-            tracing::warn!(%peer, %error, "nbd: TCP_NODELAY could not be set; replies may be slow");
-        }
-        let link = match Link::new(socket) {
-            Ok(link) => Arc::new(link),
-            Err(error) => {
-                tracing::warn!(%peer, %error, "nbd: a connection could not be set up");
-                return;
-            }
-        };
-        let id = {
-            let mut registry = self.registry.lock();
-            registry.past.connections_total += 1;
-            if registry.entries.len() >= self.options.connections_max {
-                registry.past.connections_refused += 1;
-                let limit = self.options.connections_max;
-                tracing::warn!(%peer, limit, "nbd: a connection was refused: too many are open");
-                return;
-            }
-            registry.enter(Entry { link: link.clone(), peer: peer.clone(), export: None, held: None })
-        };
-        self.spawn(id, peer, link, None);
-    }
-
-    /// Gives a connection in the registry its thread.
-    pub(super) fn spawn(self: &Arc<Self>, id: u64, peer: String, link: Arc<Link>, opening: Opening) {
-        let leave = Leave { shared: self.clone(), id };
-        let serve = move || {
-            let end = leave.shared.serve(id, &peer, link, opening);
-            if let End::Violation(_) = end {
-                leave.shared.registry.lock().past.protocol_violations += 1;
-            }
-            report(&peer, &end);
-        };
-        if let Err(error) = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(serve) {
-            tracing::warn!(%error, "nbd: no thread for a connection");
-        }
-    }
-
-    /// The life of one connection, on its own thread.
-    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: Opening) -> End {
-        let (session, unread) = match opening {
-            Some(begun) => begun,
-            None => match self.begin(id, peer, &link) {
-                Ok(session) => (session, Unread::default()),
-                Err(end) => return end,
-            },
-        };
-        Connection::new(id, self.clone(), link, session, unread).run()
-    }
-
-    /// The handshake of a connection.
-    fn begin(&self, id: u64, peer: &str, link: &Link) -> Result<Session, End> {
-        let (export, session) = negotiate(link, &self.exports, self.options.handshake_time_max)?;
-        let mut registry = self.registry.lock();
-        // The export may have been removed since the client found it.
-        if !self.exports.contains(&export) {
-            return Err(End::Stopping);
-        }
-        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client is connected");
-        if let Some(entry) = registry.entries.get_mut(&id) {
-            entry.export = Some(export);
-        }
-        Ok(session)
-    }
 }
 
 /// Takes a connection off the registry when its thread ends, however it ends.
-struct Leave {
-    shared: Arc<Shared>,
-    id: u64,
+pub(super) struct Leave {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: u64,
 }
 
 impl Drop for Leave {
@@ -423,32 +325,6 @@ impl Drop for Leave {
         }
         drop(registry);
         self.shared.changed.notify_all();
-    }
-}
-
-fn report(peer: &str, end: &End) {
-    match end {
-        End::Violation(violation) => {
-            let reason = &*violation.0;
-            tracing::warn!(peer, reason, "nbd: connection closed: the client broke the protocol");
-        }
-        End::Broken(error) => tracing::info!(peer, %error, "nbd: connection lost"),
-        End::Died => tracing::info!(peer, "nbd: the client closed the connection inside a request"),
-        End::Disconnect | End::Closed | End::Stopping | End::LetGo => {
-            tracing::debug!(peer, ?end, "nbd: connection closed")
-        }
-    }
-}
-
-fn peer_of(socket: &OwnedFd) -> String {
-    let address = getpeername(socket).ok().flatten();
-    let inet = address.and_then(|address| std::net::SocketAddr::try_from(address).ok());
-    if let Some(inet) = inet {
-        return inet.to_string();
-    }
-    match sockopt::socket_peercred(socket) {
-        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
-        Err(_) => "unknown".into(),
     }
 }
 

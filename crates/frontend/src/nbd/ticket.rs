@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 
+use super::budget::Counted;
 use super::intake::Payload;
 use super::outbox::{Link, Segment};
 use super::protocol::{Answered, Errno};
@@ -18,9 +19,9 @@ pub(super) enum Body {
     /// What a write stores.
     Write(Payload),
     /// The place of a read's data: `bytes[head_bytes..end]`, with room for the reply's head in front.
-    Read { bytes: Vec<u8>, head_bytes: usize, end: usize },
-    /// A block status query; `one` asks for a single run.
-    Status { one: bool },
+    Read { bytes: Counted, head_bytes: usize, end: usize },
+    /// A block status query; `one` asks for a single run. `room` counts what the answer may take.
+    Status { one: bool, room: Counted },
 }
 
 /// One request in flight.
@@ -65,10 +66,11 @@ impl Exchange for Ticket {
         match (outcome, body) {
             (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
                 answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
-                link.answer_read(charged_bytes, Segment::of_read(bytes, end));
+                link.answer_read(charged_bytes, Segment::Read { bytes, end });
             }
-            (Ok(Reply::Allocation(runs)), Body::Status { one }) if !runs.is_empty() => {
+            (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
                 link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));
+                drop(room);
             }
             (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {
                 // The payload goes first: the receive buffer may be free before the reply is out.

@@ -43,6 +43,7 @@ impl Counters {
         DoorCounts {
             connections: now(&self.connections),
             connections_total: now(&self.connections_total),
+            connections_cut: 0,
             connections_refused: 0,
             reads: now(&self.reads),
             writes: now(&self.writes),

@@ -4,6 +4,7 @@ mod client;
 mod devices;
 mod handover;
 mod handshake;
+mod neighbours;
 mod programs;
 mod quiet;
 mod requests;

@@ -127,7 +127,7 @@ fn exports_need_fresh_sound_names() {
 fn one_connection_more_than_allowed_is_closed_and_the_rest_live() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 2);
     let mut first = served.client(Style::Simple);
-    let second = served.raw();
+    let second = served.client(Style::Simple);
     let mut third = UnixStream::connect(&served.path).expect("the kernel accepts");
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut third, &mut rest).expect("closed, not reset");

@@ -6,8 +6,8 @@
 use std::fmt::Write;
 
 use super::status::{
-    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, OperationStatus, ProcessStatus,
-    StoreStatus, VolumeStatus,
+    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, NbdMemoryStatus, OperationStatus,
+    ProcessStatus, StoreStatus, VolumeStatus,
 };
 use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 
@@ -52,6 +52,13 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) 
 const PROCESS: &[Metric<ProcessStatus>] = &[
     gauge("sawmill_uptime_seconds", "Seconds since the process started.", |p| p.uptime_ms / 1000),
     gauge("sawmill_volumes", "Volumes that are served.", |p| p.volumes.len() as u64),
+];
+
+/// Per process that can have NBD doors.
+const NBD_MEMORY: &[Metric<NbdMemoryStatus>] = &[
+    gauge("sawmill_nbd_memory_bytes", "Set aside for or taken by NBD connections.", |m| m.bytes),
+    gauge("sawmill_nbd_memory_bytes_max", "The most that can be.", |m| m.bytes_max),
+    gauge("sawmill_nbd_memory_waiting", "NBD connections that wait for memory.", |m| m.waiting),
 ];
 
 /// Per volume, label `volume`.
@@ -172,6 +179,11 @@ const DOOR: &[Metric<DoorStatus>] = &[
         "sawmill_door_connections_refused_total",
         "Connections closed because there were too many.",
         |d| d.connections_refused,
+    ),
+    counter(
+        "sawmill_door_connections_cut_total",
+        "Connections closed for others: in a handshake, or since replies were not taken.",
+        |d| d.connections_cut,
     ),
     counter("sawmill_door_requests_total", "Requests received.", |d| d.requests),
     counter("sawmill_door_errors_total", "Requests answered with an error.", |d| d.errors),
@@ -321,6 +333,7 @@ fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
     rows.extend(of(OPERATION, "volume, operation"));
     rows.push((OPERATION_LATENCY.0, Kind::Histogram, "volume, operation", OPERATION_LATENCY.1));
     rows.extend(of(DOOR, "door, address"));
+    rows.extend(of(NBD_MEMORY, ""));
     rows.extend(of(CACHE, ""));
     rows.extend(of(STORE, "store"));
     rows.extend(of(CALL, "store, call"));
@@ -355,6 +368,8 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     let doors: Vec<_> =
         process.doors.iter().map(|d| (labels(&[("door", &d.door), ("address", &d.address)]), d)).collect();
     text.table(DOOR, &doors);
+    let memory: Vec<_> = process.nbd_memory.iter().map(|memory| (String::new(), memory)).collect();
+    text.table(NBD_MEMORY, &memory);
     let caches: Vec<_> = process.cache.iter().map(|cache| (String::new(), cache)).collect();
     text.table(CACHE, &caches);
     let stores: Vec<_> = process.stores.iter().map(|s| (labels(&[("store", &s.url)]), s)).collect();
@@ -487,6 +502,7 @@ mod tests {
         let put = CallStatus { requests: 4, latency, ..CallStatus::default() };
         process.stores.push(StoreStatus { url: "memory:".into(), put, ..StoreStatus::default() });
         process.doors.push(DoorStatus { door: "nbd".into(), ..DoorStatus::default() });
+        process.nbd_memory = Some(NbdMemoryStatus::default());
         process.cache = Some(CacheStatus::default());
         let link = LinkTold { link: 1, state: "open".into(), rtt_us: 250, ..LinkTold::default() };
         let connection = ConnectionTold {

@@ -54,6 +54,10 @@ use status::ProcessStatus;
 const LOOPBACK_CONNECTIONS_MAX: u32 = 64;
 /// The longest wait that is answered there: who has hung up is not waited for any longer.
 const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Connections to control sockets at the same time: descriptors are for the doors as well.
+const CONTROL_CONNECTIONS_MAX: u32 = 128;
+/// How long a connection to the loopback address may last; what is asked by then is still answered.
+const LOOPBACK_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time for answers to go out before the process ends.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Time a client may take to send its request.
@@ -63,7 +67,7 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Subject {
     /// The status of the process, or of one volume in it.
     pub(crate) status: Box<Tell>,
-    /// Waits for a volume; blocks.
+    /// Waits for a volume, as long as somebody wants to know; blocks.
     pub(crate) wait: Box<Wait>,
     /// Carries an order out; blocks.
     pub(crate) order: Box<Carry>,
@@ -72,7 +76,7 @@ pub(crate) struct Subject {
 /// See [`Subject::status`].
 type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 /// See [`Subject::wait`].
-type Wait = dyn Fn(&str, Safety, Option<Duration>) -> Result<bool> + Send + Sync;
+type Wait = dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
 /// See [`Subject::order`].
 type Carry = dyn Fn(&str, Order) -> Result<serde_json::Value> + Send + Sync;
 
@@ -109,7 +113,8 @@ struct Shared {
     blocked: [AtomicU32; Lane::ALL.len()],
     /// Connections open now.
     connections: AtomicU32,
-    /// Of these, those to the loopback address.
+    /// Of these, those to control sockets and those to the loopback address.
+    own: AtomicU32,
     strangers: AtomicU32,
 }
 
@@ -165,6 +170,7 @@ impl Admin {
             subject,
             blocked: Default::default(),
             connections: AtomicU32::new(0),
+            own: AtomicU32::new(0),
             strangers: AtomicU32::new(0),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -281,9 +287,10 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) if is_ours(&stream) => {
-                                start_connection(stream, &shared, &volume, None);
-                            }
+                            Ok((stream, _)) if is_ours(&stream) => match Place::take(&shared, true) {
+                                Some(place) => start_connection(stream, &shared, &volume, place),
+                                None => tracing::debug!("all control connections are in use"),
+                            },
                             Ok(_) => tracing::warn!("a control connection of another user was closed"),
                             Err(error) => accept_failed(&error).await,
                         }
@@ -296,8 +303,8 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) => match Place::take(&shared) {
-                                Some(place) => start_connection(stream, &shared, &volume, Some(place)),
+                            Ok((stream, _)) => match Place::take(&shared, false) {
+                                Some(place) => start_connection(stream, &shared, &volume, place),
                                 // One too many is closed at once.
                                 None => tracing::debug!("all admin connections are in use"),
                             },
@@ -324,23 +331,31 @@ async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-/// One of the places for connections to the loopback address, until dropped.
-struct Place(Arc<Shared>);
+/// One of the places for connections, of our own user's or of those to the loopback address, until dropped.
+struct Place {
+    shared: Arc<Shared>,
+    is_own: bool,
+}
 
 impl Place {
-    fn take(shared: &Arc<Shared>) -> Option<Place> {
-        let place = Place(Arc::clone(shared));
-        (shared.strangers.fetch_add(1, Ordering::AcqRel) < LOOPBACK_CONNECTIONS_MAX).then_some(place)
+    fn take(shared: &Arc<Shared>, is_own: bool) -> Option<Place> {
+        let place = Place { shared: Arc::clone(shared), is_own };
+        let places = if is_own { CONTROL_CONNECTIONS_MAX } else { LOOPBACK_CONNECTIONS_MAX };
+        (place.count().fetch_add(1, Ordering::AcqRel) < places).then_some(place)
+    }
+
+    fn count(&self) -> &AtomicU32 {
+        if self.is_own { &self.shared.own } else { &self.shared.strangers }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.strangers.fetch_sub(1, Ordering::AcqRel);
+        self.count().fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>, place: Option<Place>)
+fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>, place: Place)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -357,7 +372,20 @@ where
             .header_read_timeout(REQUEST_TIME_MAX)
             .max_buf_size(16 << 10)
             .serve_connection(TokioIo::new(stream), service);
-        if let Err(error) = connection.await {
+        let mut connection = std::pin::pin!(connection);
+        let ended = match place.is_own {
+            true => connection.await,
+            // Who takes no answers, or has nothing more to ask, keeps no place for ever.
+            false => match tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    connection.as_mut().graceful_shutdown();
+                    let last = tokio::time::timeout(LOOPBACK_WAIT_MAX + ANSWERS_WITHIN, connection);
+                    last.await.unwrap_or(Ok(()))
+                }
+            },
+        };
+        if let Err(error) = ended {
             tracing::debug!("an admin connection ended: {error}");
         }
         counted.connections.fetch_sub(1, Ordering::AcqRel);
@@ -428,6 +456,7 @@ fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
     let mut status = (shared.subject.status)(only);
     if only.is_none() {
         status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
+        status.cache.iter_mut().for_each(|cache| cache.path.clear());
     }
     status
 }
@@ -441,7 +470,14 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     if lane == Lane::LoopbackWait {
         timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
     }
-    let waited = blocking(shared, lane, move |subject| (subject.wait)(&volume, safety, timeout)).await;
+    // Who hangs up is not waited for: this future is dropped then, and the token with it.
+    let token = Arc::new(());
+    let caller = Arc::downgrade(&token);
+    let waited = blocking(shared, lane, move |subject| {
+        (subject.wait)(&volume, safety, timeout, &|| caller.strong_count() > 0)
+    })
+    .await;
+    drop(token);
     waited.map_or_else(
         |refused| refused,
         |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),

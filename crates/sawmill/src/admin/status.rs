@@ -32,6 +32,9 @@ pub(crate) struct ProcessStatus {
     pub(crate) volumes: Vec<VolumeStatus>,
     /// Its front doors.
     pub(crate) doors: Vec<DoorStatus>,
+    /// Memory of the NBD connections, if it can have any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) nbd_memory: Option<NbdMemoryStatus>,
     /// The stores behind the volumes.
     pub(crate) stores: Vec<StoreStatus>,
     /// The read cache, if it has one.
@@ -324,6 +327,8 @@ pub(crate) struct DoorStatus {
     pub(crate) connections: u64,
     pub(crate) connections_total: u64,
     pub(crate) connections_refused: u64,
+    #[serde(default)]
+    pub(crate) connections_cut: u64,
     pub(crate) requests: u64,
     pub(crate) errors: u64,
     pub(crate) in_flight: u64,
@@ -342,6 +347,7 @@ impl DoorStatus {
             connections: seen.connections,
             connections_total: seen.connections_total,
             connections_refused: seen.connections_refused,
+            connections_cut: seen.connections_cut,
             requests: reads + writes + flushes + discards + write_zeroes + others,
             errors: seen.errors,
             in_flight: seen.in_flight,
@@ -350,6 +356,17 @@ impl DoorStatus {
             protocol_violations: seen.protocol_violations,
         }
     }
+}
+
+/// Memory of all NBD connections of a process.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct NbdMemoryStatus {
+    /// The most it may be.
+    pub(crate) bytes_max: u64,
+    /// Set aside for connections, or taken by their requests and replies.
+    pub(crate) bytes: u64,
+    /// Connections that wait for memory.
+    pub(crate) waiting: u64,
 }
 
 /// The read cache.

@@ -20,7 +20,7 @@ fn subject() -> Subject {
                 .collect(),
             ..ProcessStatus::default()
         }),
-        wait: Box::new(|name, safety, timeout| match (safety, timeout) {
+        wait: Box::new(|name, safety, timeout, _| match (safety, timeout) {
             (Safety::Logged, _) => Ok(true),
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
@@ -163,7 +163,7 @@ fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
     let held = release.lock();
     let closed = Arc::clone(&release);
     let enter = Mutex::new(enter);
-    let wait: Box<Wait> = Box::new(move |_, safety, _| {
+    let wait: Box<Wait> = Box::new(move |_, safety, _, _| {
         if safety == Safety::Stored {
             enter.lock().send(()).unwrap();
             drop(closed.lock());
@@ -220,4 +220,75 @@ fn connections_of_others_have_a_limit_and_places_come_free() {
             break;
         }
     }
+}
+
+#[test]
+fn a_wait_whose_caller_hung_up_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let (enter, entered) = std::sync::mpsc::channel();
+    let enter = Mutex::new(enter);
+    let wait: Box<Wait> = Box::new(move |_, safety, _, is_wanted| {
+        if safety == Safety::Stored {
+            enter.lock().send(()).unwrap();
+            while is_wanted() {
+                std::thread::yield_now();
+            }
+        }
+        Ok(true)
+    });
+    let path = folder.path().join(control::WRITER_SOCKET);
+    let control = Door::Control { path: path.clone(), volume: "oak".into() };
+    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
+    let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    // Far more than there are threads for; each would hold one for as long as the store is away.
+    for _ in 0..3 * Lane::OwnWait.places() {
+        let mut stranger = TcpStream::connect(admin.address.unwrap()).unwrap();
+        stranger.write_all(head).unwrap();
+        entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
+        let mut own = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        own.write_all(own_head).unwrap();
+        entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
+        drop((stranger, own));
+        let blocked =
+            |lane: Lane| admin.shared.as_ref().unwrap().blocked[lane as usize].load(Ordering::Relaxed);
+        while blocked(Lane::OwnWait) + blocked(Lane::LoopbackWait) > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn no_path_is_told_by_the_loopback_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let status = Box::new(|_: Option<&str>| ProcessStatus {
+        volumes: vec![VolumeStatus {
+            journal_path: Some("/secret/journal".into()),
+            ..VolumeStatus::default()
+        }],
+        cache: Some(status::CacheStatus { path: "/secret/cache".into(), ..Default::default() }),
+        ..ProcessStatus::default()
+    });
+    let path = folder.path().join(control::WRITER_SOCKET);
+    let control = Door::Control { path, volume: "oak".into() };
+    let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
+    let admin = Admin::start(Subject { status, ..subject() }, vec![control, loopback]).unwrap();
+    let (code, body) = get(&admin, "/status");
+    assert!(code == 200 && !body.contains("secret"), "{body}");
+    let own = control::attached(folder.path()).unwrap().unwrap();
+    assert_eq!(own.cache.unwrap().path, "/secret/cache", "our own user is told");
+}
+
+#[test]
+fn our_own_connections_have_a_limit_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let admin = start(folder.path());
+    let path = folder.path().join(control::WRITER_SOCKET);
+    let connect = || std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let idle: Vec<_> = (0..CONTROL_CONNECTIONS_MAX).map(|_| connect()).collect();
+    let mut byte = [0];
+    assert_eq!(connect().read(&mut byte).unwrap_or(0), 0, "one too many is closed");
+    assert_eq!(get(&admin, "/status").0, 200, "others are not hurt");
+    drop(idle);
 }

@@ -26,7 +26,7 @@ use super::serve::{notify, parse_loopback, say};
 use crate::admin::status::{ProcessStatus, milliseconds};
 use crate::admin::{Admin, Door, Subject};
 use crate::config::check_name;
-use crate::doors::plan::{DoorOptions, DoorPlan};
+use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::doors::{Doors, Shown};
 use crate::driving::DoorOf;
 use crate::exit::{Exit, Failure, Result};
@@ -91,6 +91,9 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
 }
 
 /// The cache in the memory of this machine.
@@ -244,7 +247,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         Some(options) => Front::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?)),
         None => Front::Plain(Arc::clone(&device)),
     };
-    let doors = Arc::new(Doors::default());
+    let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
     let shown = Shown {
         name: name.clone(),
         description: place.to_string(),
@@ -309,6 +312,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         uptime_ms: milliseconds(began.elapsed()),
+        nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory()),
         doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
         link: Some(tell()),
         ..ProcessStatus::default()
@@ -316,7 +320,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
     let no_volume = || Failure::usage("an attached device is no volume: its target knows what is stored");
     let subject = Subject {
         status: Box::new(status),
-        wait: Box::new(move |_, _, _| Err(no_volume())),
+        wait: Box::new(move |_, _, _, _| Err(no_volume())),
         order: Box::new(move |_, _| Err(no_volume())),
     };
     Admin::start(subject, vec![Door::Loopback(at)])

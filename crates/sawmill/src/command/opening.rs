@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Places, VolumeAddress};
@@ -169,6 +170,7 @@ impl Opening {
                 ..OpenOptions::new(PathBuf::new())
             },
             doors: Vec::new(),
+            nbd_budget: Budget::default(),
             volumes,
             cache,
             cache_bytes: self.cache_bytes,

@@ -8,7 +8,7 @@ use sawmill_driver::protocol::Facts;
 use sawmill_frontend::nbd::Listen;
 
 use super::Context;
-use crate::doors::plan::{DoorOptions, DoorPlan};
+use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::driving::{self, Plan, Told};
 use crate::exit::{Exit, Failure, Result};
 use crate::layers::LayerOptions;
@@ -33,6 +33,9 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     more_doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
 
     /// An option of the device that comes before what the driver says: size=1073741824, mode=batch,
     /// on_death=fail and others; docs/format/driver.md has them all.
@@ -84,6 +87,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         folder,
         given: given.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
         doors,
+        nbd_budget: arguments.nbd_memory.budget(),
         command: arguments.command.clone(),
         passed: arguments.driver_env.clone(),
         restarts: !arguments.no_restart,

@@ -20,7 +20,7 @@ use super::opening::{Opening, Tuning};
 use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
-use crate::doors::plan::{DoorOptions, resolve};
+use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
@@ -65,6 +65,9 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
 
     #[command(flatten)]
     tuning: Tuning,
@@ -178,7 +181,7 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
         arguments.volumes.iter().map(|text| places.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
     let doors = arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?;
     let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
-    Ok(Plan { doors, admin: arguments.admin, ..plan })
+    Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }
 
 /// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts,

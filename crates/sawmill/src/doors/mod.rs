@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
-use sawmill_frontend::nbd::NbdServer;
+use sawmill_frontend::nbd::{Budget, BudgetUse, NbdServer};
 use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
-use crate::admin::status::DoorStatus;
+use crate::admin::status::{DoorStatus, NbdMemoryStatus};
 use crate::exit::{Exit, Failure, Result};
 use open::{Orphans, Workers};
 use plan::DoorPlan;
@@ -81,9 +81,26 @@ pub(crate) struct Doors {
     gone: AtomicBool,
     /// Threads for the queues of many devices, once there are many.
     workers: Workers,
+    /// Memory of all NBD servers.
+    nbd_budget: Budget,
 }
 
 impl Doors {
+    /// None yet.
+    pub(crate) fn new(nbd_budget: Budget) -> Self {
+        Doors { nbd_budget, ..Doors::default() }
+    }
+
+    fn shared(&self) -> open::Shared<'_> {
+        open::Shared { workers: &self.workers, nbd_budget: &self.nbd_budget }
+    }
+
+    /// The memory of all NBD servers.
+    pub(crate) fn nbd_memory(&self) -> NbdMemoryStatus {
+        let BudgetUse { bytes_max, bytes, waiting } = self.nbd_budget.in_use();
+        NbdMemoryStatus { bytes_max, bytes, waiting }
+    }
+
     /// Opens what a plan asks for, for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
         self.workers.share_from(volumes.len())?;
@@ -109,7 +126,7 @@ impl Doors {
     fn open_with(&self, plan: DoorPlan, volumes: &[Shown], orphans: &Orphans) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
-        let opened = Arc::new(open::open(plan, volumes, &self.workers, orphans)?);
+        let opened = Arc::new(open::open(plan, volumes, &self.shared(), orphans)?);
         self.open.write().push(Arc::clone(&opened));
         Ok(opened)
     }
@@ -352,7 +369,7 @@ impl Doors {
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
         let shown: Vec<Shown> =
             volumes.iter().filter(|volume| shows.contains(&volume.name.as_str())).cloned().collect();
-        open::take_over(plan, &shown, pieces, &self.workers)
+        open::take_over(plan, &shown, pieces, &self.shared())
     }
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind};
 use sawmill_format::crc::crc32c;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
-use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 use sawmill_frontend::{Door, Handed};
@@ -22,16 +22,22 @@ use crate::config::UBLK_FOLDER;
 use crate::exit::{Failure, Result};
 use crate::wiring::make_folder;
 
+/// What doors of one process share.
+pub(super) struct Shared<'a> {
+    pub(super) workers: &'a Workers,
+    pub(super) nbd_budget: &'a Budget,
+}
+
 /// Opens a door that nobody has open.
 pub(super) fn open(
     plan: DoorPlan,
     volumes: &[Shown],
-    workers: &Workers,
+    shared: &Shared<'_>,
     orphans: &Orphans,
 ) -> Result<OpenDoor> {
     match &plan {
         DoorPlan::Nbd { listen, insecure } => {
-            let nbd = open_nbd(listen, *insecure, volumes)?;
+            let nbd = open_nbd(nbd_options(listen, *insecure, shared), volumes)?;
             Ok(OpenDoor::nbd(plan, volumes, nbd))
         }
         DoorPlan::Fuse { mountpoint, with_loop } => {
@@ -45,7 +51,7 @@ pub(super) fn open(
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)).with(claim))
         }
         DoorPlan::Ublk { id, unprivileged } => {
-            let options = ublk_options(*id, *unprivileged, only(volumes)?, workers);
+            let options = ublk_options(*id, *unprivileged, only(volumes)?, shared.workers);
             let door = open_ublk(options, only(volumes)?, orphans)?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
         }
@@ -63,11 +69,11 @@ pub(super) fn take_over(
     plan: DoorPlan,
     volumes: &[Shown],
     pieces: Vec<Handed>,
-    workers: &Workers,
+    shared: &Shared<'_>,
 ) -> sawmill_device::Result<OpenDoor> {
     match &plan {
         DoorPlan::Nbd { listen, insecure } => {
-            let options = nbd_options(listen, *insecure);
+            let options = nbd_options(listen, *insecure, shared);
             let exports = volumes.iter().map(export).collect();
             let nbd = NbdServer::take_over_quiet(options, exports, pieces)?;
             Ok(OpenDoor::nbd(plan, volumes, nbd))
@@ -83,7 +89,7 @@ pub(super) fn take_over(
             let piece = pieces.first().ok_or_else(|| {
                 Error::new(ErrorKind::Invalid, "hand-over: a ublk device without the piece that names it")
             })?;
-            let options = ublk_options(*id, *unprivileged, volume, workers);
+            let options = ublk_options(*id, *unprivileged, volume, shared.workers);
             let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
         }
@@ -259,8 +265,8 @@ fn file_name(name: &str) -> String {
     name.replace(':', "-")
 }
 
-fn nbd_options(listen: &Listen, insecure_listen: bool) -> NbdOptions {
-    NbdOptions { insecure_listen, ..NbdOptions::new(listen.clone()) }
+fn nbd_options(listen: &Listen, insecure_listen: bool, shared: &Shared<'_>) -> NbdOptions {
+    NbdOptions { insecure_listen, budget: shared.nbd_budget.clone(), ..NbdOptions::new(listen.clone()) }
 }
 
 fn export(volume: &Shown) -> Export {
@@ -268,11 +274,11 @@ fn export(volume: &Shown) -> Export {
     Export { name, description, device }
 }
 
-fn open_nbd(listen: &Listen, insecure: bool, volumes: &[Shown]) -> Result<NbdServer> {
-    if let Listen::Unix(path) = listen {
+fn open_nbd(options: NbdOptions, volumes: &[Shown]) -> Result<NbdServer> {
+    if let Listen::Unix(path) = &options.listen {
         make_parent(path)?;
     }
-    let nbd = NbdServer::start(nbd_options(listen, insecure))?;
+    let nbd = NbdServer::start(options)?;
     for volume in volumes {
         nbd.add_export(export(volume))?;
     }

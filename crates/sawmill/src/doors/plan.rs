@@ -8,9 +8,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use sawmill_frontend::nbd::Listen;
+use sawmill_frontend::nbd::{Budget, Listen};
 
 use crate::exit::{Failure, Result};
+use crate::units::parse_size;
 
 /// One door.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +142,27 @@ pub(crate) struct DoorOptions {
     with_loop: bool,
 }
 
+/// Memory of all NBD doors of a process.
+#[derive(Args)]
+#[command(next_help_heading = "Doors")]
+pub(crate) struct NbdMemory {
+    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. Clients wait
+    /// for it; those who do not take their replies are cut off when others wait.
+    #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
+    nbd_memory_max: Budget,
+}
+
+fn parse_budget(text: &str) -> Result<Budget, String> {
+    Budget::new(parse_size(text)?).map_err(|error| error.to_string())
+}
+
+impl NbdMemory {
+    /// What all doors of the process share.
+    pub(crate) fn budget(&self) -> Budget {
+        self.nbd_memory_max.clone()
+    }
+}
+
 /// The number asked for with `--ublk`.
 #[derive(Clone, Copy, Debug)]
 struct UblkId(Option<u32>);
@@ -216,6 +238,15 @@ mod tests {
             let error = parse_listen(text).unwrap_err();
             assert!(error.contains("10809"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn memory_of_the_doors_is_a_size_that_is_large_enough() {
+        assert_eq!(parse_budget("160M").unwrap().in_use().bytes_max, 160 << 20);
+        for text in ["", "much", "0", "159M"] {
+            assert!(parse_budget(text).is_err(), "{text}");
+        }
+        assert!(parse_budget("1M").unwrap_err().contains("160 MiB"));
     }
 
     #[test]

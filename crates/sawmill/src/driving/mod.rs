@@ -18,6 +18,7 @@ use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
+use sawmill_frontend::nbd::Budget;
 use sawmill_sys::reclaim;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -43,6 +44,7 @@ pub(crate) struct Plan {
     /// Options that come before what drivers say.
     pub(crate) given: Facts,
     pub(crate) doors: Vec<DoorPlan>,
+    pub(crate) nbd_budget: Budget,
     /// What starts a driver; empty: drivers come by themselves.
     pub(crate) command: Vec<OsString>,
     /// Variables of the environment that it gets though they may be secrets.
@@ -139,10 +141,10 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
+        doors: Arc::new(Doors::new(plan.nbd_budget.clone())),
         plan,
         host,
         drivers,
-        doors: Arc::default(),
         ring,
         tell,
         attached: BTreeSet::new(),

@@ -73,7 +73,7 @@ fn talk(
     let mut handed = unpack(&bytes, descriptors)?;
     let listener = admin_listener(&mut handed)?;
     let (volumes, cache) = wiring::open_all(places, &plan, &mut stores)?;
-    let serving = Serving::new(volumes, cache, plan.options.gc.start, started, bell);
+    let serving = Serving::new(volumes, cache, &plan, started, bell);
     say(stream, &Word::Opened)?;
     match hear(stream, None)? {
         Word::Yours => {}

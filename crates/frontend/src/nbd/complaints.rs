@@ -1,0 +1,60 @@
+//! Complaints about peers, for the log: a few a second and no more, however many there are.
+//!
+//! Invariant: what is left out is counted, and told with the next one that is not. Not here: the words.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Complaints in one [`PERIOD`].
+const COUNT_MAX: u32 = 5;
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct Complaints(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    since: Option<Instant>,
+    count: u32,
+    left_out: u64,
+}
+
+impl Complaints {
+    /// Says something, if it is not too much. What says it is given how many were left out before it.
+    pub(super) fn say(&self, tell: impl FnOnce(u64)) {
+        if let Some(left_out) = self.0.lock().next(Instant::now()) {
+            tell(left_out);
+        }
+    }
+}
+
+impl State {
+    fn next(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= PERIOD) {
+            (self.since, self.count) = (Some(now), 0);
+        }
+        if self.count == COUNT_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.count += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_complaints_a_few_are_told_and_the_rest_is_counted() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let told: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();
+        assert_eq!(told, [0; COUNT_MAX as usize]);
+        let later: Vec<_> = (0..10).filter_map(|_| state.next(start + PERIOD)).collect();
+        assert_eq!(later, [1000 - u64::from(COUNT_MAX), 0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Memory of one connection: what it may allocate, when it waits for that, what it gives back.
+//!
+//! Invariants: every buffer is asked for before it is allocated; a connection that waits for memory takes
+//! nothing more from its client; a client that keeps what others wait for, and moves next to nothing, is cut
+//! off. Not here: whose turn it is (`budget`).
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use sawmill_device::Operation;
+
+use super::super::budget::Counted;
+use super::super::options::RECEIVE_BYTES;
+use super::super::outbox::Standing;
+use super::super::ticket::Body;
+use super::{Connection, STATUS_BYTES_MAX};
+
+/// What a client has to take, or send, within `linger_time_max` while others wait for the memory it keeps.
+const PROGRESS_BYTES_MIN: u64 = 1 << 20;
+
+impl Connection {
+    /// Whether what is missing has come free.
+    pub(super) fn may_go_on(&mut self) -> bool {
+        match self.short_of {
+            Some(bytes) => self.ensure(bytes),
+            None => self.may_submit(),
+        }
+    }
+
+    /// Whether there is memory to receive into.
+    pub(super) fn may_receive(&mut self) -> bool {
+        let bytes = self.intake.space_bytes();
+        self.ensure(bytes as u64)
+    }
+
+    /// Whether so much memory may be allocated; otherwise this connection has to wait. What is kept for later
+    /// is freed first.
+    fn ensure(&mut self, bytes: u64) -> bool {
+        if bytes == 0 {
+            self.account.withdraw();
+            self.short_of = None;
+            return true;
+        }
+        let mut has = self.account.ensure(bytes);
+        if !has {
+            self.intake.drop_spares();
+            self.drop_read_spares();
+            has = self.account.ensure(bytes);
+        }
+        self.short_of = (!has).then_some(bytes);
+        has
+    }
+
+    fn drop_read_spares(&mut self) {
+        self.spare_reads.clear();
+        self.link.drop_spares();
+    }
+
+    /// Nothing is in flight and nothing came for a while: a client that waits takes no memory.
+    pub(super) fn rest_memory(&mut self) {
+        self.intake.rest();
+        self.drop_read_spares();
+        self.account.withdraw();
+        self.account.settle(0, true);
+    }
+
+    /// Whether the client has kept memory that others wait for, and has taken next to nothing (or sent next
+    /// to nothing of a payload) for as long as it may.
+    pub(super) fn is_stalled(&mut self, standing: &Standing) -> bool {
+        let is_up_to_client = standing.socket_full || self.filling.is_some();
+        if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
+            self.wanted_since = None;
+            return false;
+        }
+        let counters = &self.link.counters;
+        let now = (Instant::now(), counters.bytes_in.load(Relaxed), counters.bytes_out.load(Relaxed));
+        let since = *self.wanted_since.get_or_insert(now);
+        if since.0.elapsed() < self.shared.options.linger_time_max {
+            return false;
+        }
+        let moved = if standing.socket_full { now.2 - since.2 } else { now.1 - since.1 };
+        self.wanted_since = Some(now);
+        moved < PROGRESS_BYTES_MIN
+    }
+
+    /// Whether there is memory for what the request makes us allocate.
+    pub(super) fn has_memory(&mut self, operation: Operation, length: u64) -> bool {
+        let style = self.session.style;
+        let bytes = match operation {
+            Operation::Read => self.read_bytes(style.read_head_bytes() + length as usize),
+            Operation::Write if style.request_bytes() + length as usize > RECEIVE_BYTES => {
+                self.intake.apart_bytes(length as usize)
+            }
+            Operation::Allocation => STATUS_BYTES_MAX as usize,
+            _ => 0,
+        };
+        self.ensure(bytes as u64)
+    }
+
+    /// Bytes to allocate for a read's reply of this length: none where a spare buffer is long enough.
+    fn read_bytes(&mut self, length: usize) -> usize {
+        if self.spare_reads.is_empty() {
+            self.link.take_spare_reads(&mut self.spare_reads);
+        }
+        if self.spare_reads.last().is_some_and(|spare| spare.len() >= length) {
+            return 0;
+        }
+        self.spare_reads.pop();
+        length
+    }
+
+    /// A buffer for a read's reply, a used one if there is any. [`Self::has_memory`] was asked before.
+    pub(super) fn read_body(&mut self, length: usize) -> Body {
+        let head_bytes = self.session.style.read_head_bytes();
+        let end = head_bytes + length;
+        let spare = match self.read_bytes(end) {
+            0 => self.spare_reads.pop(),
+            _ => None,
+        };
+        let bytes = spare.unwrap_or_else(|| Counted::zeroed(self.account.tally(), end));
+        Body::Read { bytes, head_bytes, end }
+    }
+}

@@ -1,0 +1,230 @@
+//! Where connections come in: accepted, given a slot for the handshake, then a place and memory, or refused.
+//!
+//! Invariants: who haggles takes no place of those who are through, and who is through no slot of those who
+//! haggle; no peer can take all of either; however many bad connections there are, the log has a few lines
+//! a second. Not here: what is said in a handshake.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno as OsError;
+use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
+
+use super::budget::Tally;
+use super::connection::{Connection, End, Session, Unread};
+use super::door::Opening;
+use super::handshake::negotiate;
+use super::options::Listen;
+use super::origin::Origin;
+use super::outbox::Link;
+use super::places;
+use super::server::{Entry, Leave, Registry, Shared};
+
+/// Why a client is refused.
+const TOO_MANY: &str = "too many connections are open, or too many of this peer";
+const TOO_LITTLE_MEMORY: &str = "no memory is left for another connection; see --nbd-memory-max";
+
+/// How long one that was told to go is waited for before another look.
+const GOES_WITHIN: Duration = Duration::from_millis(100);
+
+impl Shared {
+    pub(super) fn accept_all(self: &Arc<Self>) {
+        let mut pause = None;
+        while !self.stopping.load(Relaxed) {
+            if self.is_pausing() {
+                self.hold_accepting();
+                continue;
+            }
+            let mut fds =
+                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
+            // While the system has no room for another connection, asking at once again would only spin.
+            let asked = if pause.is_some() { 1 } else { 2 };
+            let _ = poll(&mut fds[..asked], pause.as_ref());
+            let woken = fds[0].revents().contains(PollFlags::IN);
+            pause = None;
+            if woken {
+                // It carries no news beyond having been written to.
+                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                continue;
+            }
+            match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
+                Ok(socket) => self.take_up(socket),
+                Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
+                Err(error) => {
+                    tracing::warn!(%error, "nbd: a connection could not be accepted; trying again in 100 ms");
+                    pause = Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
+                }
+            }
+        }
+    }
+
+    fn take_up(self: &Arc<Self>, socket: OwnedFd) {
+        let peer = peer_of(&socket);
+        let origin = Origin::of(&socket);
+        let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
+        if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {
+            tracing::warn!(%peer, %error, "nbd: TCP_NODELAY could not be set; replies may be slow");
+        }
+        let link = match Link::new(socket) {
+            Ok(link) => Arc::new(link),
+            Err(error) => {
+                self.complaints.say(|left_out| {
+                    tracing::warn!(%peer, %error, left_out, "nbd: a connection could not be set up");
+                });
+                return;
+            }
+        };
+        let Some(id) = self.let_in(&peer, origin, &link) else { return };
+        self.spawn(id, peer, link, None);
+    }
+
+    /// A place among those who haggle, which the oldest of the peer with most may have to leave. A peer that
+    /// could not stay anyway is refused at once.
+    fn let_in(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
+        let mut registry = self.registry.lock();
+        registry.past.connections_total += 1;
+        if !registry.has_place(origin, self.options.connections_max) {
+            registry.past.connections_refused += 1;
+            drop(registry);
+            self.complain(peer, &End::Refused(TOO_MANY));
+            return None;
+        }
+        while registry.haggling(|_| true).count() >= 2 * self.options.handshakes_max {
+            // Those who were told to go are on their way; who comes meanwhile waits in the system's queue.
+            if self.stopping.load(Relaxed) || self.is_pausing() {
+                break;
+            }
+            self.changed.wait_for(&mut registry, GOES_WITHIN);
+        }
+        let haggling: Vec<_> = registry
+            .haggling(|entry| !entry.link.is_stopping())
+            .map(|(id, entry)| (*id, entry.origin))
+            .collect();
+        let evicted = places::evicted(origin, &haggling, self.options.handshakes_max);
+        if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
+            entry.link.close();
+            registry.past.connections_cut += 1;
+        }
+        let (link, peer) = (link.clone(), peer.to_owned());
+        Some(registry.enter(Entry { link, peer, origin, export: None, held: None }))
+    }
+
+    /// Gives a connection in the registry its thread.
+    pub(super) fn spawn(self: &Arc<Self>, id: u64, peer: String, link: Arc<Link>, opening: Opening) {
+        let leave = Leave { shared: self.clone(), id };
+        let serve = move || {
+            let end = leave.shared.serve(id, &peer, link, opening);
+            leave.shared.count(&end);
+            leave.shared.report(&peer, &end);
+        };
+        if let Err(error) = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(serve) {
+            // The entry went with what was to run.
+            tracing::warn!(%error, "nbd: no thread for a connection");
+        }
+    }
+
+    /// The life of one connection, on its own thread.
+    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: Opening) -> End {
+        let (session, unread, tally) = match opening {
+            Some(begun) => begun,
+            None => match self.begin(id, peer, &link) {
+                Ok((session, tally)) => (session, Unread::default(), tally),
+                Err(end) => return end,
+            },
+        };
+        Connection::new(id, self.clone(), link, session, unread, tally).run()
+    }
+
+    /// The handshake of a connection.
+    fn begin(&self, id: u64, peer: &str, link: &Link) -> Result<(Session, Arc<Tally>), End> {
+        let (export, session) = negotiate(link, &self.exports, self.options.handshake_time_max)?;
+        let mut registry = self.registry.lock();
+        // The export may have been removed since the client found it.
+        if !self.exports.contains(&export) {
+            return Err(End::Stopping);
+        }
+        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client is connected");
+        let Some(origin) = registry.entries.get(&id).map(|entry| entry.origin) else {
+            return Err(End::Stopping);
+        };
+        if !registry.has_place(origin, self.options.connections_max) {
+            return Err(End::Refused(TOO_MANY));
+        }
+        let tally = self.options.budget.enter(false).ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
+        if let Some(entry) = registry.entries.get_mut(&id) {
+            entry.export = Some(export);
+        }
+        Ok((session, tally))
+    }
+
+    fn count(&self, end: &End) {
+        let past = &mut self.registry.lock().past;
+        match end {
+            End::Violation(_) => past.protocol_violations += 1,
+            End::Refused(_) => past.connections_refused += 1,
+            End::Stalled => past.connections_cut += 1,
+            _ => (),
+        }
+    }
+
+    fn report(&self, peer: &str, end: &End) {
+        match end {
+            End::Violation(_) | End::Refused(_) | End::Stalled => self.complain(peer, end),
+            End::Broken(error) => self.complaints.say(|left_out| {
+                tracing::info!(peer, %error, left_out, "nbd: connection lost");
+            }),
+            End::Died => self.complaints.say(|left_out| {
+                tracing::info!(peer, left_out, "nbd: the client closed the connection inside a request");
+            }),
+            End::Disconnect | End::Closed | End::Stopping | End::LetGo => {
+                tracing::debug!(peer, ?end, "nbd: connection closed")
+            }
+        }
+    }
+
+    fn complain(&self, peer: &str, end: &End) {
+        self.complaints.say(|left_out| match end {
+            End::Violation(violation) => {
+                let reason = &*violation.0;
+                tracing::warn!(
+                    peer,
+                    reason,
+                    left_out,
+                    "nbd: connection closed: the client broke the protocol"
+                );
+            }
+            End::Refused(reason) => tracing::warn!(peer, reason, left_out, "nbd: a connection was refused"),
+            _ => tracing::warn!(
+                peer,
+                left_out,
+                "nbd: connection closed: others waited for memory, and the client did not take its replies"
+            ),
+        });
+    }
+}
+
+impl Registry {
+    fn haggling(&self, fits: impl Fn(&Entry) -> bool) -> impl Iterator<Item = (&u64, &Entry)> {
+        self.entries.iter().filter(move |(_, entry)| entry.export.is_none() && fits(entry))
+    }
+
+    fn has_place(&self, newcomer: Origin, places: usize) -> bool {
+        let clients = self.entries.values().filter(|entry| entry.export.is_some());
+        places::has_place(newcomer, clients.map(|entry| entry.origin), places)
+    }
+}
+
+fn peer_of(socket: &OwnedFd) -> String {
+    let address = getpeername(socket).ok().flatten();
+    let inet = address.and_then(|address| std::net::SocketAddr::try_from(address).ok());
+    if let Some(inet) = inet {
+        return inet.to_string();
+    }
+    match sockopt::socket_peercred(socket) {
+        Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
+        Err(_) => "unknown".into(),
+    }
+}
