@@ -2,16 +2,17 @@
 """Hostile neighbours at the NBD door and at the admin page: what they cost a legitimate client, and memory.
 
 A thousand connections of another user of this machine (as root; otherwise of our own), a quarter each of:
-half-open (the handshake is not finished), idle (finished, then silent), greedy (64 reads of 2 MiB asked for, no
-reply taken), garbage (64 random bytes instead of a handshake). Whoever is cut off comes again a second later.
-fio is the legitimate client: 4 KiB, half reads and half writes at random, 16 in flight. Each round measures it
-without hostile connections and with them, in turns; ratios are taken within a round.
+half-open (the handshake is not finished), idle (finished, then silent), greedy (64 reads of 2 MiB asked
+for, no reply taken), garbage (64 random bytes instead of a handshake). Whoever is cut off comes again 5
+seconds later. fio is the legitimate client: 4 KiB, half reads and half writes at random, 16 in flight. Each
+round measures it without hostile connections and with them, in turns; ratios are taken within a round.
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import selectors
 import signal
 import socket
@@ -28,7 +29,7 @@ from pathlib import Path
 
 MIB = 1 << 20
 NOBODY = 65534
-AGAIN_S = 1.0
+AGAIN_S = 5.0
 KINDS = ("half-open", "idle", "greedy", "garbage")
 READS = b"".join(
     struct.pack(">IHHQQI", 0x25609513, 0, 0, number, 0, 2 * MIB) for number in range(64))
@@ -92,6 +93,12 @@ class Hostile:
 
 def attack(host, port, count, kinds):
     """Runs for ever; says once a second how many are connected and how many have been cut off."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
     selector = selectors.DefaultSelector()
     all_of_them = [Hostile((host, port), kinds[at % len(kinds)]) for at in range(count)]
     told = 0.0
@@ -109,17 +116,17 @@ def attack(host, port, count, kinds):
                     one.leave(selector)
             connected = {kind: sum(one.socket is not None for one in all_of_them if one.kind == kind)
                          for kind in kinds}
-            print(json.dumps({"connected": connected, "ends": sum(one.ends for one in all_of_them)}), flush=True)
+            ends = sum(one.ends for one in all_of_them)
+            print(json.dumps({"connected": connected, "ends": ends}), flush=True)
 
 
 class Attack:
     """The hostile process, until the end of a `with`."""
 
     def __init__(self, address, count, kinds):
-        user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
         command = [sys.executable, "-", "--attack", f"{address[0]}:{address[1]}", str(count), *kinds]
-        self.child = subprocess.Popen(command, stdin=Path(__file__).open(), stdout=subprocess.PIPE, text=True,
-                                      cwd="/", **user)
+        self.child = subprocess.Popen(
+            command, stdin=Path(__file__).open(), stdout=subprocess.PIPE, text=True)
         self.said = {}
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -145,7 +152,8 @@ class Server:
         self.child = subprocess.Popen(
             [binary, "serve", "disk", "--json", "--nbd", "tcp:127.0.0.1:0", "--admin", "127.0.0.1:0",
              "--cache-bytes", "0", *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.environment)
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            env=self.environment)
         self.ready = json.loads(self.child.stdout.readline())
         self.peak, self.watching = 0, True
         threading.Thread(target=self.watch, daemon=True).start()
@@ -236,29 +244,34 @@ def measure(binary, options, target, count, rounds, seconds, settle):
             "order_ms": statistics.median(order_ms), "log_lines": lines}
 
 
-def page(rows, arguments, limit):
-    text = f"""# Hostile neighbours
+COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed", "resident before",
+           "at most", "limit of NBD memory", "`door list` beside them", "lines of log")
+TAIL = """
+The aim: resident memory below the limit, and fio at least 0.8 of what it does alone. What the hostile process
+itself takes of the processors is in the ratio.
 
-Written by `bench/hostile.py` on {date.today()}: {arguments.connections} hostile connections at a time, medians of
-{arguments.rounds} rounds of {arguments.seconds} s, {os.cpu_count()} cores shared by server, fio and the hostile process. See the head
-of the script for who is hostile in which way. At the admin page three quarters send nothing, and the rest wait for the volume.
-
-| where | fio alone, requests/s | beside them | ratio | fio refused or failed | resident before | at most | limit of NBD memory | `door list` beside them | lines of log |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened through the kernel,
+which bounds what is in flight, and a vhost-user socket takes one connection, of its owner or root.
 """
+
+
+def page(rows, arguments, limit):
+    lines = [
+        "# Hostile neighbours", "",
+        f"Written by `bench/hostile.py` on {date.today()}: {arguments.connections} hostile connections at",
+        f"a time, medians of {arguments.rounds} rounds of {arguments.seconds} s, {os.cpu_count()} cores",
+        "shared by server, fio and the hostile process. See the head of the script for who is hostile in",
+        "which way. At the admin page",
+        "three quarters send nothing, and the rest wait for the volume.", "",
+        "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
     for label, row in rows:
         shown = "none" if row["order_ms"] == float("inf") else f"{row['order_ms']:.0f} ms"
-        text += (f"| {label} | {row['without']:,.0f} | {row['beside']:,.0f} | {row['ratio']:.2f} | {row['failed']} | "
-                 f"{row['before'] >> 20} MiB | {row['peak'] >> 20} MiB | "
-                 f"{'none' if label.endswith('before') else f'{limit >> 20} MiB'} | {shown} | {row['log_lines']} |\n")
-    text += """
-The aim: resident memory below the limit, and fio at least 0.8 of what it does alone. What the hostile process itself takes of the
-processors is in the ratio.
-
-FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened through the kernel, which bounds what
-is in flight, and a vhost-user socket takes one connection, of its owner or root.
-"""
-    return text
+        bound = "none" if label.endswith("before") else f"{limit >> 20} MiB"
+        cells = (label, f"{row['without']:,.0f}", f"{row['beside']:,.0f}", f"{row['ratio']:.2f}",
+                 row["failed"], f"{row['before'] >> 20} MiB", f"{row['peak'] >> 20} MiB", bound, shown,
+                 row["log_lines"])
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n" + TAIL
 
 
 def main():
@@ -278,7 +291,8 @@ def main():
     limit = arguments.limit_mib * MIB
     rows = []
     if arguments.beside:
-        found = measure(arguments.beside, [], "nbd", arguments.connections, 1, arguments.seconds, arguments.settle)
+        found = measure(arguments.beside, [], "nbd", arguments.connections, 1, arguments.seconds,
+                        arguments.settle)
         rows.append(("NBD, the version before", found))
     for target, label in (("nbd", "NBD"), ("admin", "admin page")):
         options = ["--nbd-memory-max", f"{arguments.limit_mib}M"]

@@ -13,8 +13,9 @@
 //! ended, and what it did not answer is handed to the next one, so every request is answered once and by one
 //! of them.
 //!
-//! Files: `greeting` (who has not spoken yet), `attach` (a driver comes), `session` (its sockets), `policy` (nobody is there), `ask` (what
-//! commands want to know). Not here: doors, child processes (the program); what is sent (`protocol`).
+//! Files: `greeting` (who has not spoken yet), `attach` (a driver comes), `session` (its sockets), `policy`
+//! (nobody is there), `ask` (what commands want to know). Not here: doors, child processes (the program);
+//! what is sent (`protocol`).
 
 mod ask;
 mod attach;

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::Pages;
 
 use super::options::PAYLOAD_BYTES_MAX;
 
@@ -81,8 +82,8 @@ impl Budget {
     pub fn new(bytes_max: u64) -> Result<Self> {
         if bytes_max < Self::BYTES_MIN {
             let text = format!(
-                "nbd: a memory limit of {bytes_max} bytes is too small for requests of the greatest length; it \
-                 must be at least {} MiB",
+                "nbd: a memory limit of {bytes_max} bytes is too small for requests of the greatest length; \
+                 it must be at least {} MiB",
                 Self::BYTES_MIN >> 20
             );
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -178,9 +179,25 @@ impl Drop for Tally {
     }
 }
 
+/// Buffers from here on come straight from the kernel and go back to it at once: what a heap keeps of buffers
+/// that were freed would be memory that nobody counts.
+const PAGES_FROM: usize = 64 << 10;
+
+enum Bytes {
+    Heap(Box<[u8]>),
+    Pages(Pages),
+}
+
+impl Bytes {
+    fn zeroed(length: usize) -> Self {
+        let pages = (length >= PAGES_FROM).then(|| Pages::zeroed(length).ok()).flatten();
+        pages.map_or_else(|| Bytes::Heap(vec![0; length].into()), Bytes::Pages)
+    }
+}
+
 /// A buffer that counts, from when it is made until it is dropped.
 pub(super) struct Counted {
-    bytes: Box<[u8]>,
+    bytes: Bytes,
     counted: u64,
     tally: Arc<Tally>,
 }
@@ -188,20 +205,20 @@ pub(super) struct Counted {
 impl Counted {
     /// So many zeroes.
     pub(super) fn zeroed(tally: &Arc<Tally>, length: usize) -> Self {
-        Self::of(tally, length as u64, || vec![0; length].into())
+        Self::of(tally, length as u64, || Bytes::zeroed(length))
     }
 
     /// These bytes.
     pub(super) fn from(tally: &Arc<Tally>, bytes: Vec<u8>) -> Self {
-        Self::of(tally, bytes.len() as u64, || bytes.into())
+        Self::of(tally, bytes.len() as u64, || Bytes::Heap(bytes.into()))
     }
 
     /// Room for what the device will allocate.
     pub(super) fn room(tally: &Arc<Tally>, length: u64) -> Self {
-        Self::of(tally, length, Box::default)
+        Self::of(tally, length, || Bytes::Heap(Box::default()))
     }
 
-    fn of(tally: &Arc<Tally>, counted: u64, bytes: impl FnOnce() -> Box<[u8]>) -> Self {
+    fn of(tally: &Arc<Tally>, counted: u64, bytes: impl FnOnce() -> Bytes) -> Self {
         tally.bytes.fetch_add(counted, Relaxed);
         Counted { bytes: bytes(), counted, tally: tally.clone() }
     }
@@ -210,7 +227,7 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         // What is given to others is free by then.
-        drop(std::mem::take(&mut self.bytes));
+        self.bytes = Bytes::Heap(Box::default());
         self.tally.bytes.fetch_sub(self.counted, Relaxed);
     }
 }
@@ -219,13 +236,19 @@ impl Deref for Counted {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        match &self.bytes {
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Pages(pages) => pages,
+        }
     }
 }
 
 impl DerefMut for Counted {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        match &mut self.bytes {
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Pages(pages) => pages,
+        }
     }
 }
 

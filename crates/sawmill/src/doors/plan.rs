@@ -146,8 +146,8 @@ pub(crate) struct DoorOptions {
 #[derive(Args)]
 #[command(next_help_heading = "Doors")]
 pub(crate) struct NbdMemory {
-    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. Clients wait
-    /// for it; those who do not take their replies are cut off when others wait.
+    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. Clients
+    /// wait for it; those who do not take their replies are cut off when others wait.
     #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
     nbd_memory_max: Budget,
 }
