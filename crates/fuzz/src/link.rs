@@ -3,7 +3,9 @@
 
 use sawmill_format::layout::Field;
 use sawmill_format::link::control::{self, Opened, opened_at};
-use sawmill_format::link::greeting::{Hello, NAME_BYTES_MAX, Seek, Welcome, hello_at, seek_at, welcome_at};
+use sawmill_format::link::greeting::{
+    Cookie, Hello, NAME_BYTES_MAX, Seek, Welcome, hello_at, seek_at, welcome_at,
+};
 use sawmill_format::link::part::{Body, Data, Part, Parts, TEXT_BYTES_MAX};
 use sawmill_format::link::{
     GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION, packet_at,
@@ -18,7 +20,7 @@ pub(crate) fn packet(bytes: &[u8]) {
     let mut mended = bytes.to_vec();
     mended.resize(bytes.len().clamp(HEADER_BYTES, PACKET_BYTES_MAX), 0);
     put(&mut mended, packet_at::MAGIC, &MAGIC.to_le_bytes());
-    let kind = mended[packet_at::KIND.offset] % 7 + 1;
+    let kind = mended[packet_at::KIND.offset] % 9 + 1;
     put(&mut mended, packet_at::VERSION, &[VERSION]);
     put(&mut mended, packet_at::KIND, &[kind]);
     let length = mended.len() as u32;
@@ -125,6 +127,9 @@ fn greetings(bytes: &[u8]) {
     }
     if let Ok(welcome) = Welcome::decode(bytes) {
         assert_eq!(welcome.encode().expect(WRITTEN), bytes);
+    }
+    if let Ok(cookie) = Cookie::decode(bytes) {
+        assert_eq!(cookie.encode()[..], *bytes);
     }
     if let Ok(seek) = Seek::decode(bytes) {
         assert_eq!(seek.encode().expect(WRITTEN), bytes);

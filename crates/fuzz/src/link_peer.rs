@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation as Asks, Outcome, Request};
 use sawmill_format::crc::crc32c;
 use sawmill_format::link::control::{OPEN_TAKE_OVER, Opened};
-use sawmill_format::link::greeting::{GREETING_BYTES_MAX, Hello, Welcome};
+use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::part::{Body, Command, Operation, Part, Parts, Reply, Word, WordKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
 use sawmill_link::Unpack;
@@ -129,8 +129,14 @@ impl Mouth {
             let how = head[2];
             let packet = match how >> 3 & 7 {
                 0..=4 => self.packet(PacketKind::Sealed, how & 7, body),
-                5 => self.packet(PacketKind::Hello, 0, body),
-                6 => self.packet([PacketKind::Welcome, PacketKind::Unknown][usize::from(how & 1)], 0, body),
+                5 => {
+                    let kinds = [PacketKind::Hello, PacketKind::Retry];
+                    self.packet(kinds[usize::from(how >> 1 & 1)], how & 1, body)
+                }
+                6 => {
+                    let kinds = [PacketKind::Welcome, PacketKind::Unknown, PacketKind::Cookie];
+                    self.packet(kinds[usize::from(how & 7).min(2)], how & 1, body)
+                }
                 _ => body.to_vec(),
             };
             pieces.push((packet, [0, 2_000_000, 60_000_000, 2_000_000_000][usize::from(how >> 6)]));
@@ -184,7 +190,15 @@ impl Shown {
             Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message).expect("a message");
         let mut mouth = Mouth { connection: 0, number: 0 };
         self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
-        let answers = self.wire.take();
+        let mut answers = self.wire.take();
+        // Many hellos came before it: they must not be who can receive where they say.
+        if let Some((_, asked)) = answers.iter().find(|(packet, _)| packet.kind == PacketKind::Cookie) {
+            let cookie = Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
+            // Of one source there are few in a while.
+            self.clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
+            self.hear(mouth.packet(PacketKind::Retry, 0, &[&cookie[..], &message[..bytes]].concat()));
+            answers = self.wire.take();
+        }
         let welcome = answers.iter().filter(|(packet, _)| packet.kind == PacketKind::Welcome);
         let welcome = welcome.filter_map(|(_, bytes)| greeting.finish(&bytes[HEADER_BYTES..]).ok()).next();
         let (_, payload) = welcome.expect("a hello is answered");

@@ -22,13 +22,34 @@ mod packed;
 mod path;
 mod ready;
 pub mod session;
+mod source;
 mod status;
 pub mod target;
 pub mod threads;
 
+use std::borrow::Cow;
+
 pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
+
+/// A text of somebody else's, as it may be shown: whatever would move a cursor, change a colour or the
+/// direction of writing, or is not seen, stands there as its number. Its own escapes are unmistakable.
+#[must_use]
+pub fn legible(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| matches!(c, '"' | '\'') || c.escape_debug().len() == 1;
+    if text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_plain(c) {
+            true => shown.push(c),
+            false => shown.extend(c.escape_debug()),
+        }
+    }
+    Cow::Owned(shown)
+}
 
 /// How one link does.
 #[derive(Clone, Debug, Default)]
@@ -100,4 +121,25 @@ fn links_of<R: connection::Role>(connection: &connection::Connection<R>, now: u6
         }
     };
     connection.links.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strangers_text_moves_no_cursor_and_reverses_nothing() {
+        for plain in ["store", "it's a \"disk\"", "Müller 日本 🙂"] {
+            assert!(matches!(legible(plain), Cow::Borrowed(text) if text == plain), "{plain}");
+        }
+        for (text, shown) in [
+            ("\x1b[2J", "\\u{1b}[2J"),
+            ("a\r\nb\tc\0", "a\\r\\nb\\tc\\0"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{202e}cba\u{2066}\u{200b}", "\\u{202e}cba\\u{2066}\\u{200b}"),
+            ("a\\u{1b}", "a\\\\u{1b}"),
+        ] {
+            assert_eq!(legible(text), shown);
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) fn status_of(kind: ErrorKind) -> u8 {
 /// The error that a status and its text stand for.
 pub(crate) fn error_of(status: u8, text: &str) -> Error {
     let kind = KINDS.iter().find(|(code, _)| *code == status).map_or(Internal, |(_, kind)| *kind);
-    Error::new(kind, format!("target: {text}"))
+    Error::new(kind, format!("target: {}", crate::legible(text)))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Payloads of the hand-shake (hello, welcome) and of discovery (seek, found).
+//! Payloads of the hand-shake (hello, welcome, cookie) and of discovery (seek, found).
 //!
 //! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is authenticated by
 //! the hand-shake that carries them, except in discovery, which proves nothing.
 //!
 //! Not here: the hand-shake itself (`crates/link/src/session`).
 
-use super::{LINKS_MAX, check_length, check_reserved, text};
+use super::{LINKS_MAX, PROOF_BYTES, check_length, check_reserved, text};
 use crate::Result;
 use crate::error::check_field;
 use crate::layout::layout;
@@ -46,6 +46,13 @@ layout! {
     SEALED: 24, 1, "sealed";
     NAME_BYTES: 25, 1, "name_bytes";
     RESERVED: 26, 6, "reserved";
+}
+
+layout! {
+    /// What a target under load answers a hello with.
+    cookie_at, "Cookie", 32;
+    COOKIE: 0, 16, "cookie";
+    PROOF: 16, 16, "proof";
 }
 
 /// The longest name of an end.
@@ -246,5 +253,35 @@ impl Seek {
             sealed: sealed == 1,
             name: text(Self::WHAT, &bytes[seek_at::SIZE..], name_bytes)?.to_owned(),
         })
+    }
+}
+
+/// What a target under load answers a hello with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cookie {
+    /// To be said before the same hello; it means something to the target alone.
+    pub cookie: [u8; PROOF_BYTES],
+    /// That it comes from who has the key, and is for this hello.
+    pub proof: [u8; PROOF_BYTES],
+}
+
+impl Cookie {
+    const WHAT: &'static str = "link cookie";
+
+    /// The body's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; cookie_at::SIZE] {
+        let mut bytes = [0; cookie_at::SIZE];
+        cookie_at::COOKIE.put(&mut bytes, self.cookie);
+        cookie_at::PROOF.put(&mut bytes, self.proof);
+        bytes
+    }
+
+    /// Reads the whole body.
+    pub fn decode(bytes: &[u8]) -> Result<Cookie> {
+        check_length(Self::WHAT, bytes, cookie_at::SIZE)?;
+        check_field(Self::WHAT, "length", "too long", bytes.len() == cookie_at::SIZE)?;
+        let (cookie, proof) = (cookie_at::COOKIE.array(bytes), cookie_at::PROOF.array(bytes));
+        Ok(Cookie { cookie, proof })
     }
 }

@@ -47,6 +47,11 @@ pub const LINKS_MAX: usize = 8;
 /// Pieces of a request's bytes begin at multiples of this, so that a few bits say which have come.
 pub const GRAIN_BYTES: usize = 128;
 
+/// Bytes of a cookie, and of a proof outside of any connection.
+pub const PROOF_BYTES: usize = 16;
+/// The shortest sealed packet.
+pub const SEALED_BYTES_MIN: usize = HEADER_BYTES + TAIL_BYTES;
+
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketKind {
@@ -58,16 +63,21 @@ pub enum PacketKind {
     Refused,
     /// Parts, sealed with the connection's keys.
     Sealed,
-    /// A target's answer to a packet of a connection that it does not know. Not sealed: a hint.
+    /// A target's answer to a packet of a connection that it does not know, with a proof that it comes from
+    /// who has the key; without one it is a hint.
     Unknown,
     /// Who is there? To everybody on a LAN.
     Seek,
     /// A target's answer to that.
     Found,
+    /// A target under load answers a hello with a cookie: who says it again with that can receive there.
+    Cookie,
+    /// A hello, said again with the cookie.
+    Retry,
 }
 
 impl PacketKind {
-    const ALL: [(u8, PacketKind); 7] = [
+    const ALL: [(u8, PacketKind); 9] = [
         (1, PacketKind::Hello),
         (2, PacketKind::Welcome),
         (3, PacketKind::Refused),
@@ -75,6 +85,8 @@ impl PacketKind {
         (5, PacketKind::Unknown),
         (6, PacketKind::Seek),
         (7, PacketKind::Found),
+        (8, PacketKind::Cookie),
+        (9, PacketKind::Retry),
     ];
 
     /// Its number on the wire.
@@ -99,7 +111,8 @@ pub struct Packet {
     pub connection: u64,
     /// The link it was sent on, from 0.
     pub link: u8,
-    /// Its number on that link, from 0, never used twice: below 2^56.
+    /// Its number on that link, from 0, never used twice: below 2^56. Of a hello the hint which key it is
+    /// for; of *unknown*, with the link, that of the packet that it answers.
     pub number: u64,
 }
 

@@ -5,7 +5,7 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::export_state::{self, ExportState};
 use sawmill_format::layout::Table;
 use sawmill_format::link::control::{self, Exports, Opened};
-use sawmill_format::link::greeting::{self, Hello, Seek, Welcome};
+use sawmill_format::link::greeting::{self, Cookie, Hello, Seek, Welcome};
 use sawmill_format::link::part::*;
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet, PacketKind, TAIL_BYTES};
 
@@ -131,6 +131,8 @@ fn welcome_value() -> Welcome {
     }
 }
 
+const COOKIE: Cookie = Cookie { cookie: *b"say this with it", proof: *b"it is from there" };
+
 fn seek_value() -> Seek {
     Seek { token: 0x0102_0304_0506_0708, instance: [0; 16], sealed: false, name: "store-1".into() }
 }
@@ -187,6 +189,13 @@ pub(crate) fn cases() -> Vec<Case> {
             welcome_value().encode().unwrap(),
             welcome_value(),
             Welcome::decode,
+        ),
+        case(
+            "link_greeting/v1-cookie",
+            greeting::cookie_at::TABLE,
+            COOKIE.encode().to_vec(),
+            COOKIE,
+            Cookie::decode,
         ),
         case("link_greeting/v1-seek", seek_at, seek_value().encode().unwrap(), seek_value(), Seek::decode),
         case("link_greeting/v1-found", seek_at, found.encode().unwrap(), found, Seek::decode),
@@ -359,7 +368,7 @@ fn each_rule_of_a_packet_is_refused() {
     let field = |error| matches!(error, FormatError::Field { .. });
     assert_eq!(changed(0, b'X'), FormatError::Magic { what });
     assert_eq!(changed(2, 2), FormatError::Version { what, found: 2, supported: 1 });
-    assert!(field(changed(3, 0)) && field(changed(3, 8)), "no such kind");
+    assert!(field(changed(3, 0)) && field(changed(3, 10)), "no such kind");
     assert!(field(changed(4, 23)) && field(changed(4, good.len() as u8 + 1)), "no such length");
     assert!(field(changed(23, 8)), "no such link");
     assert_eq!(Packet::decode(&good[..23]), Err(FormatError::Truncated { what, need: 24, have: 23 }));
@@ -369,6 +378,13 @@ fn each_rule_of_a_packet_is_refused() {
     assert!(
         Packet::decode(&packet(PacketKind::Sealed, 0, 0, &vec![0; link::PACKET_BYTES_MAX - 39])).is_err()
     );
+}
+
+#[test]
+fn a_cookie_has_its_length_and_no_other() {
+    let good = COOKIE.encode();
+    assert_eq!(Cookie::decode(&good), Ok(COOKIE));
+    assert!(Cookie::decode(&good[..31]).is_err() && Cookie::decode(&[&good[..], &[0]].concat()).is_err());
 }
 
 #[test]

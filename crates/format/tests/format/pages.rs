@@ -55,6 +55,7 @@ const PAGES: [(&str, &[Table]); 17] = [
             link::packet_at::TABLE,
             link::greeting::hello_at::TABLE,
             link::greeting::welcome_at::TABLE,
+            link::greeting::cookie_at::TABLE,
             link::greeting::seek_at::TABLE,
             link::part::command_at::TABLE,
             link::part::data_at::TABLE,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sawmill_device::{Error, ErrorKind};
-use sawmill_format::link::greeting::{GREETING_BYTES_MAX, Hello, Welcome};
+use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::part::{Word, WordKind};
 use sawmill_format::link::{HEADER_BYTES, PACKET_BYTES_MIN, Packet, PacketKind, VERSION};
 
@@ -19,7 +19,9 @@ use super::{Initiator, Live};
 use crate::carrier::{BROADCAST, Batch, Peer, Waker};
 use crate::clock::{MS, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
-use crate::session::{Greeting, HANDSHAKE_BYTES};
+use crate::session::handshake::{TOKEN_BYTES, token_of};
+use crate::session::proof::Proof;
+use crate::session::{Greeting, HANDSHAKE_BYTES, Security};
 
 /// What both ends prove to mean the same protocol.
 pub(crate) const PROLOGUE: &[u8] = b"sawmill link 1";
@@ -28,6 +30,13 @@ const HELLO_NS_FIRST: u64 = 50 * MS;
 const HELLO_NS_MAX: u64 = 500 * MS;
 const JOIN_NS_FIRST: u64 = 20 * MS;
 const JOIN_NS_MAX: u64 = 250 * MS;
+/// The next cookie of a link is not answered before.
+const COOKIE_EVERY_NS: u64 = 50 * MS;
+/// An *unknown* that nothing proves is believed when the connection was silent for so long, which with a key
+/// only a target of an older version makes one wait for, and not again for so long.
+const UNPROVED_SILENCE_NS: u64 = 3 * KEEP_ALIVE_NS;
+const CLEAR_SILENCE_NS: u64 = 200 * MS;
+const UNPROVED_EVERY_NS: u64 = SECOND;
 /// Joins of one length without an answer before a shorter one is tried.
 const JOINS_OF_A_LENGTH: u32 = 3;
 /// An idle link is asked this often, so that the target does not forget us, and a dead one is known before it
@@ -43,6 +52,9 @@ pub(super) struct Way {
     join: Option<Join>,
     joined: bool,
     next_ping_ns: u64,
+    /// What a target under load wants to hear with the hello of this token, and how soon again.
+    cookie: Option<([u8; TOKEN_BYTES], Proof)>,
+    next_cookie_ns: u64,
     /// The longest packets of the link as it was joined, which may be shorter than its carrier takes.
     packet_bytes: usize,
     /// Pings until longer ones are tried, and how many it were last time.
@@ -139,13 +151,56 @@ impl Initiator {
                     attempt.hint = Some(refused.to_string());
                 }
             }
-            PacketKind::Unknown => {
-                if self.live().is_some_and(|live| live.remote == header.connection) {
-                    let mut attempt = self.attempt.lock();
-                    attempt.wanted = true;
-                }
+            PacketKind::Unknown => self.unknown(&header, &packet[HEADER_BYTES..], now),
+            PacketKind::Cookie => self.cookied(&header, &packet[HEADER_BYTES..], now),
+            PacketKind::Hello | PacketKind::Retry | PacketKind::Seek | PacketKind::Found => {}
+        }
+    }
+
+    /// A target does not know the connection, if it is that which says so. What anybody may have said counts
+    /// only when nothing proves the contrary: the connection was not heard of lately.
+    fn unknown(&self, header: &Packet, proof: &[u8], now: u64) {
+        let Some(live) = self.live().filter(|live| live.remote == header.connection) else { return };
+        let proved = self.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
+        let sealed = matches!(self.security, Security::Key(_));
+        if !(proved && sealed) {
+            let heard_ns = live.connection.heard_ns().max(live.since_ns);
+            let silence_ns = if sealed { UNPROVED_SILENCE_NS } else { CLEAR_SILENCE_NS };
+            if now.saturating_sub(heard_ns) < silence_ns || now < self.unknown_next_ns.load(Ordering::Relaxed)
+            {
+                return;
             }
-            PacketKind::Hello | PacketKind::Seek | PacketKind::Found => {}
+            self.unknown_next_ns.store(now + UNPROVED_EVERY_NS, Ordering::Relaxed);
+        }
+        self.attempt.lock().wanted = true;
+    }
+
+    /// A target under load wants to know whether we are there: the hello goes again, with what it says.
+    fn cookied(&self, header: &Packet, body: &[u8], now: u64) {
+        let (Ok(Cookie { cookie, proof }), Some(way)) =
+            (Cookie::decode(body), self.ways.get(usize::from(header.link)))
+        else {
+            return;
+        };
+        let attempt = self.attempt.lock();
+        let Some((_, message, _)) = &attempt.greeting else { return };
+        let hello = &message[HEADER_BYTES..];
+        let Ok(token) = token_of(hello).try_into() else { return };
+        if !self.proofs.is_of_cookie(hello, header.link, &cookie, &proof) {
+            return;
+        }
+        let message = message.clone();
+        drop(attempt);
+        let path = {
+            let mut way = way.lock();
+            if way.cookie == Some((token, cookie)) || now < way.next_cookie_ns {
+                return;
+            }
+            (way.cookie, way.next_cookie_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
+            way.path.clone()
+        };
+        if let Some(path) = path {
+            self.say_hello(&path, header.link, &message, Some(cookie));
         }
     }
 
@@ -256,7 +311,7 @@ impl Initiator {
         let slots = Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended);
         let links = self.ways.len().min(welcome.links.into());
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
-        self.target_name.lock().clone_from(&welcome.name);
+        *self.target_name.lock() = crate::legible(&welcome.name).into_owned();
         self.live().inspect(|live| self.was_served(live));
         let heard_ns = self.was_greeted(now);
         let connection = Arc::new(Connection::new(remote, seals, links, count, slots, heard_ns));
@@ -270,7 +325,7 @@ impl Initiator {
                 return;
             }
             let opened = self.volumes.read().is_empty();
-            let old = current.replace(Live { connection, local, remote, opened });
+            let old = current.replace(Live { connection, local, remote, since_ns: now, opened });
             // Before a chunk can go by the new connection, none goes by the old one.
             (opened, old.map(|old| old.connection.role.abandon()).unwrap_or_default())
         };
@@ -354,17 +409,32 @@ impl Initiator {
         let message = attempt.greeting.as_ref().map(|(_, message, _)| message.clone()).unwrap_or_default();
         drop(attempt);
         for (link, way) in self.ways.iter().enumerate() {
-            let Some(path) = way.lock().path.clone() else { continue };
-            let mut batch = Batch::new(1, message.len());
-            let packet = &mut batch.space()[..message.len()];
-            packet.copy_from_slice(&message);
-            let length = message.len() as u32;
-            let link = link as u8;
-            Packet { kind: PacketKind::Hello, length, connection: 0, link, number: 0 }.encode(packet);
-            batch.commit(message.len());
-            // A hello that does not get away is said again.
-            let _ = path.sender.send(&path.peer, &batch, 0);
+            let (path, cookie) = {
+                let way = way.lock();
+                (way.path.clone(), way.cookie)
+            };
+            let Some(path) = path else { continue };
+            let own = |(token, _): &([u8; TOKEN_BYTES], Proof)| token == token_of(&message[HEADER_BYTES..]);
+            let cookie = cookie.filter(own).map(|(_, cookie)| cookie);
+            self.say_hello(&path, link as u8, &message, cookie);
         }
+    }
+
+    fn say_hello(&self, path: &Path, link: u8, message: &[u8], cookie: Option<Proof>) {
+        let hello = &message[HEADER_BYTES..];
+        let before = cookie.as_ref().map_or(&[][..], |cookie| &cookie[..]);
+        let length = HEADER_BYTES + before.len() + hello.len();
+        let mut batch = Batch::new(1, length);
+        let packet = &mut batch.space()[..length];
+        let (said_before, said) = packet[HEADER_BYTES..].split_at_mut(before.len());
+        said_before.copy_from_slice(before);
+        said.copy_from_slice(hello);
+        let kind = if cookie.is_some() { PacketKind::Retry } else { PacketKind::Hello };
+        let number = u64::from(self.proofs.hint(hello));
+        Packet { kind, length: length as u32, connection: 0, link, number }.encode(packet);
+        batch.commit(length);
+        // A hello that does not get away is said again.
+        let _ = path.sender.send(&path.peer, &batch, 0);
     }
 
     /// Joins link `index`, and asks on it when it is silent or idle.

@@ -33,6 +33,7 @@ use crate::carrier::Waker;
 use crate::clock::{Clock, SECOND};
 use crate::connection::Connection;
 use crate::session::Security;
+use crate::session::proof::Proofs;
 pub(crate) use connect::PROLOGUE;
 use connect::{Attempt, Way};
 use pending::{Ended, Pendings};
@@ -95,6 +96,7 @@ struct Reopening {
 pub struct Initiator {
     options: InitiatorOptions,
     security: Security,
+    proofs: Proofs,
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
@@ -110,6 +112,8 @@ pub struct Initiator {
     /// What the target called itself last.
     target_name: Mutex<String>,
     attempt: Mutex<Attempt>,
+    /// Until then no *unknown* is believed that may be anybody's.
+    unknown_next_ns: AtomicU64,
     volumes: RwLock<Vec<Arc<Volume>>>,
     reopening: Mutex<Reopening>,
     /// Volumes that are being given back.
@@ -129,6 +133,7 @@ struct Live {
     connection: Arc<Connection<Slots>>,
     local: u64,
     remote: u64,
+    since_ns: u64,
     /// All volumes are open on it: requests may go.
     opened: bool,
 }
@@ -149,6 +154,7 @@ impl Initiator {
         let began_ns = clock.now_ns();
         Arc::new_cyclic(|myself| Initiator {
             options,
+            proofs: Proofs::new(&security),
             security,
             instance,
             clock,
@@ -161,6 +167,7 @@ impl Initiator {
             connection: RwLock::new(None),
             target_name: Mutex::default(),
             attempt: Mutex::default(),
+            unknown_next_ns: AtomicU64::new(0),
             volumes: RwLock::default(),
             reopening: Mutex::default(),
             closing: Mutex::default(),
@@ -264,7 +271,7 @@ impl Initiator {
             // Before anybody finds that there is no connection: see `fail`.
             live.connection.role.abandon()
         };
-        tracing::warn!("link: the connection is dropped: {why}");
+        tracing::warn!("link: the connection is dropped: {}", crate::legible(why));
         chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));
         self.attempt.lock().begin();
     }

@@ -31,7 +31,7 @@ pub const MESSAGE_BYTES_MAX: usize = 65535;
 
 const HEAD_BYTES: usize = 4;
 /// Noise's ephemeral public key, or what stands in its place in clear.
-const TOKEN_BYTES: usize = 32;
+pub(crate) const TOKEN_BYTES: usize = 32;
 const TAIL_BYTES: usize = 16;
 
 const INSECURE: u8 = 1;
@@ -152,6 +152,16 @@ pub fn answer(
             Ok((Seals::Checksum, bytes))
         }
     }
+}
+
+/// What tells a greeting from all others, as far as a message has it. Nothing proves it.
+pub(crate) fn token_of(message: &[u8]) -> &[u8] {
+    message.get(HEAD_BYTES..HEAD_BYTES + TOKEN_BYTES).unwrap_or_default()
+}
+
+/// Whether a message may be a greeting of this kind of security: what costs nothing to see.
+pub(crate) fn may_be_greeting(security: &Security, message: &[u8]) -> bool {
+    check_head(message, suite_of(security), GREETING).is_ok()
 }
 
 /// What a target may send to an initiator whose greeting it refused, so that a person there reads more than

@@ -1,6 +1,7 @@
 //! The target: shows devices to initiators, over any links that lead to it.
 //!
-//! Rooms: `exports` (what is shown, and to whom), `standing` (what lasts of that), `served` (a connection),
+//! Rooms: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way), `keys`
+//! (whose), `exports` (what is shown, and to whom), `standing` (what lasts of that), `served` (a connection),
 //! `slots` (a command from its first part to its receipt).
 //!
 //! Invariants: until its first sealed packet opens, a hello costs an entry of a bounded table and nothing
@@ -10,9 +11,12 @@
 //! Not here: sockets and threads (`crate::threads`).
 
 mod exports;
+mod greeted;
+mod keys;
 mod served;
 mod slots;
 mod standing;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,19 +24,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::Result;
-use sawmill_format::link::greeting::{GREETING_BYTES_MAX, Hello, Seek, Welcome};
+use sawmill_format::link::greeting::Seek;
 use sawmill_format::link::part::{Word, WordKind};
-use sawmill_format::link::{HEADER_BYTES, LINKS_MAX, Packet, PacketKind, VERSION};
+use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 
 use crate::PackedDevice;
 use crate::carrier::{Batch, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
-use crate::initiator::PROLOGUE;
-use crate::session::handshake::refusal;
-use crate::session::{HANDSHAKE_BYTES, Refused, Seals, Security, answer};
+use crate::session::Security;
 use exports::Exports;
-use served::{Random, Served, Who};
+use greeted::Greeted;
+use keys::Ring;
+use served::{Random, Served};
 pub use standing::{KeepStanding, Standing};
 
 /// What a target grants, and who it is.
@@ -62,22 +66,11 @@ impl Default for TargetOptions {
     }
 }
 
-/// Hand-shakes that wait for their first sealed packet, at most, and for how long.
-const HALF_OPEN_MAX: usize = 16;
-const HALF_OPEN_NS: u64 = 10 * SECOND;
+/// A connection that has opened nothing has a place for so long at least, when there are too many.
+const UNOPENED_NS: u64 = SECOND;
 
-/// A hand-shake that was answered.
-struct HalfOpen {
-    local: u64,
-    hello: Hello,
-    message: Vec<u8>,
-    welcome: Vec<u8>,
-    seals: Seals,
-    since_ns: u64,
-    links: usize,
-    slots: u16,
-    slot_bytes: u32,
-}
+/// The header of a packet that is about no connection.
+const NOTHING: Packet = Packet { kind: PacketKind::Found, length: 0, connection: 0, link: 0, number: 0 };
 
 /// What is known of a sealed packet's connection.
 enum Known {
@@ -92,12 +85,12 @@ enum Known {
 /// A target.
 pub struct Target {
     options: TargetOptions,
-    security: Security,
+    keys: RwLock<Arc<Ring>>,
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     random: Arc<Random>,
     exports: Arc<Exports>,
-    half_open: Mutex<Vec<HalfOpen>>,
+    greeted: Mutex<Greeted>,
     /// It ends: nobody is let in any more.
     closed: AtomicBool,
     /// In an order that does not depend on chance: a simulation is the same twice.
@@ -120,12 +113,12 @@ impl Target {
         instance[8..].copy_from_slice(&random().to_le_bytes());
         Arc::new(Target {
             options,
-            security,
+            keys: RwLock::new(Arc::new(Ring::new(security))),
             instance,
             clock,
             random: Arc::new(Mutex::new(random)),
             exports: Arc::default(),
-            half_open: Mutex::default(),
+            greeted: Mutex::default(),
             closed: AtomicBool::new(false),
             connections: RwLock::default(),
             leaving: Mutex::default(),
@@ -155,7 +148,7 @@ impl Target {
     /// Hand-shakes that wait for their first sealed packet.
     #[must_use]
     pub fn unfinished(&self) -> usize {
-        self.half_open.lock().len()
+        self.greeted.lock().waiting.len()
     }
 
     fn served(&self, connection: u64) -> Option<Arc<Served>> {
@@ -174,9 +167,18 @@ impl Target {
         let packet = &mut packet[..header.length as usize];
         match header.kind {
             PacketKind::Sealed => self.sealed((sender, waker), peer, &header, packet, now),
-            PacketKind::Hello => self.greeted(sender, peer, &header, &packet[HEADER_BYTES..], now),
+            PacketKind::Hello => self.greeted((sender, peer), &header, &packet[HEADER_BYTES..], None, now),
+            PacketKind::Retry => {
+                if let Some((cookie, message)) = packet[HEADER_BYTES..].split_first_chunk() {
+                    self.greeted((sender, peer), &header, message, Some(cookie), now);
+                }
+            }
             PacketKind::Seek => self.sought(sender, peer, &packet[HEADER_BYTES..]),
-            PacketKind::Welcome | PacketKind::Refused | PacketKind::Unknown | PacketKind::Found => {}
+            PacketKind::Welcome
+            | PacketKind::Refused
+            | PacketKind::Unknown
+            | PacketKind::Found
+            | PacketKind::Cookie => {}
         }
     }
 
@@ -215,12 +217,10 @@ impl Target {
         packet: &mut [u8],
         now: u64,
     ) {
-        let served = match self.known(header, packet) {
+        let served = match self.known((sender, peer), header, packet) {
             Known::Served(served) => served,
             Known::Later => return,
-            Known::Nobody => {
-                return self.say(sender, peer, PacketKind::Unknown, header.connection, &[]);
-            }
+            Known::Nobody => return self.say_unknown(sender, peer, header),
         };
         let (mut words, mut closed) = ([None; 4], false);
         let came = served.connection.receive(header, packet, now, &mut |said| match said {
@@ -301,121 +301,6 @@ impl Target {
         !leaving.iter().any(|served| served.instance == instance)
     }
 
-    fn greeted(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, message: &[u8], now: u64) {
-        let mut half_open = self.half_open.lock();
-        if self.closed.load(Ordering::SeqCst) {
-            return;
-        }
-        half_open.retain(|half| now.saturating_sub(half.since_ns) < HALF_OPEN_NS);
-        // The same hello by another link, or once more: the same answer.
-        if let Some(half) = half_open.iter().find(|half| half.message == message) {
-            let connection = half.hello.connection;
-            return self.say(sender, peer, PacketKind::Welcome, connection, &half.welcome);
-        }
-        let mut out = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
-        let (local, mut heard) = ((self.random.lock())().max(1), None);
-        let answered = answer(
-            &self.security,
-            PROLOGUE,
-            message,
-            |payload| {
-                let Ok(hello) = Hello::decode(payload) else { return Vec::new() };
-                let welcome = self.welcome(&hello, local);
-                let payload = welcome.encode().unwrap_or_default();
-                heard = Some((hello, welcome));
-                payload
-            },
-            &mut out,
-        );
-        match answered {
-            Ok((seals, bytes)) => {
-                let Some((hello, welcome)) = heard else { return };
-                if hello.versions.0 > VERSION || hello.versions.1 < VERSION {
-                    if let Some(text) = refusal(&self.security, Refused::Unknown) {
-                        self.say(sender, peer, PacketKind::Refused, hello.connection, &text);
-                    }
-                    return;
-                }
-                out.truncate(bytes);
-                if half_open.len() == HALF_OPEN_MAX {
-                    half_open.remove(0);
-                }
-                self.say(sender, peer, PacketKind::Welcome, hello.connection, &out);
-                half_open.push(HalfOpen {
-                    local,
-                    message: message.to_vec(),
-                    welcome: out,
-                    seals,
-                    since_ns: now,
-                    links: welcome.links.into(),
-                    slots: welcome.slots,
-                    slot_bytes: welcome.slot_bytes,
-                    hello,
-                });
-            }
-            Err(refused) => {
-                tracing::debug!("link: a hello was refused: {refused}");
-                if let Some(text) = refusal(&self.security, refused) {
-                    self.say(sender, peer, PacketKind::Refused, header.connection, &text);
-                }
-            }
-        }
-    }
-
-    fn welcome(&self, hello: &Hello, local: u64) -> Welcome {
-        Welcome {
-            version: VERSION,
-            links: hello.links.clamp(1, LINKS_MAX as u8),
-            slots: hello.slots.min(self.options.slots_max),
-            slot_bytes: hello.slot_bytes.min(self.options.slot_bytes_max),
-            connection: local,
-            instance: self.instance,
-            silence_max_s: self.options.silence_max_s,
-            name: self.options.name.clone(),
-        }
-    }
-
-    /// Whose a sealed packet is. The first one of a hand-shake makes the connection: whoever sent it has the
-    /// key now, and not only once had it.
-    fn known(&self, header: &Packet, packet: &mut [u8]) -> Known {
-        if let Some(served) = self.served(header.connection) {
-            return Known::Served(served);
-        }
-        let mut half_open = self.half_open.lock();
-        // Its first packets come by several links at once: one thread makes the connection, others find it.
-        if let Some(served) = self.served(header.connection) {
-            return Known::Served(served);
-        }
-        let Some(index) = half_open.iter().position(|half| half.local == header.connection) else {
-            return Known::Nobody;
-        };
-        // Opened on a copy: it is opened once more by the connection that it makes.
-        if half_open[index].seals.open(&mut packet.to_vec()).is_err() {
-            return Known::Later;
-        }
-        let instance = half_open[index].hello.instance;
-        let room = self.connections.read().len() < self.options.connections_max;
-        if !self.supersede(instance) || !room {
-            // Its sender says it again; by then the device may be through, or somebody has gone.
-            return Known::Later;
-        }
-        // The table stays locked until the connection is known: nobody is told that it is not.
-        let half = half_open.remove(index);
-        let who = Who {
-            local: half.local,
-            remote: half.hello.connection,
-            instance,
-            name: half.hello.name,
-            links: half.links,
-            slots: half.slots,
-            slot_bytes: half.slot_bytes,
-        };
-        let (exports, random) = (Arc::clone(&self.exports), Arc::clone(&self.random));
-        let served = Served::new(who, half.seals, exports, random, Arc::clone(&self.clock));
-        self.connections.write().insert(served.local, Arc::clone(&served));
-        Known::Served(served)
-    }
-
     fn sought(&self, sender: &Arc<dyn Sender>, peer: &Peer, body: &[u8]) {
         let Ok(seek) = Seek::decode(body) else { return };
         if !seek.name.is_empty() && seek.name != self.options.name {
@@ -424,21 +309,33 @@ impl Target {
         let found = Seek {
             token: seek.token,
             instance: self.instance,
-            sealed: matches!(self.security, Security::Key(_)),
+            sealed: self.keys.read().is_sealed(),
             name: self.options.name.clone(),
         };
         if let Ok(found) = found.encode() {
-            self.say(sender, peer, PacketKind::Found, 0, &found);
+            self.say(sender, peer, &Packet { kind: PacketKind::Found, ..NOTHING }, &found);
         }
     }
 
+    /// Somebody says a packet of a connection that there is not. The answer is no longer than it.
+    fn say_unknown(&self, sender: &Arc<dyn Sender>, peer: &Peer, of: &Packet) {
+        if (of.length as usize) < SEALED_BYTES_MIN {
+            return;
+        }
+        let keys = Arc::clone(&self.keys.read());
+        let holder = keys.of_connection(of.connection);
+        let proof = holder.map(|holder| holder.proofs.of_unknown(of.connection, of.link, of.number));
+        let header = Packet { kind: PacketKind::Unknown, ..*of };
+        self.say(sender, peer, &header, proof.as_ref().map_or(&[], |proof| &proof[..]));
+    }
+
     /// A packet outside of any connection. What gets lost is asked for again.
-    fn say(&self, sender: &Arc<dyn Sender>, peer: &Peer, kind: PacketKind, connection: u64, body: &[u8]) {
+    fn say(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, body: &[u8]) {
         let length = HEADER_BYTES + body.len();
         let mut batch = Batch::new(1, length);
         let packet = &mut batch.space()[..length];
         packet[HEADER_BYTES..].copy_from_slice(body);
-        Packet { kind, length: length as u32, connection, link: 0, number: 0 }.encode(packet);
+        Packet { length: length as u32, ..*header }.encode(packet);
         batch.commit(length);
         let _ = sender.send(peer, &batch, 0);
     }
@@ -475,7 +372,7 @@ impl Target {
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // Who is being let in is in the one table or in the other after this.
-        self.half_open.lock().clear();
+        self.greeted.lock().waiting.clear();
         let all: Vec<Arc<Served>> = self.connections.read().values().cloned().collect();
         for served in all {
             served.connection.send_close(12, "the target ends");

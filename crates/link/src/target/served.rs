@@ -19,6 +19,7 @@ use crate::breach::Breach;
 use crate::clock::Clock;
 use crate::connection::{Connection, Put, Role};
 use crate::path::{Piece, Pieces};
+use crate::source::Source;
 
 /// Makes ids.
 pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
@@ -38,6 +39,11 @@ pub(super) struct Served {
     pub(super) local: u64,
     pub(super) instance: [u8; 16],
     pub(super) name: String,
+    /// Where its first packet came from, and when.
+    pub(super) source: Source,
+    pub(super) since_ns: u64,
+    /// It has opened an export once.
+    opened: AtomicBool,
     exports: Arc<Exports>,
     random: Arc<Random>,
     volumes: RwLock<Vec<Option<Arc<Export>>>>,
@@ -58,6 +64,7 @@ pub(super) struct Who {
     pub(super) links: usize,
     pub(super) slots: u16,
     pub(super) slot_bytes: u32,
+    pub(super) source: Source,
 }
 
 impl Served {
@@ -76,6 +83,9 @@ impl Served {
             local: who.local,
             instance: who.instance,
             name: who.name,
+            source: who.source,
+            since_ns: now,
+            opened: AtomicBool::new(false),
             exports,
             random,
             volumes: RwLock::default(),
@@ -119,6 +129,11 @@ impl Served {
             waiting: 0,
             links: crate::links_of(&self.connection, now),
         }
+    }
+
+    /// Whether it was ever let in to an export.
+    pub(super) fn has_opened(&self) -> bool {
+        self.opened.load(Ordering::SeqCst)
     }
 
     /// Whether a device still has requests of it.
@@ -234,6 +249,7 @@ impl Served {
             // It ended meanwhile, perhaps before there was a claim to forget.
             self.exports.forget(self.local);
         }
+        self.opened.store(true, Ordering::SeqCst);
         let opened = export.opened(volumes.len() as u8).encode();
         volumes.push(Some(export));
         carried.buffer[..opened.len()].copy_from_slice(&opened);

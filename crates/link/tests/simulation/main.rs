@@ -9,6 +9,7 @@
 mod claims;
 mod day;
 mod disk;
+mod hostile;
 mod lengths;
 mod load;
 mod mischief;

@@ -1,0 +1,55 @@
+//! Where something comes from, as far as quotas go: one that asks for much has less than others.
+//!
+//! Not here: what the quotas are.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::carrier::{Peer, Sender};
+
+/// Whoever counts as one: an address of IPv4, a network of 64 bits of IPv6, a network card, a stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Source {
+    /// By IP. IPv4 as it is written in IPv6; of IPv6 the network.
+    Ip(Ipv6Addr),
+    /// By its hardware address.
+    Ethernet([u8; 6]),
+    /// By the place in memory of its carrier.
+    Stream(usize),
+}
+
+impl Source {
+    /// Of an address.
+    pub(crate) fn of_ip(ip: IpAddr) -> Self {
+        let ip = match ip {
+            IpAddr::V4(ip) => return Source::Ip(ip.to_ipv6_mapped()),
+            IpAddr::V6(ip) => ip,
+        };
+        let is_one_machine = ip.to_ipv4_mapped().is_some() || ip.is_unicast_link_local();
+        Source::Ip(if is_one_machine { ip } else { Ipv6Addr::from(u128::from(ip) >> 64 << 64) })
+    }
+
+    /// Of whoever is at `peer`, by the carrier of `sender`.
+    pub(crate) fn of_peer(peer: &Peer, sender: &Arc<dyn Sender>) -> Self {
+        match peer {
+            Peer::Udp(address) => Self::of_ip(address.ip()),
+            Peer::Ethernet(address) => Source::Ethernet(*address),
+            Peer::Stream => Source::Stream(Arc::as_ptr(sender).cast::<()>() as usize),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_ipv6_is_one_and_its_neighbours_on_the_wire_are_not() {
+        let of = |text: &str| Source::of_ip(text.parse().expect(text));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_ne!(of("fe80::1"), of("fe80::2"));
+        assert_eq!(of("10.0.0.1"), of("::ffff:10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+}

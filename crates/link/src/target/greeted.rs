@@ -1,0 +1,250 @@
+//! Hellos, and the connections that come of them.
+//!
+//! Invariants: the answer to a hello that has shown nothing is never longer than it while a target is under
+//! load; a connection begins with a packet that opened, when no device has a request of the one before it.
+//!
+//! Not here: who has a place (`waiting`), whose key it is (`keys`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
+use sawmill_format::link::{LINKS_MAX, PROOF_BYTES, Packet, PacketKind, VERSION};
+
+use super::keys::Holder;
+use super::served::{Served, Who};
+use super::waiting::{HalfOpen, Waiting};
+use super::{Known, NOTHING, Target};
+use crate::carrier::{Peer, Sender};
+use crate::initiator::PROLOGUE;
+use crate::session::handshake::{may_be_greeting, refusal};
+use crate::session::proof::Jar;
+use crate::session::{HANDSHAKE_BYTES, Refused, Seals, answer};
+use crate::source::Source;
+
+/// What is known of hand-shakes.
+#[derive(Default)]
+pub(super) struct Greeted {
+    pub(super) waiting: Waiting,
+    jar: Jar,
+}
+
+/// A hello that was answered.
+struct Answered {
+    local: u64,
+    hello: Hello,
+    welcome: Welcome,
+    message: Vec<u8>,
+    seals: Seals,
+}
+
+impl Target {
+    pub(super) fn greeted(
+        &self,
+        (sender, peer): (&Arc<dyn Sender>, &Peer),
+        header: &Packet,
+        message: &[u8],
+        cookie: Option<&[u8; PROOF_BYTES]>,
+        now: u64,
+    ) {
+        let keys = Arc::clone(&self.keys.read());
+        let mut greeted = self.greeted.lock();
+        let Greeted { waiting, jar } = &mut *greeted;
+        if self.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        waiting.expire(now);
+        // The same hello by another link, or once more: the same answer.
+        if let Some(half) = waiting.find(message) {
+            return self.say_to(sender, peer, PacketKind::Welcome, half.hello.connection, &half.welcome);
+        }
+        if waiting.is_spent(message) {
+            return;
+        }
+        let holders = keys.of_greeting(header.number, message);
+        let shown = *peer == Peer::Stream || cookie.is_some_and(|it| jar.is_ours(it, peer, message, now));
+        let source = shown.then(|| Source::of_peer(peer, sender));
+        let may_be = may_be_greeting(keys.any(), message);
+        if may_be && !holders.is_empty() && !waiting.admits(source, now) {
+            // Whoever is there says it again; who has shown that he is there, too.
+            if let ([holder], None) = (holders, source)
+                && let Some(cookie) = jar.cookie(peer, message, now)
+            {
+                let proof = holder.proofs.of_cookie(message, header.link, &cookie);
+                let header = Packet { kind: PacketKind::Cookie, link: header.link, ..NOTHING };
+                self.say(sender, peer, &header, &Cookie { cookie, proof }.encode());
+            }
+            return;
+        }
+        match self.answer(holders, message, keys.any()) {
+            Ok(answered) => {
+                let Some(answered) = answered else { return };
+                let connection = answered.hello.connection;
+                if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
+                    return self.refuse(sender, peer, connection, &keys, Refused::Unknown);
+                }
+                self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
+                waiting.push(HalfOpen {
+                    local: answered.local,
+                    message: message.to_vec(),
+                    welcome: answered.message,
+                    seals: answered.seals,
+                    since_ns: now,
+                    links: answered.welcome.links.into(),
+                    slots: answered.welcome.slots,
+                    slot_bytes: answered.welcome.slot_bytes,
+                    hello: answered.hello,
+                    source,
+                });
+            }
+            Err(refused) => {
+                tracing::debug!("link: a hello was refused: {refused}");
+                self.refuse(sender, peer, header.connection, &keys, refused);
+            }
+        }
+    }
+
+    fn refuse(
+        &self,
+        sender: &Arc<dyn Sender>,
+        peer: &Peer,
+        connection: u64,
+        keys: &super::keys::Ring,
+        refused: Refused,
+    ) {
+        if let Some(text) = refusal(keys.any(), refused) {
+            self.say_to(sender, peer, PacketKind::Refused, connection, &text);
+        }
+    }
+
+    fn say_to(&self, sender: &Arc<dyn Sender>, peer: &Peer, kind: PacketKind, connection: u64, body: &[u8]) {
+        self.say(sender, peer, &Packet { kind, connection, ..NOTHING }, body);
+    }
+
+    /// Answers a greeting by the first key that it proves; none: its payload cannot be.
+    fn answer(
+        &self,
+        holders: &[Arc<Holder>],
+        message: &[u8],
+        any: &crate::session::Security,
+    ) -> Result<Option<Answered>, Refused> {
+        // Nobody's: what a message of this shape is told without a key that fits.
+        let mut refused = match may_be_greeting(any, message) {
+            true => Refused::Unproven,
+            false => {
+                answer(any, PROLOGUE, message, |_| Vec::new(), &mut []).err().unwrap_or(Refused::Unproven)
+            }
+        };
+        for holder in holders {
+            let mut out = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
+            let local = holder.number((self.random.lock())());
+            let mut heard = None;
+            let respond = |payload: &[u8]| {
+                let Ok(hello) = Hello::decode(payload) else { return Vec::new() };
+                let welcome = self.welcome(&hello, local);
+                let payload = welcome.encode().unwrap_or_default();
+                heard = Some((hello, welcome));
+                payload
+            };
+            match answer(&holder.security, PROLOGUE, message, respond, &mut out) {
+                Ok((seals, bytes)) => {
+                    out.truncate(bytes);
+                    let answered =
+                        heard.map(|(hello, welcome)| Answered { local, hello, welcome, message: out, seals });
+                    return Ok(answered);
+                }
+                Err(Refused::Unproven) => {}
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    fn welcome(&self, hello: &Hello, local: u64) -> Welcome {
+        Welcome {
+            version: VERSION,
+            links: hello.links.clamp(1, LINKS_MAX as u8),
+            slots: hello.slots.min(self.options.slots_max),
+            slot_bytes: hello.slot_bytes.min(self.options.slot_bytes_max),
+            connection: local,
+            instance: self.instance,
+            silence_max_s: self.options.silence_max_s,
+            name: self.options.name.clone(),
+        }
+    }
+
+    /// Whose a sealed packet is. The first one of a hand-shake makes the connection: whoever sent it has the
+    /// key now, and not only once had it.
+    pub(super) fn known(
+        &self,
+        (sender, peer): (&Arc<dyn Sender>, &Peer),
+        header: &Packet,
+        packet: &mut [u8],
+    ) -> Known {
+        if let Some(served) = self.served(header.connection) {
+            return Known::Served(served);
+        }
+        let mut greeted = self.greeted.lock();
+        // Its first packets come by several links at once: one thread makes the connection, others find it.
+        if let Some(served) = self.served(header.connection) {
+            return Known::Served(served);
+        }
+        let Some(index) = greeted.waiting.position(header.connection) else {
+            return Known::Nobody;
+        };
+        let half = greeted.waiting.at(index);
+        // Opened on a copy: it is opened once more by the connection that it makes.
+        if half.seals.open(&mut packet.to_vec()).is_err() {
+            return Known::Later;
+        }
+        let (instance, source) = (half.hello.instance, Source::of_peer(peer, sender));
+        if !self.supersede(instance) || !self.has_room(source) {
+            // Its sender says it again; by then the device may be through, or somebody has gone.
+            return Known::Later;
+        }
+        // The table stays locked until the connection is known: nobody is told that it is not.
+        let half = greeted.waiting.take(index);
+        let who = Who {
+            local: half.local,
+            remote: half.hello.connection,
+            instance,
+            name: crate::legible(&half.hello.name).into_owned(),
+            links: half.links,
+            slots: half.slots,
+            slot_bytes: half.slot_bytes,
+            source,
+        };
+        let (exports, random) = (Arc::clone(&self.exports), Arc::clone(&self.random));
+        let served = Served::new(who, half.seals, exports, random, Arc::clone(&self.clock));
+        self.connections.write().insert(served.local, Arc::clone(&served));
+        Known::Served(served)
+    }
+
+    /// Whether there is room for one more connection, from there. Those that have never opened anything make
+    /// room: of the source that has the most of them, the oldest. A new one has a while to open something,
+    /// unless its source has others.
+    fn has_room(&self, source: Source) -> bool {
+        let goes = {
+            let connections = self.connections.read();
+            if connections.len() < self.options.connections_max {
+                return true;
+            }
+            let now = self.clock.now_ns();
+            let idle: Vec<&Arc<Served>> =
+                connections.values().filter(|served| !served.has_opened()).collect();
+            let of = |source| idle.iter().filter(|served| served.source == source).count();
+            let own = of(source);
+            let may_go = |served: &&&Arc<Served>| {
+                let crowd = of(served.source);
+                crowd > own.max(1) || now.saturating_sub(served.since_ns) >= super::UNOPENED_NS
+            };
+            let oldest_first = |served: &&&Arc<Served>| (of(served.source), u64::MAX - served.since_ns);
+            idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
+        };
+        let Some(goes) = goes else { return false };
+        tracing::debug!("link: {} has opened nothing and makes room", goes.name);
+        goes.connection.send_close(7, "the target has no room, and this connection has opened nothing");
+        self.drop_connection(&goes);
+        true
+    }
+}

@@ -1,0 +1,164 @@
+//! Hand-shakes that were answered and wait for their first sealed packet: who has a place, and for how long.
+//!
+//! A hello may be a recording, said from an address that is not its sender's. So only a few places, and a few
+//! hand-shakes a second, are for those who have not shown that they can receive where they say they are: by a
+//! cookie, or by being at the end of a stream. Of the others each source has a few places of its own, and
+//! loses its own first.
+//!
+//! Invariants: the table is bounded; who has shown nothing takes no place from who has; a hello that led to a
+//! connection leads to no other one as long as it is remembered.
+//!
+//! Not here: what a hello says, what cookies are made of (`crate::session::proof`).
+
+use std::collections::{HashSet, VecDeque};
+
+use sawmill_format::link::greeting::Hello;
+
+use crate::clock::{MS, SECOND};
+use crate::session::Seals;
+use crate::session::handshake::token_of;
+use crate::source::Source;
+
+/// How long a hand-shake may wait.
+const WAIT_NS: u64 = 10 * SECOND;
+/// Places for who has shown nothing, and how long each has at least.
+const STRANGERS_MAX: usize = 8;
+const STRANGER_NS: u64 = SECOND;
+/// Hand-shakes a second for them, and at once.
+const STRANGERS_PER_S: u64 = 32;
+/// All places, and those of one source.
+const PLACES_MAX: usize = 256;
+const OF_SOURCE_MAX: usize = 8;
+/// New places for a source in so long.
+const NEW_OF_SOURCE_MAX: usize = 4;
+const NEW_NS: u64 = 250 * MS;
+/// Hellos that led to a connection and are remembered.
+const SPENT_MAX: usize = 1024;
+
+/// A hand-shake that was answered.
+pub(super) struct HalfOpen {
+    pub(super) local: u64,
+    pub(super) hello: Hello,
+    pub(super) message: Vec<u8>,
+    pub(super) welcome: Vec<u8>,
+    pub(super) seals: Seals,
+    pub(super) since_ns: u64,
+    pub(super) links: usize,
+    pub(super) slots: u16,
+    pub(super) slot_bytes: u32,
+    /// Who has shown to be there; none: nobody.
+    pub(super) source: Option<Source>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Waiting {
+    places: Vec<HalfOpen>,
+    /// Hand-shakes that strangers may have now, and until when that was counted.
+    tokens: u64,
+    counted_ns: u64,
+    spent: HashSet<[u8; 32]>,
+    spent_in_order: VecDeque<[u8; 32]>,
+}
+
+impl Waiting {
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.places.clear();
+    }
+
+    /// Forgets those that waited for too long.
+    pub(super) fn expire(&mut self, now: u64) {
+        self.places.retain(|half| now.saturating_sub(half.since_ns) < WAIT_NS);
+    }
+
+    /// The same hello, said before.
+    pub(super) fn find(&self, message: &[u8]) -> Option<&HalfOpen> {
+        self.places.iter().find(|half| half.message == message)
+    }
+
+    /// The place of a connection that a packet claims to be the first of.
+    pub(super) fn position(&self, local: u64) -> Option<usize> {
+        self.places.iter().position(|half| half.local == local)
+    }
+
+    pub(super) fn at(&self, index: usize) -> &HalfOpen {
+        &self.places[index]
+    }
+
+    /// It has become a connection: its hello is good for no other.
+    pub(super) fn take(&mut self, index: usize) -> HalfOpen {
+        let half = self.places.remove(index);
+        if let Ok(token) = <[u8; 32]>::try_from(token_of(&half.message))
+            && self.spent.insert(token)
+        {
+            self.spent_in_order.push_back(token);
+            if self.spent_in_order.len() > SPENT_MAX
+                && let Some(oldest) = self.spent_in_order.pop_front()
+            {
+                self.spent.remove(&oldest);
+            }
+        }
+        half
+    }
+
+    /// Whether a hello has led to a connection already.
+    pub(super) fn is_spent(&self, message: &[u8]) -> bool {
+        self.spent.contains(token_of(message))
+    }
+
+    /// Whether one more hello may cost a hand-shake. It counts as one from now on.
+    pub(super) fn admits(&mut self, source: Option<Source>, now: u64) -> bool {
+        match source {
+            None => self.admits_stranger(now),
+            Some(source) => {
+                let own = self.places.iter().filter(|half| half.source == Some(source));
+                own.filter(|half| now.saturating_sub(half.since_ns) < NEW_NS).count() < NEW_OF_SOURCE_MAX
+            }
+        }
+    }
+
+    fn admits_stranger(&mut self, now: u64) -> bool {
+        let is_old = |half: &HalfOpen| now.saturating_sub(half.since_ns) >= STRANGER_NS;
+        let strangers = self.places.iter().filter(|half| half.source.is_none());
+        if strangers.clone().count() >= STRANGERS_MAX && !strangers.clone().any(is_old) {
+            return false;
+        }
+        let earned = now.saturating_sub(self.counted_ns).saturating_mul(STRANGERS_PER_S) / SECOND;
+        if earned > 0 || self.counted_ns == 0 {
+            let all = if self.counted_ns == 0 { STRANGERS_PER_S } else { self.tokens + earned };
+            (self.tokens, self.counted_ns) = (all.min(STRANGERS_PER_S), now.max(1));
+        }
+        let admits = self.tokens > 0;
+        self.tokens -= u64::from(admits);
+        admits
+    }
+
+    /// Takes a place, whoever must go for it.
+    pub(super) fn push(&mut self, half: HalfOpen) {
+        match half.source {
+            None => self.make_room(STRANGERS_MAX, |other| other.source.is_none()),
+            Some(source) => self.make_room(OF_SOURCE_MAX, |other| other.source == Some(source)),
+        }
+        if self.places.len() >= PLACES_MAX {
+            let crowd =
+                |half: &HalfOpen| self.places.iter().filter(|other| other.source == half.source).count();
+            // Of equals the first, which is the oldest.
+            let most = self.places.iter().map(|half| (half.source.is_none(), crowd(half))).max();
+            let goes = self.places.iter().position(|half| Some((half.source.is_none(), crowd(half))) == most);
+            goes.map(|index| self.places.remove(index));
+        }
+        self.places.push(half);
+    }
+
+    /// Of those like it the oldest goes where there are `most`.
+    fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
+        if self.places.iter().filter(|half| is_like(half)).count() >= most {
+            let oldest = self.places.iter().position(is_like);
+            oldest.map(|index| self.places.remove(index));
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Strangers at a way of 50 ms: recorded hellos by the thousand, forged UNKNOWNs, one address after another.
+//!
+//! Invariant: one thread and one clock; chance by seed. Not here: real floods (`bench/hostile_link.py`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use sawmill_device::MemoryDevice;
+use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
+use sawmill_link::Unpack;
+use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
+use sawmill_link::session::{PreSharedKey, Security};
+use sawmill_link::target::{Target, TargetOptions};
+
+use crate::network::{Dice, WorldClock};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+/// One way.
+const DELAY_NS: u64 = 25 * MS;
+const TARGET: u8 = 0;
+const USER: u8 = 1;
+/// Whose packets nobody receives, and one who receives at any number of addresses.
+const SPOOFED: u8 = 100;
+const THIEF: u8 = 101;
+const PEACE_NS: u64 = 10 * SECOND;
+
+/// (to, from, by), in the order of their times.
+type Flying = Arc<Mutex<BTreeMap<(u64, u64), (Peer, Peer, Vec<u8>)>>>;
+
+fn address(who: u8, which: u8) -> Peer {
+    Peer::Ethernet([who, 0, 0, 0, 0, which])
+}
+
+fn who(peer: &Peer) -> u8 {
+    match peer {
+        Peer::Ethernet([who, ..]) => *who,
+        Peer::Udp(_) => THIEF,
+        Peer::Stream => panic!("nobody has streams here"),
+    }
+}
+
+/// What somebody sends arrives after a while.
+struct Way {
+    flying: Flying,
+    clock: Arc<WorldClock>,
+    from: Peer,
+}
+
+impl Way {
+    fn send(&self, to: Peer, bytes: &[u8]) {
+        let mut flying = self.flying.lock().expect("one thread");
+        let order = flying.last_key_value().map_or(0, |((_, order), _)| *order) + 1;
+        flying.insert((self.clock.now_ns() + DELAY_NS, order), (to, self.from, bytes.to_vec()));
+    }
+}
+
+impl Sender for Way {
+    fn packet_bytes_max(&self, _: &Peer) -> usize {
+        1472
+    }
+
+    fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
+        (from..batch.len()).for_each(|index| Way::send(self, *to, batch.packet(index)));
+        Ok(batch.len() - from)
+    }
+}
+
+struct Scene {
+    clock: Arc<WorldClock>,
+    flying: Flying,
+    dice: Dice,
+    target: Arc<Target>,
+    user: Arc<Initiator>,
+    /// What strangers received, with the address they have.
+    heard: Vec<(Peer, Vec<u8>)>,
+    /// What came to the target from the user.
+    said: Vec<Vec<u8>>,
+}
+
+impl Scene {
+    fn new(seed: u64, security: &dyn Fn() -> Security) -> Self {
+        let clock = Arc::new(WorldClock::default());
+        // Not the beginning of time.
+        clock.set(1000 * SECOND);
+        let flying = Flying::default();
+        let mut dice = Dice::new(seed);
+        let target = target_of(&clock, security(), dice.next());
+        let user = initiator_of(&clock, security(), dice.next());
+        Scene { clock, flying, dice, target, user, heard: Vec::new(), said: Vec::new() }
+    }
+
+    fn way(&self, from: Peer) -> Way {
+        Way { flying: Arc::clone(&self.flying), clock: Arc::clone(&self.clock), from }
+    }
+
+    fn begin(&self) {
+        self.user.add_way(0, Arc::new(self.way(address(USER, 0))), address(TARGET, 0), None);
+    }
+
+    /// A millisecond passes, and what arrives in it is heard.
+    fn pass(&mut self) {
+        self.clock.set(self.clock.now_ns() + MS);
+        let now = self.clock.now_ns();
+        loop {
+            let first = {
+                let mut flying = self.flying.lock().expect("one thread");
+                match flying.first_key_value() {
+                    Some(((at, _), _)) if *at <= now => flying.pop_first().expect("there is one").1,
+                    _ => break,
+                }
+            };
+            let (to, from, mut bytes) = first;
+            match who(&to) {
+                TARGET => {
+                    if who(&from) == USER {
+                        self.said.push(bytes.clone());
+                    }
+                    let sender: Arc<dyn Sender> = Arc::new(self.way(to));
+                    self.target.receive((&sender, None), &from, &mut bytes);
+                }
+                USER => self.user.receive(&from, &mut bytes),
+                _ => self.heard.push((to, bytes)),
+            }
+        }
+        self.target.tick();
+        self.user.tick();
+    }
+
+    /// What the user has said of these kinds.
+    fn said(&self, is: impl Fn(PacketKind) -> bool) -> Vec<Vec<u8>> {
+        self.said.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
+    }
+
+    /// Hellos of others that somebody recorded: of no hand-shake that this target has ever answered.
+    fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let flying = Flying::default();
+            let other = initiator_of(&self.clock, security(), self.dice.next());
+            let way =
+                Way { flying: Arc::clone(&flying), clock: Arc::clone(&self.clock), from: address(USER, 7) };
+            other.add_way(0, Arc::new(way), address(TARGET, 0), None);
+            let hello = flying.lock().expect("one thread").pop_first().expect("it greets").1.2;
+            all.push(hello);
+            other.close();
+        }
+        all
+    }
+
+    /// Until the user has opened the export, with `each` before each millisecond; how long it took.
+    fn open(&mut self, most_ns: u64, mut each: impl FnMut(&mut Self)) -> Option<u64> {
+        let began = self.clock.now_ns();
+        let asked = self.user.ask_open("disk", OpenMode::default());
+        while self.clock.now_ns() < began + most_ns {
+            each(self);
+            self.pass();
+            if let Some(answer) = asked.poll() {
+                answer.expect("it is opened");
+                return Some(self.clock.now_ns() - began);
+            }
+        }
+        None
+    }
+}
+
+fn target_of(clock: &Arc<WorldClock>, security: Security, seed: u64) -> Arc<Target> {
+    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(clock);
+    let mut ids = Dice::new(seed);
+    let target = Target::new(TargetOptions::default(), security, clock, Box::new(move || ids.next()));
+    target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None).expect("the first");
+    target
+}
+
+fn initiator_of(clock: &Arc<WorldClock>, security: Security, seed: u64) -> Arc<Initiator> {
+    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(clock);
+    let mut ids = Dice::new(seed);
+    let options = InitiatorOptions { name: "user".into(), ..InitiatorOptions::default() };
+    Initiator::new(options, security, 1, clock, Box::new(move || ids.next()))
+}
+
+fn key() -> Security {
+    Security::Key(PreSharedKey::from_bytes([5; 32]))
+}
+
+fn kind_of(packet: &[u8]) -> Option<PacketKind> {
+    Packet::decode(packet).ok().map(|header| header.kind)
+}
+
+type Trust<'a> = &'a dyn Fn() -> Security;
+
+/// With a key and without, by a few seeds each.
+fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
+    let clear = || Security::Insecure;
+    for seed in 1..4 {
+        for (trust, name) in [(&key as Trust<'_>, "with a key"), (&clear, "without a key")] {
+            tell(&mut Scene::new(seed, trust), trust, &format!("seed {seed} {name}"));
+        }
+    }
+}
+
+#[test]
+fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds() {
+    scenes(|scene, trust, told| {
+        let hellos = scene.recorded(40, trust);
+        let mut count = 0usize;
+        let mut flood = |scene: &mut Scene| {
+            for _ in 0..3 {
+                count += 1;
+                let to = scene.way(address(SPOOFED, (count % 200) as u8));
+                Way::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
+            }
+        };
+        // It lasts already.
+        for _ in 0..1000 {
+            flood(scene);
+            scene.pass();
+        }
+        scene.begin();
+        let took = scene.open(10 * SECOND, flood);
+        assert!(took.is_some_and(|took| took < 2 * SECOND), "{told}: {took:?} ns");
+        assert!(scene.target.unfinished() <= 9, "{told}: the flood grew");
+        let shortest = hellos.iter().map(Vec::len).min().expect("there are some");
+        let longest = |kind| {
+            let of_kind = scene.heard.iter().filter(|(_, bytes)| kind_of(bytes) == Some(kind));
+            of_kind.map(|(_, bytes)| bytes.len()).max()
+        };
+        assert!(longest(PacketKind::Cookie).is_some_and(|most| most < shortest), "{told}: it amplifies");
+    });
+}
+
+#[test]
+fn a_thief_of_hellos_who_answers_cookies_at_an_address_of_his_own_keeps_nobody_out() {
+    scenes(|scene, trust, told| {
+        let hellos = scene.recorded(40, trust);
+        let (mut count, mut cookies) = (0usize, BTreeMap::new());
+        let mut flood = |scene: &mut Scene| {
+            // A port for each hello: so he knows for which of them a cookie is.
+            for (to, bytes) in scene.heard.drain(..) {
+                if let (Peer::Udp(to), Some(PacketKind::Cookie)) = (to, kind_of(&bytes)) {
+                    cookies.insert(to.port(), bytes[HEADER_BYTES..][..16].to_vec());
+                }
+            }
+            for _ in 0..3 {
+                count += 1;
+                let port = (count % hellos.len()) as u16;
+                let hello = &hellos[usize::from(port)];
+                let said = cookies.get(&port).map_or(hello.clone(), |cookie| retry(hello, cookie));
+                let from = Peer::Udp(([10, 0, 0, THIEF], port).into());
+                Way::send(&scene.way(from), address(TARGET, 0), &said);
+            }
+        };
+        for _ in 0..300 {
+            flood(scene);
+            scene.pass();
+        }
+        scene.begin();
+        let took = scene.open(10 * SECOND, flood);
+        assert!(took.is_some_and(|took| took < 2 * SECOND), "{told}: {took:?} ns");
+        assert!(!cookies.is_empty(), "{told}: he was asked for none");
+    });
+}
+
+/// A hello with a cookie before it.
+fn retry(hello: &[u8], cookie: &[u8]) -> Vec<u8> {
+    let header = Packet::decode(hello).expect("a hello");
+    let mut packet = [&hello[..HEADER_BYTES], cookie, &hello[HEADER_BYTES..]].concat();
+    let length = packet.len() as u32;
+    Packet { kind: PacketKind::Retry, length, ..header }.encode(&mut packet);
+    packet
+}
+
+#[test]
+fn a_hello_that_led_to_a_connection_is_not_answered_again() {
+    scenes(|scene, _, told| {
+        scene.begin();
+        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        let hello = scene.said(|kind| kind == PacketKind::Hello).pop().expect("it greeted");
+        scene.heard.clear();
+        Way::send(&scene.way(address(SPOOFED, 1)), address(TARGET, 0), &hello);
+        (0..200).for_each(|_| scene.pass());
+        assert_eq!((scene.heard.len(), scene.target.unfinished()), (0, 0), "{told}");
+    });
+}
+
+/// A UNKNOWN for the connection of a sealed packet, as anybody can make it.
+fn forged(sealed: &[u8], proof: &[u8]) -> Vec<u8> {
+    let header = Packet::decode(sealed).expect("a packet");
+    let mut packet = vec![0; HEADER_BYTES];
+    packet.extend_from_slice(proof);
+    Packet { kind: PacketKind::Unknown, length: packet.len() as u32, ..header }.encode(&mut packet);
+    packet
+}
+
+#[test]
+fn forged_unknowns_at_any_rate_make_no_connection_anew() {
+    scenes(|scene, _, told| {
+        scene.begin();
+        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        let began = scene.said(|kind| kind == PacketKind::Hello).len();
+        let (mut after, mut answered) = (0, 0);
+        for round in 0..2000 {
+            // One for each packet that the user says, and some more, with and without a proof.
+            let said = scene.said(|kind| kind == PacketKind::Sealed);
+            for packet in &said[after..] {
+                for proof in [&[][..], &[0; 16], &packet[HEADER_BYTES..][..16]] {
+                    let way = scene.way(address(TARGET, 0));
+                    Way::send(&way, address(USER, 0), &forged(packet, proof));
+                }
+            }
+            after = said.len();
+            if round % 100 == 0 {
+                let asked = scene.user.ask_list();
+                for _ in 0..80 {
+                    scene.pass();
+                    answered += usize::from(asked.poll().is_some());
+                }
+            }
+            scene.pass();
+        }
+        assert!(answered >= 20, "{told}: {answered} lists of 20");
+        assert_eq!(scene.said(|kind| kind == PacketKind::Hello).len(), began, "{told}: it greeted anew");
+    });
+}
+
+#[test]
+fn a_target_that_was_started_anew_is_believed_that_it_knows_no_connection() {
+    scenes(|scene, trust, told| {
+        scene.begin();
+        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        let seed = scene.dice.next();
+        scene.target = target_of(&scene.clock, trust(), seed);
+        let took = scene.open(PEACE_NS, |_| ()).expect("it is opened again");
+        assert!(took < SECOND, "{told}: {took} ns");
+    });
+}
+
+#[test]
+fn strangers_who_open_nothing_fill_no_target() {
+    scenes(|scene, trust, told| {
+        let all = TargetOptions::default().connections_max;
+        for stranger in 0..all {
+            // Half of them from one address, the others from one each.
+            let which = if stranger % 2 == 0 { 0 } else { stranger as u8 };
+            let seed = scene.dice.next();
+            let other = initiator_of(&scene.clock, trust(), seed);
+            let from = address(THIEF, which);
+            other.add_way(0, Arc::new(scene.way(from)), address(TARGET, 0), None);
+            for _ in 0..200 {
+                scene.pass();
+                for (to, mut bytes) in std::mem::take(&mut scene.heard) {
+                    if to == from {
+                        other.receive(&address(TARGET, 0), &mut bytes);
+                    }
+                }
+                other.tick();
+            }
+        }
+        assert_eq!(scene.target.status().len(), all, "{told}: the target is full");
+        scene.begin();
+        let took = scene.open(10 * SECOND, |_| ()).expect("it is let in");
+        assert!(took < 2 * SECOND, "{told}: {took} ns");
+        assert_eq!(scene.target.status().len(), all, "{told}");
+    });
+}
