@@ -24,6 +24,7 @@ mod ready;
 pub mod session;
 mod source;
 mod status;
+mod streams;
 pub mod target;
 pub mod threads;
 

@@ -19,6 +19,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::carrier::{Carrier, LinkAddress, Listening, Peer, Waker, listen, reach};
 use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
+use crate::source::Source;
+use crate::streams::{STRANGER_NS, STREAMS_MAX, Stream, Streams};
 use crate::target::Target;
 
 /// The longest wait while something is under way, and at all.
@@ -212,7 +214,7 @@ pub struct Listener {
     target: Arc<Target>,
     threads: Threads,
     /// The streams that were accepted have threads of their own.
-    streams: Arc<Mutex<Vec<Threads>>>,
+    streams: Arc<Mutex<Streams<Threads>>>,
     addresses: Vec<String>,
 }
 
@@ -220,7 +222,7 @@ impl Listener {
     /// Lets `target` be reached at these addresses, each with so many receiving threads.
     pub fn new(target: Arc<Target>, addresses: &[LinkAddress], receivers: usize) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
-        let streams: Arc<Mutex<Vec<Threads>>> = Arc::default();
+        let streams: Arc<Mutex<Streams<Threads>>> = Arc::default();
         let mut shown = Vec::new();
         for address in addresses {
             match listen(address, receivers)? {
@@ -272,36 +274,39 @@ impl Drop for Listener {
     }
 }
 
-/// A stream by which no connection had a packet for so long is closed: strangers must not use them up.
-const STRANGER_NS: u64 = 30 * SECOND;
-/// Streams that may be there at a time, over all connections.
-const STREAMS_MAX: usize = 256;
-
 fn accept(
     target: &Arc<Target>,
     listener: &crate::carrier::Listener,
-    streams: &Mutex<Vec<Threads>>,
+    streams: &Mutex<Streams<Threads>>,
     stop: &Stop,
 ) {
     while !stop.is_set() {
         let accepted = listener.accept(Some(Duration::from_nanos(WAIT_NS_MAX)));
         let mut streams = streams.lock();
-        streams.retain(|stream| stream.threads.iter().any(|thread| !thread.is_finished()));
+        streams.retain(|threads| threads.threads.iter().any(|thread| !thread.is_finished()));
         match accepted {
-            Ok(Some((sender, receiver, from))) if streams.len() < STREAMS_MAX => {
+            Ok(Some((sender, receiver, from))) => {
+                let source = Source::of_ip(from.ip());
+                let Ok(gone) = streams.make_room(source) else {
+                    tracing::debug!("link: {STREAMS_MAX} streams of connections; none for {from}");
+                    continue;
+                };
+                // It is a stranger's, so its thread is at no device, and ends at once.
+                drop(gone);
+                let known = Arc::new(AtomicBool::new(false));
                 let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
                 let target = Arc::clone(target);
                 let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
+                let knows = Arc::clone(&known);
                 let spawned = threads.spawn(format!("link-{from}"), move |stop| {
-                    let error = receive_for_target(&target, carrier, &stop, Some(STRANGER_NS));
+                    let error = receive_for_target(&target, carrier, &stop, Some(&knows));
                     tracing::debug!("link: stream from {from}: {error}");
                 });
                 match spawned {
-                    Ok(()) => streams.push(threads),
+                    Ok(()) => streams.push(Stream { threads, source, known }),
                     Err(error) => tracing::error!("link: no thread for a stream from {from}: {error}"),
                 }
             }
-            Ok(Some((_, _, from))) => tracing::warn!("link: {STREAMS_MAX} streams; none for {from}"),
             Ok(None) => {}
             Err(error) => {
                 drop(streams);
@@ -345,13 +350,13 @@ fn keep_listening(
     }
 }
 
-/// Receives until the carrier fails or it is time to stop; at most for `stranger_ns` from whom no connection
-/// has anything.
+/// Receives until the carrier fails or it is time to stop; not for long from a stream that is a stranger's.
+/// `known` says of it when it is so no more.
 fn receive_for_target(
     target: &Arc<Target>,
     mut carrier: Carrier,
     stop: &Stop,
-    stranger_ns: Option<u64>,
+    known: Option<&AtomicBool>,
 ) -> io::Error {
     let began_ns = SteadyClock.now_ns();
     let waker = carrier.receiver.waker();
@@ -374,11 +379,12 @@ fn receive_for_target(
             target.receive((&sender, Some(&waker)), peer, packet);
         });
         let now = SteadyClock.now_ns();
-        if touched.is_empty() && lively_until_ns == 0 && stranger_ns.is_some_and(|most| now - began_ns > most)
-        {
+        let is_stranger = touched.is_empty() && lively_until_ns == 0;
+        if is_stranger && known.is_some() && now - began_ns > STRANGER_NS {
             return io::Error::other("nothing of a connection came by it");
         }
         if !touched.is_empty() {
+            known.iter().for_each(|known| known.store(true, Ordering::Relaxed));
             lively_until_ns = now + SECOND;
             touched.drain(..).for_each(|connection| target.end_batch(connection));
         }

@@ -1,12 +1,13 @@
 //! What goes wrong, and does not matter.
 
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice};
 use sawmill_format::link::greeting::Hello;
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
-use sawmill_link::carrier::{Batch, Peer, Sender};
+use sawmill_link::carrier::{Batch, LinkAddress, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{InitiatorOptions, OpenMode};
 use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
@@ -160,4 +161,17 @@ fn threads_write_and_read_while_the_target_is_started_anew_again_and_again() {
     let status = attached.initiator().status();
     assert!(rounds >= 40);
     assert_eq!((status.pending, status.slots_free), (0, status.slots), "credits leaked");
+}
+
+#[test]
+fn silent_streams_shut_no_client_out() {
+    let addresses = free_addresses(&["tcp"]);
+    let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
+    let LinkAddress::Tcp(place) = &addresses[0] else { panic!("it was asked for TCP") };
+    let to = place.resolve().expect("an address");
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(to).expect("it listens")).collect();
+    // All are accepted, or in line before us.
+    let attached = attach(&addresses, key(), InitiatorOptions::default());
+    let answer = attached.initiator().ask_open("disk", OpenMode::default()).wait(PATIENCE / 12);
+    assert!(answer.is_ok(), "{} silent streams are in the way: {answer:?}", silent.len());
 }

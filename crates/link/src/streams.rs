@@ -1,0 +1,115 @@
+//! The streams that a target accepted: who has a place.
+//!
+//! A stream is a stranger's until a packet of a connection came by it. Strangers have a while for that, a
+//! share of the places by their source, and go first when somebody new comes.
+//!
+//! Invariants: there is a bound; who is no stranger makes room for nobody. Not here: threads and sockets
+//! (`crate::threads`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::clock::SECOND;
+use crate::source::Source;
+
+/// A stranger's stream ends after so long.
+pub(crate) const STRANGER_NS: u64 = 10 * SECOND;
+/// Streams that may be there at a time, over all connections.
+pub(crate) const STREAMS_MAX: usize = 256;
+/// Strangers of one source.
+const OF_SOURCE_MAX: usize = 64;
+
+/// One stream, with what ends it.
+pub(crate) struct Stream<T> {
+    pub(crate) threads: T,
+    pub(crate) source: Source,
+    /// A packet of a connection came by it.
+    pub(crate) known: Arc<AtomicBool>,
+}
+
+/// All of them, the oldest first.
+pub(crate) struct Streams<T>(Vec<Stream<T>>);
+
+impl<T> Default for Streams<T> {
+    fn default() -> Self {
+        Streams(Vec::new())
+    }
+}
+
+impl<T> Streams<T> {
+    /// Forgets those that have ended.
+    pub(crate) fn retain(&mut self, is_alive: impl Fn(&T) -> bool) {
+        self.0.retain(|stream| is_alive(&stream.threads));
+    }
+
+    /// Makes room for somebody new, from there. The error: there is none. What is given back must be ended.
+    pub(crate) fn make_room(&mut self, source: Source) -> Result<Option<Stream<T>>, ()> {
+        let strangers = |of: Source| {
+            let is = move |stream: &&Stream<T>| stream.source == of && stream.is_stranger();
+            self.0.iter().filter(is).count()
+        };
+        let goes = if strangers(source) >= OF_SOURCE_MAX {
+            Some(source)
+        } else if self.0.len() >= STREAMS_MAX {
+            let all = self.0.iter().filter(|stream| stream.is_stranger()).map(|stream| stream.source);
+            Some(all.max_by_key(|source| strangers(*source)).ok_or(())?)
+        } else {
+            None
+        };
+        let index = goes
+            .and_then(|goes| self.0.iter().position(|stream| stream.source == goes && stream.is_stranger()));
+        Ok(index.map(|index| self.0.remove(index)))
+    }
+
+    pub(crate) fn push(&mut self, stream: Stream<T>) {
+        self.0.push(stream);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl<T> Stream<T> {
+    fn is_stranger(&self) -> bool {
+        !self.known.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(last: u8) -> Source {
+        Source::of_ip([10, 0, 0, last].into())
+    }
+
+    fn stream(number: usize, source: Source, known: bool) -> Stream<usize> {
+        Stream { threads: number, source, known: Arc::new(known.into()) }
+    }
+
+    #[test]
+    fn a_source_loses_its_own_strangers_first_and_who_is_known_stays() {
+        let mut streams = Streams::default();
+        streams.push(stream(0, from(1), true));
+        for number in 1..=OF_SOURCE_MAX {
+            assert!(streams.make_room(from(1)).expect("there is room").is_none());
+            streams.push(stream(number, from(1), false));
+        }
+        assert!(streams.make_room(from(2)).expect("there is room").is_none(), "others have room");
+        let gone = streams.make_room(from(1)).expect("it makes room for itself").expect("one goes");
+        assert_eq!(gone.threads, 1, "the oldest stranger");
+    }
+
+    #[test]
+    fn a_full_table_takes_from_the_source_with_the_most_strangers_and_from_nobody_else() {
+        let mut streams = Streams::default();
+        let last = |number: usize| from((number % 8) as u8);
+        (0..STREAMS_MAX - 1).for_each(|number| streams.push(stream(number, last(number), true)));
+        streams.push(stream(1000, from(9), false));
+        let gone = streams.make_room(from(10)).expect("a stranger goes").expect("one goes");
+        assert_eq!(gone.threads, 1000);
+        streams.push(stream(1001, from(10), true));
+        assert!(streams.make_room(from(10)).is_err(), "nobody there is a stranger");
+    }
+}
