@@ -1,8 +1,8 @@
 //! Who is at the other end, and packets that nobody else can read, alter or say twice.
 //!
 //! Rooms: [`key`] (what both ends know beforehand), [`handshake`] (two messages make a connection's keys;
-//! `noise` is its arithmetic), `proof` (what is said outside of connections), [`seal`] (one packet, in place),
-//! [`window`] (no packet counts twice).
+//! `noise` is its arithmetic), `proof` (what is said outside of connections), [`seal`] (one packet, in
+//! place), [`window`] (no packet counts twice).
 //!
 //! Invariants: a secure end never speaks to an insecure one, nor the reverse; what a peer sends can make
 //! these functions refuse, but not panic, nor allocate more than its message is long.

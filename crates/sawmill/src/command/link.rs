@@ -14,6 +14,7 @@ use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
 use sawmill_link::carrier::address::AddressError;
 use sawmill_link::carrier::{Batch, LinkAddress, Peer, reach};
 use sawmill_link::initiator::InitiatorOptions;
+use sawmill_link::legible;
 use sawmill_link::session::{PreSharedKey, unguessable};
 use serde::Serialize;
 
@@ -202,10 +203,14 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
         output::line("no target answered")?;
         return Ok(Exit::Ok);
     }
-    let sealed = |sealed| if sealed { "key" } else { "insecure" }.to_owned();
-    let rows = found.into_iter().map(|one| vec![one.name, one.address, sealed(one.sealed), one.instance]);
-    output::table(&["target", "address", "security", "instance"], rows.collect())?;
+    output::table(&["target", "address", "security", "instance"], found.into_iter().map(row_of).collect())?;
     Ok(Exit::Ok)
+}
+
+/// Anybody may have chosen the name: it must not be a command to a terminal.
+fn row_of(found: Found) -> Vec<String> {
+    let sealed = if found.sealed { "key" } else { "insecure" }.to_owned();
+    vec![legible(&found.name).into_owned(), found.address, sealed, found.instance]
 }
 
 fn question(token: u64, name: &str) -> Result<Vec<u8>> {
@@ -303,7 +308,8 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     match context.json {
         true => output::json(&exports.collect::<Vec<_>>())?,
         false => {
-            let rows = exports.map(|export| vec![export.name, human_size(export.size_bytes)]);
+            let rows =
+                exports.map(|export| vec![legible(&export.name).into_owned(), human_size(export.size_bytes)]);
             output::table(&["export", "size"], rows.collect())?;
         }
     }
@@ -462,6 +468,14 @@ mod tests {
         assert!(at("tcp:10.0.0.1").is_err() && at("10.0.0.1:x").is_err());
         let all = everybody();
         assert!(!all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700"));
+    }
+
+    #[test]
+    fn a_name_that_a_stranger_chose_is_no_command_to_a_terminal() {
+        let name = "\x1b[2J\x1b]0;title\x07\u{202e}erots".into();
+        let row = row_of(Found { name, instance: "ab".into(), address: "udp:10.0.0.1".into(), sealed: true });
+        assert_eq!(row[0], "\\u{1b}[2J\\u{1b}]0;title\\u{7}\\u{202e}erots");
+        assert_eq!(row[1..], ["udp:10.0.0.1", "key", "ab"]);
     }
 
     #[test]
