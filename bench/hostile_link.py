@@ -3,10 +3,11 @@
 
     bench/hostile_link.py [--rounds 5] [--binary PATH] [--page docs/measurements/hostile_link.md]     as root
 
-Two network namespaces with a veth pair between them, removed at the end, and a relay before the client that holds
-each packet back for half of the round trip. A target in one; in the other a client, and at another address of the same interface a flood of the
-hellos of 40 clients, recorded at a socket that answers nothing. The target has never answered one of them. A
-round is a client that is started, connects, opens an export and reads from it; it gives up after 20 s.
+Two network namespaces with a veth pair between them, removed at the end, and a relay before the client that
+holds each packet back for half of the round trip. A target in one; in the other a client, and at another
+address of the same interface a flood of the hellos of 40 clients, recorded at a socket that answers nothing.
+The target has never answered one of them. A round is a client that is started, connects, opens an export and
+reads from it; it gives up after 20 s.
 
 Needs `cargo build --release -p sawmill-link --example link_bench`; `--binary` names another build of it.
 """
@@ -154,7 +155,9 @@ def rounds(wires, binary, server, hellos, rate, count):
 def told(took):
     out = sum(one is None for one in took)
     within = [one for one in took if one is not None]
-    shown = f"{statistics.median(within) * 1000:.0f} ms, at most {max(within) * 1000:.0f} ms" if within else "-"
+    if not within:
+        return "-", f"0 of {out}"
+    shown = f"{statistics.median(within) * 1000:.0f} ms, at most {max(within) * 1000:.0f} ms"
     return shown, f"{len(within)} of {len(within) + out}"
 
 
