@@ -82,12 +82,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
     ),
     mutant(
-        "what lies below a mark and cannot be read is the end of the log",
-        "volume/src/journal/scan.rs",
-        "Verdict::Refuse if !options.accept_loss => {",
-        "Verdict::Refuse if !options.accept_loss && mark == u64::MAX => {",
-    ),
-    mutant(
         "who waits for the log hears at once",
         "volume/src/volume.rs",
         "Safety::Logged => journal.when_logged(target, told),",
