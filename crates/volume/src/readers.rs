@@ -5,23 +5,13 @@
 //! is not current and its count is zero, and at most two generations are counted at a time.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use sawmill_sys::sync::{AtomicU64, AtomicUsize};
-
-#[cfg(all(test, feature = "shuttle"))]
-mod schedules;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// See the head of this file.
+#[derive(Default)]
 pub(crate) struct Readers {
     generation: AtomicU64,
     counts: [AtomicUsize; 2],
-}
-
-impl Default for Readers {
-    fn default() -> Self {
-        Readers { generation: AtomicU64::new(0), counts: [AtomicUsize::new(0), AtomicUsize::new(0)] }
-    }
 }
 
 /// A read under way.
