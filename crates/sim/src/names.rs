@@ -115,7 +115,7 @@ impl Names<'_> {
     }
 
     fn any_name(&mut self) -> &'static str {
-        *self.dice.pick(&NAMES)
+        NAMES[self.dice.below(NAMES.len() as u64) as usize]
     }
 
     fn land_all(&mut self) {
