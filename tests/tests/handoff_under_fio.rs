@@ -3,11 +3,11 @@
 //!
 //! `SAWMILL_HANDOFFS=200` sets how often; `--nocapture` shows how it went.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sawmill_tests::machine::{can_mount, command};
-use sawmill_tests::place::{Place, field};
+use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
@@ -89,9 +89,9 @@ impl Named {
         stalls_ms.sort_unstable();
         let (median, worst) = (stalls_ms[stalls_ms.len() / 2], stalls_ms[stalls_ms.len() - 1]);
         println!("{} hand-offs, stall: median {median} ms, worst {worst} ms", stalls_ms.len());
-        let cache = server.status();
-        let path = field(&cache["cache"], "path").and_then(|path| path.as_str()).map(Path::new);
-        assert_eq!(path, Some(&*self.place.path("my.cache")), "it has its cache");
+        // Where it lies the loopback does not tell: that it is there, and used.
+        let slots = server.status()["cache"]["slots"].as_u64();
+        assert!(slots.is_some_and(|slots| slots > 0), "it has its cache: {}", server.status());
         assert!(!server.stderr().contains("without the read cache"), "{}", server.stderr());
     }
 }

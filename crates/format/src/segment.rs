@@ -186,7 +186,7 @@ pub struct SegmentHeader {
     pub frames: Vec<FrameEntry>,
     /// Where each extent came from: one for each of a moved segment, none of others.
     pub origins: Vec<Origin>,
-    /// Bytes of the disk that a fence's attachment shows. 0: not said, as in all other roles and in version 1.
+    /// Bytes of the disk that a fence's attachment shows; 0: not said, as in other roles and in version 1.
     pub size_bytes: u64,
 }
 

@@ -279,8 +279,8 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
     }
 }
 
-/// A late root of a fenced writer takes the number that its successor's was to have. A clone begins there, and
-/// what the successor overwrites meanwhile is dead since its own root, which has a later number.
+/// A late root of a fenced writer takes the number that its successor's was to have. A clone begins there,
+/// and what the successor overwrites meanwhile is dead since its own root, which has a later number.
 #[test]
 fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     let machine = Machine::new();

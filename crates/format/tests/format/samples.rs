@@ -40,19 +40,16 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = vec![volume_record(), data_segment(), moved_segment()];
-    cases.extend(fence_segments());
+    let mut cases = vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
     cases.push(superblock_case("journal/v1-superblock", superblock_value()));
-    cases.push(superblock_case("journal/v2-memory", superblock_with_memory()));
-    cases.push(staging_header());
+    cases.extend([superblock_case("journal/v2-memory", superblock_with_memory()), staging_header()]);
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
-    cases.push(checkpoint_that_counts());
-    cases.extend([returned_case(), crate::packed::packed_case()]);
+    cases.extend([checkpoint_that_counts(), returned_case(), crate::packed::packed_case()]);
+    cases.push(crate::newest::newest_case());
     cases.extend(records());
     cases.extend(crate::link::cases());
     cases.extend(crate::names::cases());
-    cases.push(crate::newest::newest_case());
     cases
 }
 
@@ -189,8 +186,9 @@ fn moved_segment() -> Case {
     segment_case("segment/v1-moved", moved_value(), segment_data())
 }
 
-fn fence_value() -> SegmentHeader {
-    SegmentHeader {
+/// A fence of a version; the second says how large the disk is.
+fn fence(version: u8, size_bytes: u64) -> Case {
+    let value = SegmentHeader {
         sequence: 260,
         previous_sequence: 259,
         epoch: 4,
@@ -201,16 +199,11 @@ fn fence_value() -> SegmentHeader {
         data_bytes: 0,
         extents: Vec::new(),
         frames: Vec::new(),
+        size_bytes,
         ..segment_value()
-    }
-}
-
-/// A fence of the first version, and one that says how large the disk is.
-fn fence_segments() -> [Case; 2] {
-    [
-        segment_case("segment/v1-fence", fence_value(), Vec::new()),
-        segment_case("segment/v2-fence", SegmentHeader { size_bytes: 10 << 30, ..fence_value() }, Vec::new()),
-    ]
+    };
+    let name = if version == 1 { "segment/v1-fence" } else { "segment/v2-fence" };
+    segment_case(name, value, Vec::new())
 }
 
 pub(crate) const CHECKPOINT: CheckpointIdentity = CheckpointIdentity { volume_id: VOLUME, number: 13 };

@@ -53,7 +53,7 @@ enum Stage {
 /// What a durable checkpoint has superseded, and what it has not.
 #[derive(Default)]
 pub(super) struct Superseded {
-    /// The readable checkpoint before it, which stays too, or an older one that the way from it leads through.
+    /// The readable checkpoint before it, which stays too, or an older one that its way leads through.
     pub(super) spared_from: u64,
     pub(super) number: u64,
     /// The parts that the newest two checkpoints and all cuts name.

@@ -2,9 +2,9 @@
 //!
 //! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
 //! need, its own parts, the segments it needs, in order of sequence; its root, and the first time the name;
-//! then the segments after it, one by one by name, and before a rollback what the cut needs that it leads to. So a root at the destination can be read whenever it is
-//! there, and whatever comes after it is a prefix of the log. A round can be broken off anywhere: the next
-//! one looks at what is there.
+//! then the segments after it, one by one by name, and before a rollback what the cut needs that it leads
+//! to. So a root at the destination can be read whenever it is there, and whatever comes after it is a prefix
+//! of the log. A round can be broken off anywhere: the next one looks at what is there.
 //!
 //! A segment that knows a newer checkpoint than the destination has ends the round: it may lean on what only
 //! that checkpoint says. Whatever was stored when the round began knew none newer than the round began with,

@@ -88,9 +88,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a new connection begins before the old one's requests are done",
-        "link/src/target/mod.rs",
-        "if !self.supersede(instance) || !room {",
-        "self.supersede(instance);\n        if !room {",
+        "link/src/target/greeted.rs",
+        "if !self.supersede(instance) || !self.has_room(source) {",
+        "self.supersede(instance);\n        if !self.has_room(source) {",
     ),
     mutant(
         "a flush is answered well though the target lost what it covers",
@@ -180,9 +180,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what an initiator had of a connection is kept when it makes another",
         "link/src/initiator/connect.rs",
-        "            let old = current.replace(Live { connection, local, remote, opened });\n",
+        "let old = current.replace(Live { connection, local, remote, since_ns: now, opened });\n",
         concat!(
-            "            let old = current.replace(Live { connection, local, remote, opened });\n",
+            "let old = current.replace(Live { connection, local, remote, since_ns: now, opened });\n",
             "            std::mem::forget(old.clone());\n",
         ),
     ),

@@ -337,7 +337,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a snapshot",
         "volume/src/keeper/past.rs",
-        "needs(&book.cuts) || needs(before)",
+        "needs(&book.cuts) || needs(&before)",
         "false",
     ),
     mutant(
