@@ -13,6 +13,7 @@ use bytes::Bytes;
 use sawmill_device::BlockDeviceExt;
 use sawmill_format::checkpoint::parse_checkpoint_key;
 use sawmill_format::ids::VolumeId;
+use sawmill_format::journal::{SUPERBLOCK_BYTES, Superblock};
 use sawmill_format::segment::{parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore, StoreOptions};
 use sawmill_volume::{CreateOptions, FlushMode, Safety, Volume, check};
@@ -75,7 +76,8 @@ impl Machine {
         machine
     }
 
-    /// Another machine with copies of this one's memory, journal and store, as they are now.
+    /// Another machine with copies of this one's memory, journal and store, as they are now, as if this one
+    /// had died: its journal names its own memory.
     pub fn twin(&self) -> Self {
         let mut twin = Self::over(memory());
         let mut files: Vec<_> =
@@ -85,10 +87,24 @@ impl Machine {
         for path in files {
             std::fs::copy(&path, twin.folder.path().join(path.file_name().unwrap())).unwrap();
         }
+        twin.forget_whose_memory_it_was(self.volume_id());
         twin.plain = copy_store(&*self.plain);
         twin.faults = FaultStore::watching(twin.plain.clone());
         twin.rig.store = twin.faults.clone();
         twin
+    }
+
+    /// A copied journal says where the memory of the living lies, and would be refused for that.
+    fn forget_whose_memory_it_was(&self, volume_id: VolumeId) {
+        let mut journal = std::fs::read(self.journal()).unwrap();
+        for block in journal.chunks_mut(SUPERBLOCK_BYTES).take(2) {
+            let Ok(mut superblock) = Superblock::decode(block, volume_id) else { continue };
+            if let Some(memory) = &mut superblock.memory {
+                memory.folder = self.folder.path().as_os_str().as_encoded_bytes().to_vec();
+                block.copy_from_slice(&superblock.encode());
+            }
+        }
+        std::fs::write(self.journal(), journal).unwrap();
     }
 
     /// From now on calls that `chosen` picks meet `fault`.
