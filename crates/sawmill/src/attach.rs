@@ -121,6 +121,8 @@ impl Attached {
         if options.staging_folder.as_os_str().is_empty() {
             options.staging_folder = memory::folder(&options.journal_path);
         }
+        // A command does what it was told; garbage that nobody ordered collected is a server's.
+        options.gc.start = 0.0;
         let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
         options.seen = seen::of(&folder, record.volume_id);
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
