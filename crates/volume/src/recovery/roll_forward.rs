@@ -34,7 +34,7 @@ pub(crate) struct LogEnd {
     /// A later attachment began from an older checkpoint: this one was put by a writer that was fenced, and
     /// came late.
     pub(crate) checkpoint_came_late: bool,
-    /// The checkpoint that the last fence's attachment began from; 0: no fence was met.
+    /// The oldest checkpoint that an attachment met on the way began from; 0: no fence was met.
     pub(crate) base_number: u64,
     /// Bytes of the disk.
     pub(crate) size_bytes: u64,
@@ -237,7 +237,10 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
                 return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
             }
             end.checkpoint_came_late |= (1..end.checkpoint_number).contains(&header.checkpoint_number);
-            end.base_number = header.checkpoint_number;
+            // A delete fences too, and knows nothing of lateness: the first that did counts.
+            if end.base_number == 0 || header.checkpoint_number < end.base_number {
+                end.base_number = header.checkpoint_number;
+            }
             if header.size_bytes > limits::SIZE_BYTES_MAX {
                 return damaged(format!("no volume has {} bytes", header.size_bytes));
             }
