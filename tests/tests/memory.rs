@@ -51,12 +51,7 @@ fn a_planned_hand_off_needs_no_memory_of_before() {
     let place = Place::new(&StoreUnderTest::Folder);
     let mut server = written(&place);
     end_memory(&place);
-    // Taken, or taken back: either way nothing accepted is gone.
-    let _ = place.sawmill(&["handoff", "disk"]);
-    if !server.is_running() {
-        drop(server);
-        server = place.serve("disk").start();
-    }
+    server.hand_off(&place, "disk");
     see_written(&server);
 }
 

@@ -3,6 +3,7 @@
 
 mod faulty;
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -120,10 +121,13 @@ fn old_roots_are_deleted_one_by_one_the_oldest_first() {
     });
     write(40..60);
     until("old roots are gone", || machine.keys("/checkpoint/").len() <= 3);
+    // What the cleanup of one checkpoint still deletes, that of the next deletes once more.
+    let mut seen = HashSet::new();
     let deleted = deleted.lock().unwrap();
-    assert!(deleted.len() >= old - 2, "{deleted:?}");
-    assert!(deleted.iter().all(|keys| keys.len() == 1), "{deleted:?}");
-    assert!(deleted.is_sorted(), "{deleted:?}");
+    let first: Vec<_> = deleted.iter().filter(|keys| seen.insert(*keys)).collect();
+    assert!(first.len() >= old - 2, "{deleted:?}");
+    assert!(first.iter().all(|keys| keys.len() == 1), "{deleted:?}");
+    assert!(first.is_sorted(), "{deleted:?}");
 }
 
 #[test]
