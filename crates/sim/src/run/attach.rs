@@ -263,7 +263,7 @@ impl Run {
     }
 
     /// Reads the whole volume through the device, as any client would.
-    fn read_all(&mut self, process: &mut Process) -> Result<Vec<u8>, String> {
+    pub(super) fn read_all(&mut self, process: &mut Process) -> Result<Vec<u8>, String> {
         let mut client = Client::default();
         process.life.spare(true);
         client.read_whole(process.stepped.volume());

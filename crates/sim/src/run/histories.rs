@@ -4,7 +4,7 @@
 //!
 //! Invariants judged: original and copy each show their own history. A store that was put back is attached
 //! without a word only when nothing is lost by it; with the loss accepted the volume is what the backup held,
-//! and nothing of what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
+//! or that and what the journal still led on to; nothing else of what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -124,8 +124,13 @@ impl Run {
         // Who closed with everything stored removed the memory; a failed disk may not say so.
         self.machines[machine].accepts_memory_loss = true;
         match self.try_attach(machine, true, false) {
-            Some(Ok(process)) => {
-                self.oracle = oracle;
+            Some(Ok(mut process)) => {
+                // Where only the memory was missed, the journal may still lead on from the backup.
+                let (least, found) = (oracle.bound(Loss::Journal), self.read_all(&mut process)?);
+                match oracle.check_view(least, &found) {
+                    Ok(_) => self.oracle = oracle,
+                    Err(_) => self.oracle.is_put_back(least),
+                }
                 self.loss = Loss::Journal;
                 self.attached(process).map_err(|text| format!("a store put back, loss accepted: {text}"))?;
                 self.die();
