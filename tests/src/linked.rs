@@ -107,8 +107,7 @@ impl End {
     /// # Panics
     /// When it is not there.
     pub fn freeze(&self, frozen: bool) {
-        let signal = if frozen { Signal::STOP } else { Signal::CONT };
-        kill_process(Pid::from_child(&self.child), signal).expect("a process of ours");
+        self.signal(if frozen { Signal::STOP } else { Signal::CONT });
     }
 
     /// Kills it.
@@ -125,7 +124,15 @@ impl End {
     /// # Panics
     /// When it is not there.
     pub fn ask_to_end(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("a process of ours");
+        self.signal(Signal::TERM);
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a process of ours");
     }
 
     /// Asks it to end, and waits for what it leaves.

@@ -458,6 +458,15 @@ impl<R: Role> Connection<R> {
         self.links[index].outgoing.lock().ping = true;
     }
 
+    /// What its keys have sealed and opened, on all links together.
+    pub(crate) fn carried_bytes(&self) -> u64 {
+        let of = |link: &Link| {
+            let received = link.receiving.lock().counts.bytes;
+            received + link.outgoing.lock().sending.counts.bytes
+        };
+        self.links.iter().map(of).sum()
+    }
+
     /// Link `index` goes by this path from now on, in packets of so many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
         let mut outgoing = self.links[index].outgoing.lock();

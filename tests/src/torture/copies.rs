@@ -65,6 +65,7 @@ impl Torture {
         volume.stored = backup.stored;
         volume.past.truncate(backup.past);
         volume.is_lost(Loss::Journal, true);
+        volume.was_put_back = true;
     }
 
     fn back_up(&mut self, volume: &mut Volume) {

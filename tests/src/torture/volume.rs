@@ -70,6 +70,8 @@ pub(super) struct Volume {
     pub loss: Loss,
     /// Without a flag the next attach must be refused.
     pub must_refuse: bool,
+    /// The store was put back: who went on with the loss and died at once is asked about the store as well.
+    pub was_put_back: bool,
     /// The last server was told to end before it was killed, and may have closed in order.
     pub may_be_clean: bool,
     /// Everything completed before this moment is stored.
@@ -106,6 +108,7 @@ impl Volume {
             commits: Commits::new(VOLUME_BYTES, dice),
             loss: Loss::Nothing,
             must_refuse: false,
+            was_put_back: false,
             may_be_clean: false,
             stored: 0,
             logged: 0,
@@ -143,11 +146,12 @@ impl Volume {
 
     /// The same with the flag that says what is lost.
     pub(super) fn serve_as_it_is(&self, way: &Way) -> Serve<'_> {
-        match self.loss {
+        let serve = match self.loss {
             Loss::Nothing => self.serve(way),
             Loss::Memory => self.serve(way).with(&["--accept-memory-loss"]),
             Loss::Journal => self.serve(way).with(&["--accept-journal-loss"]),
-        }
+        };
+        if self.was_put_back { serve.with(&["--accept-older-store"]) } else { serve }
     }
 
     /// Prepares to serve it at another place, which takes it over.
@@ -187,7 +191,7 @@ impl Volume {
 
     /// The next attach is over: what was lost before it is of no use any more.
     pub(super) fn loss_is_settled(&mut self) {
-        (self.loss, self.must_refuse) = (Loss::Nothing, false);
+        (self.loss, self.must_refuse, self.was_put_back) = (Loss::Nothing, false, false);
         for (orphan, number) in std::mem::take(&mut self.orphans) {
             // A file of the same name may be the memory of now.
             if std::fs::metadata(&orphan).is_ok_and(|about| about.ino() == number) {

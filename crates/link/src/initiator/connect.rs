@@ -44,6 +44,9 @@ const JOINS_OF_A_LENGTH: u32 = 3;
 const KEEP_ALIVE_NS: u64 = 5 * SECOND;
 /// Pings between attempts to join a link with longer packets, at most: about five minutes.
 const LONGER_PINGS_MAX: u32 = 64;
+/// A connection's keys are used for no longer, and it is looked so often whether it is time for new ones.
+const REKEY_NS: u64 = 24 * 3600 * SECOND;
+const REKEY_LOOK_NS: u64 = SECOND;
 
 /// A link's carrier, and how far it is.
 #[derive(Default)]
@@ -204,6 +207,20 @@ impl Initiator {
         }
     }
 
+    /// Makes a new connection in good time, long before the keys of this one have sealed too much. It serves
+    /// on until the new one is there; what it has not answered then is asked again, as ever.
+    fn rekey(&self, live: &Live, now: u64) {
+        if now < self.rekey_look_ns.load(Ordering::Relaxed) {
+            return;
+        }
+        self.rekey_look_ns.store(now + REKEY_LOOK_NS, Ordering::Relaxed);
+        let is_used = live.connection.carried_bytes() >= self.options.rekey_bytes;
+        let is_old = now.saturating_sub(live.since_ns) >= REKEY_NS;
+        if (is_used || is_old) && matches!(self.security, Security::Key(_)) {
+            self.attempt.lock().wanted = true;
+        }
+    }
+
     fn sealed(&self, peer: &Peer, header: &Packet, packet: &mut [u8], now: u64) {
         let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
         let (mut words, mut closed) = ([None; 4], None);
@@ -344,6 +361,7 @@ impl Initiator {
         self.greet(now);
         self.look_at_reopened();
         if let Some(live) = self.live() {
+            self.rekey(&live, now);
             for index in 0..live.connection.links.len() {
                 self.look_after(&live, index, now);
             }

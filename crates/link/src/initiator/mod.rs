@@ -50,11 +50,20 @@ pub struct InitiatorOptions {
     pub slot_bytes: u32,
     /// With nothing heard for so long, everything fails with `Unreachable`; 0: wait for ever.
     pub timeout_s: u32,
+    /// A sealed connection that carried so many bytes, both ways together, is followed by another with new
+    /// keys; see `crate::session::seal` for what this keeps small. One that is a day old, too.
+    pub rekey_bytes: u64,
 }
 
 impl Default for InitiatorOptions {
     fn default() -> Self {
-        InitiatorOptions { name: String::new(), slots: 256, slot_bytes: 256 << 10, timeout_s: 0 }
+        InitiatorOptions {
+            name: String::new(),
+            slots: 256,
+            slot_bytes: 256 << 10,
+            timeout_s: 0,
+            rekey_bytes: 1 << 40,
+        }
     }
 }
 
@@ -112,6 +121,8 @@ pub struct Initiator {
     /// What the target called itself last.
     target_name: Mutex<String>,
     attempt: Mutex<Attempt>,
+    /// When to look whether the connection wants new keys.
+    rekey_look_ns: AtomicU64,
     /// Until then no *unknown* is believed that may be anybody's.
     unknown_next_ns: AtomicU64,
     volumes: RwLock<Vec<Arc<Volume>>>,
@@ -167,6 +178,7 @@ impl Initiator {
             connection: RwLock::new(None),
             target_name: Mutex::default(),
             attempt: Mutex::default(),
+            rekey_look_ns: AtomicU64::new(0),
             unknown_next_ns: AtomicU64::new(0),
             volumes: RwLock::default(),
             reopening: Mutex::default(),

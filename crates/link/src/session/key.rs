@@ -3,13 +3,15 @@
 //! Invariants: the bytes are overwritten when the key is dropped, and are never printed. A file is never
 //! written over, never written for others than its owner, and never read if others could read it too.
 //!
-//! Not here: where the file is, who brings it to the other machine.
+//! Not here: where the file is, who brings it to the other machine, files with the keys of many machines
+//! (`crate::target`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use zeroize::Zeroizing;
 
 /// Bytes of a key.
@@ -50,6 +52,24 @@ pub enum KeyError {
         /// The key file.
         path: PathBuf,
     },
+    /// A line of a file of machines is not right.
+    #[error("{path}, line {line}: {why}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file is too long to be one.
+    #[error("{path} is longer than {bytes_max} bytes")]
+    Long {
+        /// The file.
+        path: PathBuf,
+        /// What it may be.
+        bytes_max: usize,
+    },
     /// There is a file already.
     #[error("{path} exists already and keys are never overwritten: remove it or name another file")]
     Exists {
@@ -81,25 +101,28 @@ impl PreSharedKey {
 
     /// Reads a file of 64 hex digits and at most one newline. A pipe will do.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
-        let cannot = |source| KeyError::Read { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(cannot)?;
-        let mode = file.metadata().map_err(cannot)?.permissions().mode() & 0o7777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::Open { path: path.to_owned(), mode });
+        let malformed = || KeyError::Malformed { path: path.to_owned() };
+        let text = match read_private(path, DIGITS + 1) {
+            Err(KeyError::Long { .. }) => return Err(malformed()),
+            read => read?,
+        };
+        Self::parse(text.strip_suffix(b"\n").unwrap_or(&text)).ok_or_else(malformed)
+    }
+
+    /// The key of 64 hex digits.
+    pub(crate) fn parse(digits: &[u8]) -> Option<Self> {
+        let digits: &[u8; DIGITS] = digits.try_into().ok()?;
+        let mut key = Zeroizing::new([0; KEY_BYTES]);
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |digit: u8| (digit as char).to_digit(16);
+            *byte = (value(pair[0])? << 4 | value(pair[1])?) as u8;
         }
-        // One byte more than a key file has: whatever fills it is too long. A plain array never moves, so no
-        // copy of the key stays behind in memory that was given back.
-        let mut text = Zeroizing::new([0; DIGITS + 2]);
-        let mut filled = 0;
-        while filled < text.len() {
-            match file.read(&mut text[filled..]) {
-                Ok(0) => break,
-                Ok(bytes) => filled += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(cannot(error)),
-            }
-        }
-        parse(&text[..filled]).ok_or_else(|| KeyError::Malformed { path: path.to_owned() })
+        Some(Self(key))
+    }
+
+    /// Whether both are the same.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        verify_slices_are_equal(&self.0[..], &other.0[..]).is_ok()
     }
 
     /// Writes the key into a new file, readable by its owner only, and onto the disk.
@@ -133,14 +156,31 @@ impl std::fmt::Debug for PreSharedKey {
     }
 }
 
-fn parse(text: &[u8]) -> Option<PreSharedKey> {
-    let digits: &[u8; DIGITS] = text.strip_suffix(b"\n").unwrap_or(text).try_into().ok()?;
-    let mut key = Zeroizing::new([0; KEY_BYTES]);
-    for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-        let value = |digit: u8| (digit as char).to_digit(16);
-        *byte = (value(pair[0])? << 4 | value(pair[1])?) as u8;
+/// Reads a file that only its owner can, of so many bytes at most. A pipe will do.
+pub(crate) fn read_private(path: &Path, bytes_max: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+    let cannot = |source| KeyError::Read { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(cannot)?;
+    let mode = file.metadata().map_err(cannot)?.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(KeyError::Open { path: path.to_owned(), mode });
     }
-    Some(PreSharedKey(key))
+    // One byte more than there may be: whatever fills it is too long. It never grows, so no copy of a key
+    // stays behind in memory that was given back.
+    let mut text = Zeroizing::new(vec![0; bytes_max + 1]);
+    let mut filled = 0;
+    while filled < text.len() {
+        match file.read(&mut text[filled..]) {
+            Ok(0) => break,
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(cannot(error)),
+        }
+    }
+    if filled > bytes_max {
+        return Err(KeyError::Long { path: path.to_owned(), bytes_max });
+    }
+    text.truncate(filled);
+    Ok(text)
 }
 
 fn digit(value: u8) -> u8 {

@@ -14,10 +14,11 @@
 //! wrap into another link's. This guards against a nonce used twice and is no margin of secrecy: that shrinks
 //! with the bytes under one key, on all links together. A listener's advantage over guessing is about
 //! (bytes / 16)^2 / 2^129: 2^-57 after 1 TiB, 2^-37 after 1 PiB (a day at 100 Gb/s). A forger's chance is
-//! below 2^-117 for each packet of 9000 bytes that he tries. A connection that carries petabytes should make
-//! a new hand-shake now and then.
+//! below 2^-117 for each packet of 9000 bytes that he tries. So an initiator makes a new connection after
+//! 1 TiB (`crate::initiator`).
 //!
-//! Not here: who counts the numbers, whether a packet came before ([`super::window`]), what a header says.
+//! Not here: who counts the numbers and the bytes, whether a packet came before ([`super::window`]), what a
+//! header says.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sawmill_format::crc::Crc32c;

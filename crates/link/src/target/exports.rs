@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Outcome, Result};
 use sawmill_format::link::control::{self, OPEN_READ_ONLY, OPEN_SHARED, OPEN_TAKE_OVER, Opened};
 
+use super::machines::Rights;
 use super::standing::{KeepStanding, Standing};
 use crate::PackedDevice;
 
@@ -94,19 +95,21 @@ impl Exports {
         Ok(())
     }
 
-    pub(super) fn find(&self, name: &str) -> Result<Arc<Export>> {
+    pub(super) fn find(&self, name: &str, rights: &Rights) -> Result<Arc<Export>> {
         let exports = self.0.lock();
         exports.get(name).cloned().ok_or_else(|| {
-            let all: Vec<&str> = exports.keys().map(String::as_str).collect();
+            let shown = exports.keys().filter(|name| rights.shows(name));
+            let all: Vec<&str> = shown.map(String::as_str).collect();
             let text = format!("no export {name:?} here; there are: {}", all.join(", "));
             Error::new(ErrorKind::NotFound, text)
         })
     }
 
     /// Names and sizes, as much as fits into `bytes_max` bytes.
-    pub(super) fn list(&self, bytes_max: usize) -> Vec<u8> {
+    pub(super) fn list(&self, bytes_max: usize, rights: &Rights) -> Vec<u8> {
         let exports = self.0.lock();
-        let named = exports.iter().map(|(name, export)| (&name[..], export.device.geometry().size_bytes));
+        let shown = exports.iter().filter(|(name, _)| rights.shows(name));
+        let named = shown.map(|(name, export)| (&name[..], export.device.geometry().size_bytes));
         control::list_exports(bytes_max, named)
     }
 
@@ -292,7 +295,7 @@ mod tests {
         let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
         let lasting = kept.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
         exports.add("disk", device, [0; 16], lasting).expect("the first");
-        let export = exports.find("disk").expect("just added");
+        let export = exports.find("disk", &Rights::all()).expect("just added");
         (exports, export)
     }
 

@@ -32,6 +32,7 @@ pub(super) struct Greeted {
 /// A hello that was answered.
 struct Answered {
     local: u64,
+    holder: Arc<Holder>,
     hello: Hello,
     welcome: Welcome,
     message: Vec<u8>,
@@ -47,8 +48,8 @@ impl Target {
         cookie: Option<&[u8; PROOF_BYTES]>,
         now: u64,
     ) {
-        let keys = Arc::clone(&self.keys.read());
         let mut greeted = self.greeted.lock();
+        let keys = Arc::clone(&self.keys.read());
         let Greeted { waiting, jar } = &mut *greeted;
         if self.closed.load(Ordering::SeqCst) {
             return;
@@ -86,6 +87,7 @@ impl Target {
                 self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
                 waiting.push(HalfOpen {
                     local: answered.local,
+                    holder: answered.holder,
                     message: message.to_vec(),
                     welcome: answered.message,
                     seals: answered.seals,
@@ -149,9 +151,10 @@ impl Target {
             match answer(&holder.security, PROLOGUE, message, respond, &mut out) {
                 Ok((seals, bytes)) => {
                     out.truncate(bytes);
+                    let holder = Arc::clone(holder);
                     let answered =
-                        heard.map(|(hello, welcome)| Answered { local, hello, welcome, message: out, seals });
-                    return Ok(answered);
+                        |(hello, welcome)| Answered { local, holder, hello, welcome, message: out, seals };
+                    return Ok(heard.map(answered));
                 }
                 Err(Refused::Unproven) => {}
                 Err(error) => refused = error,
@@ -198,7 +201,7 @@ impl Target {
             return Known::Later;
         }
         let (instance, source) = (half.hello.instance, Source::of_peer(peer, sender));
-        if !self.supersede(instance) || !self.has_room(source) {
+        if !self.supersede(instance, &half.holder) || !self.has_room(source) {
             // Its sender says it again; by then the device may be through, or somebody has gone.
             return Known::Later;
         }
@@ -206,6 +209,7 @@ impl Target {
         let half = greeted.waiting.take(index);
         let who = Who {
             local: half.local,
+            holder: half.holder,
             remote: half.hello.connection,
             instance,
             name: crate::legible(&half.hello.name).into_owned(),

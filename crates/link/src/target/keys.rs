@@ -1,20 +1,33 @@
-//! The keys of a target: which of them a hello is made with, and which proves that a connection is not known.
+//! The keys of a target: which of them a hello is made with, which proves that a connection is not known, and
+//! what its holder may open.
 //!
-//! Invariant: there is at least one. So far there is one, and who has it may do everything. Not here: the file
-//! it comes from (`crate::session::key`), who has what open (`exports`).
+//! Invariants: there is at least one; when the keys change, a holder that stays what it was is the same
+//! object, so that a connection knows by it whether it may go on.
+//!
+//! Not here: the files they come from (`crate::session::key`, `super::machines`), who has what open
+//! (`exports`).
 
 use std::sync::Arc;
 
+use super::machines::{Machine, Rights};
 use crate::session::Security;
 use crate::session::proof::Proofs;
 
-/// A key that initiators may have.
+/// Who may have a key.
 pub(super) struct Holder {
+    /// None: whoever has the one key.
+    name: Option<String>,
     pub(super) security: Security,
     pub(super) proofs: Proofs,
+    pub(super) rights: Rights,
 }
 
 impl Holder {
+    fn new(name: Option<String>, security: Security, rights: Rights) -> Arc<Self> {
+        let proofs = Proofs::new(&security);
+        Arc::new(Holder { name, security, proofs, rights })
+    }
+
     /// A number for a connection that is made with this key.
     pub(super) fn number(&self, random: u64) -> u64 {
         match self.security {
@@ -22,15 +35,45 @@ impl Holder {
             Security::Insecure => random.max(1),
         }
     }
+
+    /// Whether both are the same machine, whatever its key and rights were.
+    pub(super) fn is_same_machine(&self, other: &Holder) -> bool {
+        self.name == other.name
+    }
+
+    fn is(&self, machine: &Machine) -> bool {
+        let same_key = matches!(&self.security, Security::Key(key) if key.is_same(&machine.key));
+        self.name.as_ref() == Some(&machine.name) && same_key && self.rights == machine.rights
+    }
 }
 
 /// All of them.
 pub(super) struct Ring(Vec<Arc<Holder>>);
 
 impl Ring {
-    pub(super) fn new(security: Security) -> Self {
-        let proofs = Proofs::new(&security);
-        Ring(vec![Arc::new(Holder { security, proofs })])
+    /// One key, or none, for everybody.
+    pub(super) fn one(security: Security) -> Self {
+        Ring(vec![Holder::new(None, security, Rights::all())])
+    }
+
+    /// A key for each machine. None without a machine.
+    pub(super) fn of_machines(machines: Vec<Machine>) -> Option<Self> {
+        Ring(Vec::new()).renewed(machines)
+    }
+
+    /// The keys of these machines from now on.
+    pub(super) fn renewed(&self, machines: Vec<Machine>) -> Option<Self> {
+        let holder = |machine: Machine| match self.0.iter().find(|holder| holder.is(&machine)) {
+            Some(same) => Arc::clone(same),
+            None => Holder::new(Some(machine.name), Security::Key(machine.key), machine.rights),
+        };
+        let holders: Vec<_> = machines.into_iter().map(holder).collect();
+        (!holders.is_empty()).then_some(Ring(holders))
+    }
+
+    /// Whether `holder` still is what it was.
+    pub(super) fn has(&self, holder: &Arc<Holder>) -> bool {
+        self.0.iter().any(|one| Arc::ptr_eq(one, holder))
     }
 
     /// Who may have said a greeting. A hint leads to one of them, or to none; without one each may have.

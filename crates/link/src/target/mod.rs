@@ -13,6 +13,7 @@
 mod exports;
 mod greeted;
 mod keys;
+mod machines;
 mod served;
 mod slots;
 mod standing;
@@ -35,7 +36,8 @@ use crate::connection::{Came, Connection, Path, Said};
 use crate::session::Security;
 use exports::Exports;
 use greeted::Greeted;
-use keys::Ring;
+use keys::{Holder, Ring};
+pub use machines::{Machine, Rights, read_machines};
 use served::{Random, Served};
 pub use standing::{KeepStanding, Standing};
 
@@ -100,11 +102,31 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target that shows nothing yet. `random` makes ids.
+    /// A target that shows nothing yet, to whoever has the key. `random` makes ids.
     #[must_use]
     pub fn new(
         options: TargetOptions,
         security: Security,
+        clock: Arc<dyn Clock>,
+        random: Box<dyn FnMut() -> u64 + Send>,
+    ) -> Arc<Self> {
+        Self::with_keys(options, Ring::one(security), clock, random)
+    }
+
+    /// The same with a key and rights for each machine. None without a machine.
+    #[must_use]
+    pub fn for_machines(
+        options: TargetOptions,
+        machines: Vec<Machine>,
+        clock: Arc<dyn Clock>,
+        random: Box<dyn FnMut() -> u64 + Send>,
+    ) -> Option<Arc<Self>> {
+        Some(Self::with_keys(options, Ring::of_machines(machines)?, clock, random))
+    }
+
+    fn with_keys(
+        options: TargetOptions,
+        keys: Ring,
         clock: Arc<dyn Clock>,
         mut random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Arc<Self> {
@@ -113,7 +135,7 @@ impl Target {
         instance[8..].copy_from_slice(&random().to_le_bytes());
         Arc::new(Target {
             options,
-            keys: RwLock::new(Arc::new(Ring::new(security))),
+            keys: RwLock::new(Arc::new(keys)),
             instance,
             clock,
             random: Arc::new(Mutex::new(random)),
@@ -123,6 +145,29 @@ impl Target {
             connections: RwLock::default(),
             leaving: Mutex::default(),
         })
+    }
+
+    /// These machines may attach from now on. The connections of those that have another key, other rights or
+    /// none are ended, and of nobody else; says how many. Without a machine nothing changes.
+    pub fn set_machines(&self, machines: Vec<Machine>) -> Option<usize> {
+        let keys = {
+            // Who is being let in is told by the old keys before this, or by the new ones after it.
+            let mut greeted = self.greeted.lock();
+            let mut keys = self.keys.write();
+            *keys = Arc::new(keys.renewed(machines)?);
+            greeted.waiting.clear();
+            Arc::clone(&keys)
+        };
+        let gone: Vec<Arc<Served>> = {
+            let connections = self.connections.read();
+            connections.values().filter(|served| !keys.has(&served.holder)).cloned().collect()
+        };
+        for served in &gone {
+            // As if the target had been started anew: who may still come asks again.
+            served.connection.send_close(12, "the keys of this machine have changed");
+            self.drop_connection(served);
+        }
+        Some(gone.len())
     }
 
     /// Shows `device` as `name`. `keeper` names who keeps what is written and not flushed: when it changes
@@ -290,15 +335,18 @@ impl Target {
     }
 
     /// Ends the connections that an initiator had before. True: no device has requests of them.
-    fn supersede(&self, instance: [u8; 16]) -> bool {
+    fn supersede(&self, instance: [u8; 16], holder: &Holder) -> bool {
+        // Who says the id of another machine's initiator ends nothing of that.
+        let is_own =
+            |served: &Arc<Served>| served.instance == instance && served.holder.is_same_machine(holder);
         let old: Vec<Arc<Served>> = {
             let connections = self.connections.read();
-            connections.values().filter(|served| served.instance == instance).cloned().collect()
+            connections.values().filter(|served| is_own(served)).cloned().collect()
         };
         old.iter().for_each(|served| self.drop_connection(served));
         let mut leaving = self.leaving.lock();
         leaving.retain(|served| served.is_busy());
-        !leaving.iter().any(|served| served.instance == instance)
+        !leaving.iter().any(is_own)
     }
 
     fn sought(&self, sender: &Arc<dyn Sender>, peer: &Peer, body: &[u8]) {

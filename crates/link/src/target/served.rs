@@ -1,6 +1,7 @@
 //! One connection at the target: its commands are handed to the devices that it has open.
 //!
-//! Invariants: a command is for a volume that this connection opened and was not cut off from; a connection
+//! Invariants: a command is for a volume that this connection opened and was not cut off from; it opened what
+//! its key may open, as its key may; a connection
 //! that ended hands nothing more to a device, and is done only when the device has answered everything it had
 //! of it.
 //!
@@ -14,6 +15,7 @@ use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply,
 use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
 use super::exports::{Export, Exports};
+use super::keys::Holder;
 use super::slots::{Carried, Slots, Whole};
 use crate::breach::Breach;
 use crate::clock::Clock;
@@ -37,6 +39,8 @@ pub(super) struct Serving {
 pub(super) struct Served {
     pub(super) connection: Connection<Serving>,
     pub(super) local: u64,
+    /// Whose key it was made with.
+    pub(super) holder: Arc<Holder>,
     pub(super) instance: [u8; 16],
     pub(super) name: String,
     /// Where its first packet came from, and when.
@@ -58,6 +62,7 @@ pub(super) struct Served {
 /// Who is connected, for the one that accepts it.
 pub(super) struct Who {
     pub(super) local: u64,
+    pub(super) holder: Arc<Holder>,
     pub(super) remote: u64,
     pub(super) instance: [u8; 16],
     pub(super) name: String,
@@ -81,6 +86,7 @@ impl Served {
         let served = Arc::new(Served {
             connection,
             local: who.local,
+            holder: who.holder,
             instance: who.instance,
             name: who.name,
             source: who.source,
@@ -189,7 +195,7 @@ impl Served {
                 self.answered(carried, outcome);
             }
             Operation::List => {
-                let list = self.exports.list(carried.buffer.len());
+                let list = self.exports.list(carried.buffer.len(), &self.holder.rights);
                 carried.buffer[..list.len()].copy_from_slice(&list);
                 carried.length = list.len();
                 self.answered(carried, Ok(Reply::Done));
@@ -238,7 +244,8 @@ impl Served {
     fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
         let name = str::from_utf8(&carried.buffer[..carried.length]);
         let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name is UTF-8"))?;
-        let export = self.exports.find(name)?;
+        self.holder.rights.allow(name, command.flags)?;
+        let export = self.exports.find(name, &self.holder.rights)?;
         let mut volumes = self.volumes.write();
         if volumes.len() >= VOLUMES_MAX {
             let text = format!("a connection has at most {VOLUMES_MAX} volumes");

@@ -11,9 +11,11 @@
 //! Not here: what a hello says, what cookies are made of (`crate::session::proof`).
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 
 use sawmill_format::link::greeting::Hello;
 
+use super::keys::Holder;
 use crate::clock::{MS, SECOND};
 use crate::session::Seals;
 use crate::session::handshake::token_of;
@@ -38,6 +40,8 @@ const SPENT_MAX: usize = 1024;
 /// A hand-shake that was answered.
 pub(super) struct HalfOpen {
     pub(super) local: u64,
+    /// Whose key it was made with.
+    pub(super) holder: Arc<Holder>,
     pub(super) hello: Hello,
     pub(super) message: Vec<u8>,
     pub(super) welcome: Vec<u8>,

@@ -50,7 +50,7 @@ pub(crate) struct World {
     /// Who is cut off.
     pub(crate) cut: Vec<u8>,
     /// All that came to the target.
-    recorded: Vec<(u8, Vec<u8>)>,
+    pub(crate) recorded: Vec<(u8, Vec<u8>)>,
     pub(crate) target: Arc<Target>,
     initiators: BTreeMap<u8, Arc<Initiator>>,
 }
@@ -59,7 +59,7 @@ fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([5; 32]))
 }
 
-fn ids(dice: &mut Dice) -> Box<dyn FnMut() -> u64 + Send> {
+pub(crate) fn ids(dice: &mut Dice) -> Box<dyn FnMut() -> u64 + Send> {
     let mut dice = Dice::new(dice.next());
     Box::new(move || dice.next())
 }
@@ -94,8 +94,19 @@ impl World {
     }
 
     pub(crate) fn initiator(&mut self, me: u8, options: InitiatorOptions) -> Arc<Initiator> {
+        let random = ids(&mut self.dice);
+        self.initiator_with(me, options, key(), random)
+    }
+
+    pub(crate) fn initiator_with(
+        &mut self,
+        me: u8,
+        options: InitiatorOptions,
+        security: Security,
+        random: Box<dyn FnMut() -> u64 + Send>,
+    ) -> Arc<Initiator> {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
-        let initiator = Initiator::new(options, key(), 1, clock, ids(&mut self.dice));
+        let initiator = Initiator::new(options, security, 1, clock, random);
         let sender = Arc::new(WireSender(Arc::clone(&self.wire), me));
         initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);
         self.initiators.insert(me, Arc::clone(&initiator));

@@ -10,6 +10,7 @@ mod claims;
 mod day;
 mod disk;
 mod hostile;
+mod keys;
 mod lengths;
 mod load;
 mod mischief;

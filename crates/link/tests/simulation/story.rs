@@ -119,6 +119,7 @@ impl Story {
             secure: dice.permille(300),
             slots: [1, 4, 64][dice.below(3) as usize],
             slot_bytes: [4096, 16384][dice.below(2) as usize],
+            rekey_bytes: [1 << 18, u64::MAX][dice.below(2) as usize],
         };
         let disk_ns = [0, MS / 2, 20 * MS][dice.below(3) as usize];
         let devices = 1 + dice.below(2);

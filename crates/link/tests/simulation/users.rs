@@ -39,6 +39,7 @@ pub(crate) struct Place {
     pub(crate) secure: bool,
     pub(crate) slots: u16,
     pub(crate) slot_bytes: u32,
+    pub(crate) rekey_bytes: u64,
 }
 
 impl Place {
@@ -83,6 +84,7 @@ impl User {
             slots: place.slots,
             slot_bytes: place.slot_bytes,
             timeout_s: 0,
+            rekey_bytes: place.rekey_bytes,
         };
         let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
         let random = Box::new(move || ids.next());

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::emulate_default_handler;
 
 use super::Context;
@@ -126,6 +126,8 @@ pub(super) enum Heard {
     Signal,
     /// SIGUSR1.
     Collect,
+    /// SIGHUP, where something can be read again.
+    Reload,
     /// Another process shall take over.
     HandOff(Asked),
     /// The doors are shut and this volume is closed.
@@ -142,7 +144,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let plan = plan(&context.places, arguments)?;
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(tell.clone(), started.clone())?;
+    forward_signals(tell.clone(), started.clone(), false)?;
     let ring = tell.clone();
     let bell = Box::new(move |asked| ring.send(Heard::HandOff(asked)).is_ok());
     let (serving, admin) = match arguments.take_over {
@@ -186,15 +188,22 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
 
 /// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts,
 /// a second signal ends the process as if nobody had listened; what was accepted survives that.
-pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>) -> Result<()> {
+/// Signals become words of the loop that serves; with `reloads` SIGHUP, too, which ends a process else.
+pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>, reloads: bool) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1]).map_err(cannot)?;
+    let all = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP));
+    let mut signals = signal_hook::iterator::Signals::new(all).map_err(cannot)?;
     let forward = move || {
         // Ends with the process, or when nobody listens any more.
         let mut count = 0;
         for signal in signals.forever() {
-            if signal == SIGUSR1 {
-                if tell.send(Heard::Collect).is_err() {
+            let word = match signal {
+                SIGUSR1 => Some(Heard::Collect),
+                SIGHUP => Some(Heard::Reload),
+                _ => None,
+            };
+            if let Some(word) = word {
+                if tell.send(word).is_err() {
                     return;
                 }
                 continue;
@@ -339,7 +348,7 @@ fn hand_off(
             Heard::Signal => Signal::TERM,
             Heard::Collect => Signal::USR1,
             // Who asked is told that this process is about to end.
-            Heard::HandOff(_) | Heard::Closed(..) => continue,
+            Heard::Reload | Heard::HandOff(_) | Heard::Closed(..) => continue,
         };
         if let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
             let _ = kill_process(pid, signal);
@@ -369,7 +378,7 @@ pub(super) fn close(
                 }
             }
             // Everything is being closed: there is nothing to collect, and nothing to hand over any more.
-            Ok(Heard::Collect | Heard::HandOff(_)) => {}
+            Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("stopping at once; what is not stored yet stays in the journal");
                 serving.close_now();

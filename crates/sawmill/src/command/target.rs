@@ -17,7 +17,7 @@ use sawmill_device::{BlockDevice, MemoryDevice, NullDevice};
 use sawmill_link::Unpack;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::session::{Security, unguessable};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Machine, Target, TargetOptions, read_machines};
 use sawmill_link::threads::Listener;
 use sawmill_sys::FileLock;
 use serde::Serialize;
@@ -63,6 +63,11 @@ pub(super) struct Arguments {
 
     #[command(flatten)]
     key: KeyOptions,
+
+    /// Instead of one key for all: a file with a line NAME KEY EXPORTS for each machine that may attach.
+    /// EXPORTS are names with commas between them, NAME:ro to read only, or *. SIGHUP reads it again.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key_file", "insecure"])]
+    machines: Option<PathBuf>,
 
     /// The name by which `sawmill link find` finds it. Without it this machine's.
     #[arg(long, value_name = "NAME")]
@@ -117,6 +122,12 @@ enum Event<'a> {
         /// The dashboard's address.
         admin: Option<String>,
     },
+    /// The file of machines was read again, and so many connections ended; or why all stayed as it was.
+    Reloaded {
+        machines: usize,
+        ended: usize,
+        error: Option<String>,
+    },
     Stopping,
 }
 
@@ -126,6 +137,13 @@ struct ExportOf {
     name: String,
     size_bytes: u64,
     read_only: bool,
+}
+
+/// Who may attach.
+enum Trust {
+    /// Whoever has the key, or reaches the network.
+    All(Security),
+    Machines(Vec<Machine>),
 }
 
 /// One thing to show.
@@ -162,18 +180,18 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
     }
     let addresses = list_of(&arguments.listen)?;
-    let security = arguments.key.security()?;
-    let sealed = matches!(security, Security::Key(_));
+    let trust = trust(arguments)?;
+    let sealed = !matches!(trust, Trust::All(Security::Insecure));
     let named = read_names(&context.places, arguments)?;
     let plan = plan(&context.places, arguments, &named)?;
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(tell.clone(), Arc::clone(&started))?;
+    forward_signals(tell.clone(), Arc::clone(&started), arguments.machines.is_some())?;
     let others = open_others(&context.places, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
     let mut shown = all(&named, others, &serving)?;
     let name = arguments.name.clone().unwrap_or_else(own_name);
-    let target = target(arguments, &name, security, &mut shown)?;
+    let target = target(arguments, &name, trust, &mut shown)?;
     let listening = Listener::new(target, &addresses, arguments.receivers as usize);
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let teller = teller(&name, listener.target());
@@ -185,7 +203,12 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         &Announced { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
     )?;
     notify(sd_notify::NotifyState::Ready);
-    wait(&serving, &hear);
+    wait(&serving, &hear, || {
+        let event = reload(arguments, listener.target());
+        if let Some(event) = event.filter(|_| context.json) {
+            say(&event);
+        }
+    });
     notify(sd_notify::NotifyState::Stopping);
     if context.json {
         say(&Event::Stopping);
@@ -331,12 +354,29 @@ fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Ve
     Ok(others)
 }
 
-fn target(
-    arguments: &Arguments,
-    name: &str,
-    security: Security,
-    shown: &mut [Opened],
-) -> Result<Arc<Target>> {
+fn trust(arguments: &Arguments) -> Result<Trust> {
+    match &arguments.machines {
+        Some(path) => Ok(Trust::Machines(read_machines(path)?)),
+        None => Ok(Trust::All(arguments.key.security()?)),
+    }
+}
+
+/// SIGHUP: what the file says counts from now on; when it says nothing that can be, all stays as it is.
+fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
+    let machines = match read_machines(arguments.machines.as_ref()?) {
+        Ok(machines) => machines,
+        Err(error) => {
+            tracing::error!("the machines that may attach stay as they are: {error}");
+            return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error.to_string()) });
+        }
+    };
+    let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
+    let ended = target.set_machines(machines)?;
+    tracing::info!("{} machines may attach: {}; {ended} connections ended", names.len(), names.join(", "));
+    Some(Event::Reloaded { machines: names.len(), ended, error: None })
+}
+
+fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened]) -> Result<Arc<Target>> {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
     if name.is_empty() || name.len() > most {
         return Err(Failure::usage(format!("'{name}' cannot be a target's name; use 1 to {most} bytes")));
@@ -350,7 +390,13 @@ fn target(
     };
     let boot =
         sawmill_sys::boot_id().map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
-    let target = Target::new(options, security, Arc::new(SteadyClock), unguessable());
+    let clock = Arc::new(SteadyClock);
+    let target = match trust {
+        Trust::All(security) => Target::new(options, security, clock, unguessable()),
+        // A file without a machine was refused.
+        Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
+            .ok_or_else(|| Failure::usage("no machine may attach"))?,
+    };
     for Opened { name, device, outlives_process, state, .. } in shown {
         let device = Arc::new(Unpack::new(Arc::clone(device)));
         match state.take() {
@@ -411,10 +457,11 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Until the first signal.
-fn wait(serving: &Serving, hear: &Receiver<Heard>) {
+/// Until the first signal that ends it.
+fn wait(serving: &Serving, hear: &Receiver<Heard>, reload: impl Fn()) {
     loop {
         match hear.recv_timeout(LOOK_EVERY) {
+            Ok(Heard::Reload) => reload(),
             Ok(Heard::Collect) => serving.collect_all(),
             Err(RecvTimeoutError::Timeout) => {}
             _ => return,

@@ -47,7 +47,7 @@ impl From<KeyError> for Failure {
         let exit = match &error {
             KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),
             KeyError::Open { .. } => Exit::Refused,
-            KeyError::Malformed { .. } => Exit::Usage,
+            KeyError::Malformed { .. } | KeyError::Line { .. } | KeyError::Long { .. } => Exit::Usage,
             KeyError::Exists { .. } => Exit::Exists,
             KeyError::Random => Exit::Unavailable,
         };

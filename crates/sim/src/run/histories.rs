@@ -4,7 +4,8 @@
 //!
 //! Invariants judged: original and copy each show their own history. A store that was put back is attached
 //! without a word only when nothing is lost by it; with the loss accepted the volume is what the backup held,
-//! or that and what the journal still led on to; nothing else of what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
+//! or that and what the journal still led on to; nothing else of what was lost comes back. Not here:
+//! snapshots and clones of such worlds (there are none).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

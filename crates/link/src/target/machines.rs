@@ -1,0 +1,214 @@
+//! The machines that may attach: a file with a line for each, its name, its key and what it may open.
+//!
+//! ```text
+//! # name   key (64 hex digits)   exports: with commas; NAME:ro to read only; * for all, *:ro
+//! db1      6f1c…                 disk1,logs:ro
+//! backup   91aa…                 *:ro
+//! ```
+//!
+//! Invariants: a file that is not right in each of its lines gives no machine; no message shows a key. One
+//! machine has one line, and no key stands twice: a key says who somebody is.
+//!
+//! Not here: which key a packet is made with (`keys`), when the file is read again (the binary's matter).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_format::link::control::{EXPORT_BYTES_MAX, OPEN_READ_ONLY, OPEN_TAKE_OVER};
+use sawmill_format::link::greeting::NAME_BYTES_MAX;
+
+use crate::session::KeyError;
+use crate::session::key::{PreSharedKey, read_private};
+
+/// The longest file that is read: room for some ten thousand machines.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// What may be done with an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// What a machine may open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// To exports that are not named.
+    others: Option<Access>,
+    named: BTreeMap<String, Access>,
+}
+
+/// A machine that may attach.
+#[derive(Debug)]
+pub struct Machine {
+    /// A name for people, that no other machine of this target has.
+    pub name: String,
+    /// The key that only this machine and the target have.
+    pub key: PreSharedKey,
+    /// What it may open.
+    pub rights: Rights,
+}
+
+impl Rights {
+    /// To write everything.
+    #[must_use]
+    pub fn all() -> Self {
+        Rights { others: Some(Access::Write), named: BTreeMap::new() }
+    }
+
+    /// Reads `disk1,logs:ro`. Says what is wrong.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let mut rights = Rights::default();
+        for part in text.split(',') {
+            let (name, access) = match part.strip_suffix(":ro") {
+                Some(name) => (name, Access::Read),
+                None => (part, Access::Write),
+            };
+            if name.is_empty() || name.len() > EXPORT_BYTES_MAX {
+                return Err(format!("'{part}' is not EXPORT, EXPORT:ro, * or *:ro"));
+            }
+            let before = match name {
+                "*" => rights.others.replace(access),
+                name => rights.named.insert(name.to_owned(), access),
+            };
+            if before.is_some() {
+                return Err(format!("'{name}' stands there twice"));
+            }
+        }
+        Ok(rights)
+    }
+
+    fn to(&self, export: &str) -> Option<Access> {
+        self.named.get(export).copied().or(self.others)
+    }
+
+    /// Whether it may know of `export`.
+    pub(super) fn shows(&self, export: &str) -> bool {
+        self.to(export).is_some()
+    }
+
+    /// Fails unless `export` may be opened with these flags. Nothing tells whether there is such an export.
+    pub(super) fn allow(&self, export: &str, flags: u8) -> Result<()> {
+        let denied = |text: String| Err(Error::new(ErrorKind::Denied, text));
+        match self.to(export) {
+            Some(Access::Write) => Ok(()),
+            Some(Access::Read) if flags & OPEN_READ_ONLY == 0 => {
+                denied(format!("this machine's key may only read {export:?}: open it read-only"))
+            }
+            Some(Access::Read) if flags & OPEN_TAKE_OVER != 0 => {
+                denied(format!("this machine's key may only read {export:?}, and take it over from nobody"))
+            }
+            Some(Access::Read) => Ok(()),
+            None => denied(format!("this machine's key does not open {export:?}")),
+        }
+    }
+}
+
+/// Reads the file of machines.
+///
+/// # Errors
+/// What is wrong, with the line.
+pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError> {
+    let bytes = read_private(path, FILE_BYTES_MAX)?;
+    let wrong = |line: usize, why: String| KeyError::Line { path: path.to_owned(), line, why };
+    let text = str::from_utf8(&bytes).map_err(|_| wrong(1, "the file is not UTF-8".into()))?;
+    let mut machines: Vec<Machine> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let machine = machine(line).map_err(|why| wrong(index + 1, why))?;
+        if machines.iter().any(|other| other.name == machine.name) {
+            return Err(wrong(index + 1, format!("a machine {} stands there already", machine.name)));
+        }
+        if let Some(other) = machines.iter().find(|other| other.key.is_same(&machine.key)) {
+            let text = format!("{} has the key of {}: make each a key of its own", machine.name, other.name);
+            return Err(wrong(index + 1, text));
+        }
+        machines.push(machine);
+    }
+    if machines.is_empty() {
+        return Err(wrong(text.lines().count().max(1), "no machine stands there".into()));
+    }
+    Ok(machines)
+}
+
+fn machine(line: &str) -> std::result::Result<Machine, String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [name, key, exports] = words[..] else {
+        return Err(format!("{} words, and not NAME KEY EXPORTS", words.len()));
+    };
+    if name.len() > NAME_BYTES_MAX {
+        return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
+    }
+    // What is no key may be one with a mistake in it.
+    let key = PreSharedKey::parse(key.as_bytes())
+        .ok_or_else(|| format!("the key of {name} is not 64 hex digits"))?;
+    let rights = Rights::parse(exports)?;
+    Ok(Machine { name: name.to_owned(), key, rights })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn read(text: &str) -> std::result::Result<Vec<Machine>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("machines");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        read_machines(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_line_is_a_machine_with_its_key_and_its_exports() {
+        let (one, two) = ("1".repeat(64), "A".repeat(64));
+        let machines =
+            read(&format!("# ours\n\n  db1 {one} disk1,logs:ro\nbackup\t{two}  *:ro\r\n")).unwrap();
+        assert_eq!(machines.iter().map(|machine| &machine.name[..]).collect::<Vec<_>>(), ["db1", "backup"]);
+        assert!(machines[0].key.is_same(&PreSharedKey::from_bytes([0x11; 32])));
+        let to = |index: usize, export| machines[index].rights.to(export);
+        assert_eq!(
+            [to(0, "disk1"), to(0, "logs"), to(0, "disk2")],
+            [Some(Access::Write), Some(Access::Read), None]
+        );
+        assert_eq!([to(1, "disk1"), to(1, "*")], [Some(Access::Read); 2]);
+    }
+
+    #[test]
+    fn a_line_that_is_not_right_is_named_and_its_key_is_not_shown() {
+        let (one, two) = ("1".repeat(64), "2".repeat(64));
+        for (text, line, word) in [
+            (String::new(), 1, "no machine"),
+            ("# nobody\n".into(), 1, "no machine"),
+            (format!("db1 {one}"), 1, "2 words"),
+            (format!("a {one} *\n\ndb1 {two}9 *"), 3, "not 64 hex digits"),
+            (format!("a {one} *\na {two} *"), 2, "a stands there already"),
+            (format!("a {one} *\nb {one} *"), 2, "b has the key of a"),
+            (format!("a {one} *,*:ro"), 1, "twice"),
+            (format!("a {one} disk1,,"), 1, "is not EXPORT"),
+            (format!("a {one} :ro"), 1, "is not EXPORT"),
+        ] {
+            let error = read(&text).unwrap_err();
+            assert!(error.contains(&format!("line {line}")) && error.contains(word), "{text}: {error}");
+            assert!(!error.contains(&one[..9]) && !error.contains(&two[..9]), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_may_only_read_opens_nothing_to_write_and_takes_nothing_over() {
+        let rights = Rights::parse("disk1,logs:ro").unwrap();
+        rights.allow("disk1", OPEN_TAKE_OVER).unwrap();
+        rights.allow("logs", OPEN_READ_ONLY).unwrap();
+        for (export, flags) in
+            [("logs", 0), ("logs", OPEN_READ_ONLY | OPEN_TAKE_OVER), ("disk2", OPEN_READ_ONLY)]
+        {
+            assert_eq!(rights.allow(export, flags).unwrap_err().kind(), ErrorKind::Denied, "{export}");
+        }
+        assert!(rights.shows("logs") && !rights.shows("disk2") && Rights::all().shows("disk2"));
+    }
+}

@@ -1,0 +1,194 @@
+//! A key for each machine, and new keys for a connection: what each may open, what ends when keys change, and
+//! that nothing is lost by it.
+//!
+//! Not here: the file of machines (`sawmill_link::target::machines`), attacks without a key (`hostile`).
+
+use std::sync::Arc;
+
+use sawmill_device::{ErrorKind, MemoryDevice, Operation};
+use sawmill_format::link::control::exports;
+use sawmill_format::link::{Packet, PacketKind};
+use sawmill_link::clock::Clock;
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
+use sawmill_link::session::{PreSharedKey, Security};
+use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
+
+use crate::claims::{SECOND, World, ask, held, ids, small_slots};
+use crate::network::{Dice, WorldClock};
+
+const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
+const READER: OpenMode = OpenMode { read_only: true, shared: true, take_over: false };
+
+fn secret(byte: u8) -> PreSharedKey {
+    PreSharedKey::from_bytes([byte; 32])
+}
+
+fn machines(lines: &[(&str, u8, &str)]) -> Vec<Machine> {
+    let machine = |&(name, byte, exports): &(&str, u8, &str)| Machine {
+        name: name.to_owned(),
+        key: secret(byte),
+        rights: Rights::parse(exports).expect("exports"),
+    };
+    lines.iter().map(machine).collect()
+}
+
+const DB1: (&str, u8, &str) = ("db1", 1, "disk1,logs:ro");
+const BACKUP: (&str, u8, &str) = ("backup", 2, "*:ro");
+
+/// A target of the exports disk1, disk2 and logs for these machines.
+fn world(lines: &[(&str, u8, &str)]) -> (World, Arc<MemoryDevice>) {
+    let mut world = World::new(7);
+    show_to(&mut world, lines);
+    let disk1 = Arc::new(MemoryDevice::new(1 << 20));
+    world.show("disk1", Arc::clone(&disk1), 1);
+    world.show("disk2", MemoryDevice::new(1 << 20), 1);
+    world.show("logs", MemoryDevice::new(1 << 20), 1);
+    (world, disk1)
+}
+
+fn show_to(world: &mut World, lines: &[(&str, u8, &str)]) {
+    let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&world.clock);
+    let random = ids(&mut world.dice);
+    let target = Target::for_machines(TargetOptions::default(), machines(lines), clock, random);
+    world.target = target.expect("there are machines");
+}
+
+fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
+    let random = ids(&mut world.dice);
+    world.initiator_with(me, small_slots(), Security::Key(secret(me)), random)
+}
+
+/// How many different hellos came from there.
+fn hellos(world: &World, from: u8) -> usize {
+    let is_hello = |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
+    let came = world.recorded.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
+    came.map(|(_, bytes)| bytes).collect::<std::collections::HashSet<_>>().len()
+}
+
+#[test]
+fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
+    let (mut world, disk1) = world(&[DB1, BACKUP]);
+    let (db1, backup) = (initiator(&mut world, 1), initiator(&mut world, 2));
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    world.write(&device, 0, vec![1; 5000]).expect("written");
+    for (export, mode) in [("logs", WRITER), ("disk2", READER), ("no such export", READER)] {
+        let error = world.open(&db1, export, mode).err().expect("it may not");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{export}: {error}");
+    }
+    let logs = world.open(&db1, "logs", READER).expect("it may read it");
+    assert_eq!(world.write(&logs, 0, vec![1; 512]).expect_err("read-only").kind(), ErrorKind::ReadOnly);
+    let takes_over = OpenMode { take_over: true, ..READER };
+    for mode in [WRITER, takes_over] {
+        let error = world.open(&backup, "disk1", mode).err().expect("it only reads");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    }
+    world.open(&backup, "disk1", READER).expect("it may read everything");
+    world.write(&device, 0, vec![2; 5000]).expect("nobody took it over");
+    assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
+    let error = world.open(&backup, "no such export", READER).err().expect("there is none");
+    assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("disk2"), "{error}");
+    for (initiator, shown) in [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])] {
+        let answer = initiator.ask_list();
+        let bytes = std::iter::from_fn(|| Some(world.step())).find_map(|()| answer.poll());
+        let listed = exports(&bytes.expect("an answer").expect("a list")).expect("whole");
+        let listed: Vec<_> = listed.named.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(listed, shown);
+    }
+}
+
+#[test]
+fn a_key_that_is_taken_back_ends_its_machine_and_no_other_until_it_is_given_again() {
+    let (mut world, disk1) = world(&[DB1, BACKUP]);
+    let (db1, backup) = (initiator(&mut world, 1), initiator(&mut world, 2));
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    world.open(&backup, "disk2", READER).expect("it may read it");
+    assert_eq!(world.target.set_machines(machines(&[DB1, BACKUP])), Some(0), "nothing has changed");
+    world.write(&device, 0, vec![1; 5000]).expect("written");
+    assert_eq!((hellos(&world, 1), hellos(&world, 2)), (1, 1));
+
+    assert_eq!(world.target.set_machines(machines(&[BACKUP])), Some(1));
+    let late = ask(&device, Operation::Write, 0, vec![2; 5000]);
+    world.run(30 * SECOND);
+    assert!(late.lock().expect("one thread").is_none(), "it waits");
+    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+    assert_eq!(hellos(&world, 2), 1, "the other one has its connection still");
+
+    assert_eq!(world.target.set_machines(Vec::new()), None, "nobody is not somebody");
+    assert_eq!(world.target.set_machines(machines(&[DB1, BACKUP])), Some(0));
+    world.answer(&late).expect("it went on");
+    assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
+}
+
+#[test]
+fn who_loses_the_right_to_an_export_is_told_so() {
+    let (mut world, disk1) = world(&[DB1, BACKUP]);
+    let db1 = initiator(&mut world, 1);
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    world.write(&device, 0, vec![1; 5000]).expect("written");
+    assert_eq!(world.target.set_machines(machines(&[("db1", 1, "logs"), BACKUP])), Some(1));
+    let error = world.write(&device, 0, vec![2; 5000]).expect_err("it may not any more");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+}
+
+#[test]
+fn a_target_without_a_machines_key_is_no_target_to_that_machine() {
+    // Whoever took the key of db1, and answers in the target's place.
+    let (mut world, _) = world(&[DB1]);
+    let options = InitiatorOptions { timeout_s: 20, ..small_slots() };
+    let random = ids(&mut world.dice);
+    let backup = world.initiator_with(2, options, Security::Key(secret(2)), random);
+    let error = world.open(&backup, "disk1", READER).err().expect("not the target it knows");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("compare the key files"), "{error}");
+}
+
+#[test]
+fn a_machine_that_says_the_id_of_another_ends_nothing_of_that() {
+    let (mut world, disk1) = world(&[DB1, ("thief", 2, "logs")]);
+    let same = || {
+        let mut dice = Dice::new(99);
+        Box::new(move || dice.next())
+    };
+    let db1 = world.initiator_with(1, small_slots(), Security::Key(secret(1)), same());
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    let thief = world.initiator_with(2, small_slots(), Security::Key(secret(2)), same());
+    world.open(&thief, "logs", WRITER).expect("its own");
+    world.write(&device, 0, vec![1; 5000]).expect("written");
+    assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
+    assert_eq!(hellos(&world, 1), 1, "its connection was not ended");
+}
+
+#[test]
+fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
+    let (mut world, disk1) = world(&[DB1]);
+    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_slots() };
+    let random = ids(&mut world.dice);
+    let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    for round in 0..20u8 {
+        let all: Vec<_> = (0..16)
+            .map(|part| ask(&device, Operation::Write, part * 4096, vec![round + part as u8; 4096]))
+            .collect();
+        // The time of a look falls among them.
+        world.run(SECOND / 2);
+        all.iter().for_each(|told| drop(world.answer(told).expect("written")));
+        for part in 0..16 {
+            assert_eq!(held(&disk1, part * 4096, 4096), vec![round + part as u8; 4096]);
+        }
+    }
+    assert!(hellos(&world, 1) >= 5, "{} connections", hellos(&world, 1));
+    assert_eq!(world.target.status().len(), 1, "the old ones are gone");
+}
+
+#[test]
+fn a_connection_of_a_day_gets_new_keys_also_when_nothing_is_asked() {
+    let (mut world, _) = world(&[DB1]);
+    let db1 = initiator(&mut world, 1);
+    let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
+    world.run(24 * 3600 * SECOND - 60 * SECOND);
+    assert_eq!(hellos(&world, 1), 1);
+    world.run(120 * SECOND);
+    assert_eq!(hellos(&world, 1), 2);
+    world.write(&device, 0, vec![1; 5000]).expect("written");
+}

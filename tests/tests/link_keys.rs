@@ -1,0 +1,144 @@
+//! `sawmill target --machines`: a key for each machine, what each may open, and a reload under those who are
+//! attached.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+use sawmill_tests::linked::{End, addresses, key};
+use sawmill_tests::place::Place;
+use sawmill_tests::store;
+
+const REFUSED: i32 = 5;
+const USAGE: i32 = 2;
+const DENIED: i32 = 8;
+
+/// A target of a disk and logs in memory, and the file of its machines.
+struct Shown {
+    place: Place,
+    listen: String,
+    machines: PathBuf,
+    target: End,
+}
+
+/// Writes the lines of these machines, which have their keys in files of their names.
+fn write_machines(place: &Place, machines: &PathBuf, lines: &[(&str, &str)]) {
+    let line = |(name, exports): &(&str, &str)| {
+        let key = std::fs::read_to_string(place.path(name)).expect("its key");
+        format!("{name} {} {exports}\n", key.trim())
+    };
+    let text: String = lines.iter().map(line).collect();
+    std::fs::write(machines, text).expect("a file of ours");
+    std::fs::set_permissions(machines, PermissionsExt::from_mode(0o600)).expect("a file of ours");
+}
+
+fn target_words<'a>(listen: &'a str, machines: &'a str) -> Vec<&'a str> {
+    vec!["target", "disk=memory:1M", "logs=memory:1M", "--listen", listen, "--machines", machines]
+}
+
+impl Shown {
+    fn start(lines: &[(&str, &str)]) -> Self {
+        let place = Place::new(&store::folder());
+        let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
+        lines.iter().for_each(|(name, _)| drop(key(&place, name)));
+        write_machines(&place, &machines, lines);
+        let target = End::start(&place, &target_words(&listen, &machines.display().to_string()));
+        Shown { place, listen, machines, target }
+    }
+
+    fn words<'a>(&'a self, key: &'a str, link: &'a str, door: &'a str) -> Vec<&'a str> {
+        vec!["attach", link, "--key-file", key, "--nbd", door]
+    }
+
+    fn attach(&self, machine: &str, export: &str, more: &[&str]) -> End {
+        let (key, link, door) = self.of(machine, export);
+        End::start(&self.place, &[&self.words(&key, &link, &door), more].concat())
+    }
+
+    fn refused(&self, machine: &str, export: &str, told: &[&str]) {
+        let (key, link, door) = self.of(machine, export);
+        self.place.sawmill(&self.words(&key, &link, &door)).refused(DENIED, told);
+    }
+
+    fn of(&self, machine: &str, export: &str) -> (String, String, String) {
+        let key = self.place.path(machine).display().to_string();
+        let door = format!("unix:{}", self.place.path(&format!("{machine}-{export}.sock")).display());
+        (key, format!("link:{}/{export}", self.listen), door)
+    }
+
+    /// What the target says of a reload: machines and connections that ended, or what is wrong.
+    fn reload(&mut self) -> Result<(u64, u64), String> {
+        self.target.signal(Signal::HUP);
+        let event = self.target.next_event().expect("it goes on");
+        assert_eq!(event["event"], "reloaded", "{event}");
+        match event["error"].as_str() {
+            Some(error) => Err(error.to_owned()),
+            None => {
+                Ok((event["machines"].as_u64().expect("machines"), event["ended"].as_u64().expect("ended")))
+            }
+        }
+    }
+}
+
+#[test]
+fn each_machine_opens_what_its_line_says() {
+    let shown = Shown::start(&[("db", "disk,logs:ro"), ("backup", "*:ro")]);
+    let db = shown.attach("db", "disk", &["--shared"]);
+    db.connect().write(0, &[1; 5000]).expect("written");
+    shown.refused("db", "logs", &["may only read", "logs"]);
+    let backup = shown.attach("backup", "disk", &["--read-only", "--shared"]);
+    assert_eq!(backup.connect().read(0, 5000).expect("read"), [1; 5000]);
+    shown.refused("backup", "logs", &["may only read"]);
+    let link = format!("link:{}", shown.listen);
+    for (machine, count) in [("db", 2), ("backup", 2)] {
+        let key = shown.place.path(machine).display().to_string();
+        let listed = shown.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
+        let listed = listed
+            .as_array()
+            .map_or_else(|| listed["exports"].as_array().map(Vec::len), |all| Some(all.len()));
+        assert_eq!(listed, Some(count), "{machine}");
+    }
+}
+
+#[test]
+fn a_reload_ends_whose_line_is_gone_and_nobody_else() {
+    let mut shown = Shown::start(&[("db", "disk"), ("logger", "logs")]);
+    let (db, logger) = (shown.attach("db", "disk", &[]), shown.attach("logger", "logs", &[]));
+    let (disk, logs) = (db.connect(), logger.connect());
+    disk.write(0, &[1; 5000]).expect("written");
+
+    std::fs::write(&shown.machines, "db 0123 disk\n").expect("a file of ours");
+    let wrong = shown.reload().expect_err("no key");
+    assert!(wrong.contains("line 1") && !wrong.contains("0123"), "{wrong}");
+    disk.write(0, &[2; 5000]).expect("nothing has changed");
+
+    write_machines(&shown.place, &shown.machines, &[("logger", "logs")]);
+    assert_eq!(shown.reload(), Ok((1, 1)));
+    logs.write(0, &[3; 512]).expect("nothing has changed for it");
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| disk.write(0, &[4; 5000]));
+        write_machines(&shown.place, &shown.machines, &[("logger", "logs"), ("db", "disk")]);
+        assert_eq!(shown.reload(), Ok((2, 0)), "it was ended, and waits");
+        late.join().expect("no panic").expect("it went on");
+    });
+    assert_eq!(disk.read(0, 5000).expect("read"), [4; 5000]);
+
+    write_machines(&shown.place, &shown.machines, &[("logger", "logs"), ("db", "logs:ro")]);
+    assert_eq!(shown.reload(), Ok((2, 1)));
+    assert_eq!(db.finished().code, Some(DENIED));
+}
+
+#[test]
+fn a_file_of_machines_that_cannot_be_is_refused_with_the_line() {
+    let place = Place::new(&store::folder());
+    let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
+    let shown = machines.display().to_string();
+    drop(key(&place, "db"));
+    write_machines(&place, &machines, &[("db", "disk"), ("db", "logs")]);
+    let target = |code, told: &[&str]| place.sawmill(&target_words(&listen, &shown)).refused(code, told);
+    target(USAGE, &["machines, line 2", "stands there already"]);
+    write_machines(&place, &machines, &[]);
+    target(USAGE, &["no machine"]);
+    std::fs::set_permissions(&machines, PermissionsExt::from_mode(0o640)).expect("a file of ours");
+    target(REFUSED, &["chmod 600"]);
+}
