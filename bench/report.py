@@ -64,12 +64,13 @@ def speed(results):
         text += f"\n{name} did not take part: {why}\n"
     ours = [name for name in OURS if name in document["servers"]]
     bases = [name for name in ("raw", "nbdkit-null", "nbdkit-file") if name in document["servers"]]
+    pairs = [(name, base) for name in ours for base in bases]
+    pairs += [(name, f"{name}-before") for name in ours if f"{name}-before" in document["servers"]]
     rows = []
-    for name in ours:
-        for base in bases:
-            ratios = (results.ratio(name, workload.name, base) for workload in workloads)
-            cells = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-            rows.append([f"{document['servers'][name]} / {document['servers'][base]}", *cells])
+    for name, base in pairs:
+        ratios = (results.ratio(name, workload.name, base) for workload in workloads)
+        cells = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        rows.append([f"{document['servers'][name]} / {document['servers'][base]}", *cells])
     if rows:
         text += "\n## Ratios\n\n" + table(["", *(workload.title for workload in workloads)], rows)
     return text + spread(results, workloads) + processor(results, workloads)

@@ -47,6 +47,8 @@ def arguments():
     parser.add_argument("--minio", metavar="PATH", help="MinIO (.prepared/bin/minio, else from PATH)")
     parser.add_argument("--binary", metavar="PATH", help="measure this sawmill; examples lie beside it or "
                         "are built")
+    parser.add_argument("--before", metavar="PATH", help="measure an older sawmill too, and no peers: what "
+                        "has a change cost?")
     parser.add_argument("--work", metavar="FOLDER", help="where the disks go: the disk that is measured "
                         "(target/)")
     parser.add_argument("--out", metavar="FILE", help="write the page there")
@@ -63,7 +65,13 @@ def say(text):
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def contestants(place, binary, minio):
+def contestants(place, binary, minio, before=None):
+    if before:
+        older = [Sawmill(place, before, name="sawmill-before"),
+                 SawmillS3(place, before, minio, name="sawmill-s3-before")]
+        for server in older:
+            server.title += ", before"
+        return [*older, Sawmill(place, binary), SawmillS3(place, binary, minio)]
     return [
         servers.Raw(place), servers.NbdkitNull(place), servers.NbdkitMemory(place),
         servers.NbdkitFile(place), servers.QemuNone(place), servers.QemuWriteback(place),
@@ -146,7 +154,8 @@ def cost(place, binary, minio, chosen):
 
 
 def measure(given, chosen, place, document, binary, examples, minio):
-    everyone = [server for server in contestants(place, binary, minio) if server.name in chosen["servers"]]
+    everyone = contestants(place, binary, minio, given.before and Path(given.before).resolve())
+    everyone = [server for server in everyone if server.name in chosen["servers"]]
     workloads = [workload for workload in fio.WORKLOADS if workload.name in chosen["workloads"]]
     if workloads:
         ready, document["absent"] = servers.prepare_all(everyone, say)
@@ -193,7 +202,7 @@ def main():
     parser, given = arguments()
     binary, examples = Path(given.binary or "sawmill"), None
     nowhere = servers.Place("/", "/", 0)
-    chosen = choose(parser, given.only, contestants(nowhere, binary, s3.Minio(nowhere, None)))
+    chosen = choose(parser, given.only, contestants(nowhere, binary, s3.Minio(nowhere, None), given.before))
     if given.list:
         for kind, names in chosen.items():
             print(f"{kind}: {' '.join(names)}")

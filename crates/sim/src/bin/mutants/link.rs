@@ -228,4 +228,28 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !self.unserved.swap(true, Ordering::SeqCst) {",
         "if self.unserved.swap(true, Ordering::SeqCst) || true {",
     ),
+    mutant(
+        "who says the id of another machine's initiator ends its connection",
+        "link/src/target/keys.rs",
+        "self.name == other.name\n",
+        "self.name == other.name || true\n",
+    ),
+    mutant(
+        "every key opens everything",
+        "link/src/target/served.rs",
+        "        self.holder.rights.allow(name, command.flags)?;\n",
+        "",
+    ),
+    mutant(
+        "a key that was taken back is good for the connection that it made",
+        "link/src/target/mod.rs",
+        "filter(|served| !keys.has(&served.holder))",
+        "filter(|served| false && !keys.has(&served.holder))",
+    ),
+    mutant(
+        "a connection keeps its keys for ever",
+        "link/src/initiator/connect.rs",
+        "if (is_used || is_old) && matches!",
+        "if (is_used || is_old) && false && matches!",
+    ),
 ];
