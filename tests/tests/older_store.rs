@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use sawmill_tests::machine::wait_until;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
@@ -63,6 +64,33 @@ fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
     let _ = server.stop().ok();
     assert_eq!(remarks(&place.info("disk"), "remarks"), "[]");
     let _ = place.serve("disk").start().stop().ok();
+}
+
+#[test]
+fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
+    let place = Place::new(&StoreUnderTest::Folder);
+    place.create("disk", "8M", &[]);
+    let store = place.store_folder().expect("a folder").to_owned();
+    let backup = place.path("backup");
+    let server = place.serve("disk").start();
+    let write = |byte: u8| {
+        server.connect().write(0, &[byte; 4096]).expect("accepted");
+        let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "50s"]).ok();
+    };
+    write(1);
+    copy(&store, &backup);
+    write(2);
+    let noted = place.journals()[0].with_file_name("newest");
+    let before = std::fs::read(&noted).expect("noted when it was attached");
+    wait_until("it is noted what the store has", || {
+        (std::fs::read(&noted).is_ok_and(|now| now != before)).then_some(())
+    });
+    server.kill();
+    std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
+    std::fs::remove_dir_all(&store).expect("the store goes");
+    copy(&backup, &store);
+    let refusal = place.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
+    refusal.refused(REFUSED, &["put back from a backup", "--accept-older-store"]);
 }
 
 #[test]

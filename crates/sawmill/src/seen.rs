@@ -1,5 +1,5 @@
 //! What this machine has seen of a volume in each store: a file in the volume's state folder, written after
-//! each attach and each end in order. It outlives the journal, so that a store that was put back from a
+//! each attach, now and then while it is served, and at each end in order. It outlives the journal, so that a store that was put back from a
 //! backup, or an old copy of it, is told also where the journal is gone.
 //!
 //! Invariants: only who has the volume attached for writing says what was seen; a file that cannot be read

@@ -31,7 +31,12 @@ use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::{Asked, HandOffOrder};
 use crate::link::told::Teller;
+use crate::seen;
 use crate::wiring::Plan;
+
+/// How often it is noted what the store has. What was stored since is what a store that was put back may
+/// lack without a word, where the journal does not tell.
+const SEEN_EVERY: Duration = Duration::from_secs(10);
 
 /// What this process has of a volume.
 enum Held {
@@ -63,6 +68,8 @@ pub(crate) struct Served {
     pub(crate) journal_path: Option<PathBuf>,
     /// Doors that were added to it. Readers have none: their folder is the writer's as well.
     added: Option<Added>,
+    /// When it was last noted what the store has, and its newest segment then.
+    noted: Mutex<(Instant, u64)>,
 }
 
 impl Served {
@@ -73,12 +80,13 @@ impl Served {
         folder: PathBuf,
         journal_path: Option<PathBuf>,
     ) -> Self {
-        let volume_id = volume.status().volume_id;
+        let status = volume.status();
+        let (volume_id, noted) = (status.volume_id, Mutex::new((Instant::now(), status.stored_sequence)));
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
         let held = RwLock::new(Held::Open(volume));
         let added = journal_path.as_ref().map(|_| Added::of(&folder));
-        Served { address, volume_id, shown, held, gate, meter, store, folder, journal_path, added }
+        Served { address, volume_id, shown, held, gate, meter, store, folder, journal_path, added, noted }
     }
 
     /// The export's name: the volume's, with the cut that is shown.
@@ -198,6 +206,20 @@ impl Served {
 
     pub(crate) fn positions(&self) -> PositionsStatus {
         self.known().positions
+    }
+
+    /// Notes now and then what the store has. Who was fenced knows no better than the one who has it now.
+    fn note_seen(&self) {
+        let mut noted = self.noted.lock();
+        if self.journal_path.is_none() || noted.0.elapsed() < SEEN_EVERY {
+            return;
+        }
+        let Ok(volume) = self.volume() else { return };
+        let stored_sequence = volume.status().stored_sequence;
+        if noted.1 != stored_sequence && self.health().state == "serving" {
+            seen::note(&self.folder, &volume);
+        }
+        *noted = (Instant::now(), stored_sequence);
     }
 }
 
@@ -491,6 +513,12 @@ impl Serving {
             self.is_handing_off.store(false, Ordering::Release);
         }
         outcome.map(|done| serde_json::json!(done))
+    }
+
+    /// To be called each second or so: what the store has by now is noted for a start after a crash, which
+    /// may find an older one.
+    pub(crate) fn note_seen(&self) {
+        self.volumes.iter().for_each(Served::note_seen);
     }
 
     /// Begins to collect the garbage of all volumes, with the threshold they collect at by themselves.

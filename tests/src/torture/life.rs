@@ -119,6 +119,10 @@ impl Torture {
 
     fn refused_start(&mut self, refused: &Finished) {
         *self.report.refused_starts.entry(refused.code.unwrap_or(-1)).or_default() += 1;
+        if refused.code == Some(REFUSED) {
+            let said = refused.stderr.lines().last().unwrap_or_default();
+            self.report.refusals.push(format!("life {}: {said}", self.report.lives));
+        }
     }
 
     /// Something is lost: without its flag no attach goes on.

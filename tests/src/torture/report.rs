@@ -23,6 +23,8 @@ pub struct Report {
     pub deeds: BTreeMap<&'static str, u64>,
     /// Starts that gave up in bad weather, by exit code; each was tried again in good weather.
     pub refused_starts: BTreeMap<i32, u64>,
+    /// What those said that were refused, and not only failed: a user would ask why.
+    pub refusals: Vec<String>,
     /// The load.
     pub tally: Tally,
     /// Over all judgements: writes that had to survive, that did, and that were lost rightly.
@@ -79,6 +81,9 @@ impl fmt::Display for Report {
             verdict.lost
         )?;
         writeln!(f, "{}", self.faults)?;
+        for refusal in &self.refusals {
+            writeln!(f, "refused in bad weather: {refusal}")?;
+        }
         write!(f, "{} violations", self.violations.len())?;
         for violation in &self.violations {
             write!(f, "\n  {violation}")?;

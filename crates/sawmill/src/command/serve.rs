@@ -306,6 +306,7 @@ fn serve_on(
             Err(RecvTimeoutError::Timeout) => {}
             _ => return Until::Signal,
         }
+        serving.note_seen();
         for (served, known) in serving.volumes.iter().zip(&mut known) {
             let now = served.health();
             if now.state == known.state {

@@ -466,6 +466,7 @@ fn wait(serving: &Serving, hear: &Receiver<Heard>, reload: impl Fn()) {
             Err(RecvTimeoutError::Timeout) => {}
             _ => return,
         }
+        serving.note_seen();
     }
 }
 
