@@ -88,7 +88,8 @@ impl Named {
         });
         stalls_ms.sort_unstable();
         let (median, worst) = (stalls_ms[stalls_ms.len() / 2], stalls_ms[stalls_ms.len() - 1]);
-        println!("{} hand-offs, stall: median {median} ms, worst {worst} ms", stalls_ms.len());
+        let (count, disk) = (stalls_ms.len(), disk.join(" "));
+        println!("{disk}: {count} hand-offs, stall: median {median} ms, worst {worst} ms");
         // Where it lies the loopback does not tell: that it is there, and used.
         let slots = server.status()["cache"]["slots"].as_u64();
         assert!(slots.is_some_and(|slots| slots > 0), "it has its cache: {}", server.status());

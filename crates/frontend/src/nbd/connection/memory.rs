@@ -117,7 +117,7 @@ impl Connection {
             0 => self.spare_reads.pop(),
             _ => None,
         };
-        let bytes = spare.unwrap_or_else(|| Counted::zeroed(self.account.tally(), end));
+        let bytes = spare.unwrap_or_else(|| Counted::headed(self.account.tally(), head_bytes, end));
         Body::Read { bytes, head_bytes, end }
     }
 }
