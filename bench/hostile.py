@@ -250,9 +250,9 @@ def measure(binary, options, target, count, rounds, seconds, settle):
 COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed", "memory with fio alone",
            "beside them, at most", "limit of NBD memory", "`door list` beside them", "lines of log")
 TAIL = """
-The aim: the hostile take no more memory than the limit, and fio does at least 0.8 of what it does alone. What the hostile process
-itself takes of the processors is in the ratio. Memory is the server's own (`RssAnon`): the shared memory that holds
-the newest writes, as large as it was told to be, is not in it.
+The aim: the hostile take no more memory than the limit, and fio does at least 0.8 of what it does alone.
+What the hostile process itself takes of the processors is in the ratio. Memory is the server's own
+(`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, is not in it.
 
 FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened through the kernel,
 which bounds what is in flight, and a vhost-user socket takes one connection, of its owner or root.

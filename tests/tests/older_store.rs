@@ -79,9 +79,9 @@ fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
     };
     write(1);
     copy(&store, &backup);
-    write(2);
     let noted = place.journals()[0].with_file_name("newest");
     let before = std::fs::read(&noted).expect("noted when it was attached");
+    write(2);
     wait_until("it is noted what the store has", || {
         (std::fs::read(&noted).is_ok_and(|now| now != before)).then_some(())
     });

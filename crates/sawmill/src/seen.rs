@@ -1,6 +1,6 @@
 //! What this machine has seen of a volume in each store: a file in the volume's state folder, written after
-//! each attach, now and then while it is served, and at each end in order. It outlives the journal, so that a store that was put back from a
-//! backup, or an old copy of it, is told also where the journal is gone.
+//! each attach, now and then while it is served, and at each end in order. It outlives the journal, so that a
+//! store that was put back from a backup, or an old copy of it, is told also where the journal is gone.
 //!
 //! Invariants: only who has the volume attached for writing says what was seen; a file that cannot be read
 //! says nothing, and nothing is refused for it. Not here: its bytes (`sawmill_format::newest_state`), and
@@ -35,11 +35,12 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
     seen.ok()
 }
 
-/// Notes what this process has of a volume that it has attached for writing.
-pub(crate) fn note(folder: &Path, volume: &Volume) {
+/// Notes what this process has of a volume that it has attached for writing. Gives its newest segment if that
+/// is noted now.
+pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     let status = volume.status();
     if status.read_only {
-        return;
+        return None;
     }
     let state = NewestState {
         volume_id: status.volume_id,
@@ -54,7 +55,9 @@ pub(crate) fn note(folder: &Path, volume: &Volume) {
         if let Err(failure) = forget(folder) {
             tracing::warn!("{failure}");
         }
+        return None;
     }
+    Some(state.stored_sequence)
 }
 
 /// The store is to be of another history from now on: what was seen of the one before says nothing of it.

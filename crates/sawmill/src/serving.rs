@@ -68,8 +68,9 @@ pub(crate) struct Served {
     pub(crate) journal_path: Option<PathBuf>,
     /// Doors that were added to it. Readers have none: their folder is the writer's as well.
     added: Option<Added>,
-    /// When it was last noted what the store has, and its newest segment then.
-    noted: Mutex<(Instant, u64)>,
+    /// When it was last looked whether more is stored than was noted, and the newest segment that this loop
+    /// has noted.
+    noted: Mutex<(Instant, Option<u64>)>,
 }
 
 impl Served {
@@ -80,8 +81,7 @@ impl Served {
         folder: PathBuf,
         journal_path: Option<PathBuf>,
     ) -> Self {
-        let status = volume.status();
-        let (volume_id, noted) = (status.volume_id, Mutex::new((Instant::now(), status.stored_sequence)));
+        let (volume_id, noted) = (volume.status().volume_id, Mutex::new((Instant::now(), None)));
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
         let held = RwLock::new(Held::Open(volume));
@@ -215,11 +215,10 @@ impl Served {
             return;
         }
         let Ok(volume) = self.volume() else { return };
-        let stored_sequence = volume.status().stored_sequence;
-        if noted.1 != stored_sequence && self.health().state == "serving" {
-            seen::note(&self.folder, &volume);
+        noted.0 = Instant::now();
+        if noted.1 != Some(volume.status().stored_sequence) && self.health().state == "serving" {
+            noted.1 = seen::note(&self.folder, &volume);
         }
-        *noted = (Instant::now(), stored_sequence);
     }
 }
 

@@ -47,6 +47,7 @@ const LONGER_PINGS_MAX: u32 = 64;
 /// A connection's keys are used for no longer, and it is looked so often whether it is time for new ones.
 const REKEY_NS: u64 = 24 * 3600 * SECOND;
 const REKEY_LOOK_NS: u64 = SECOND;
+const OVERDUE: u64 = 16;
 
 /// A link's carrier, and how far it is.
 #[derive(Default)]
@@ -207,17 +208,23 @@ impl Initiator {
         }
     }
 
-    /// Makes a new connection in good time, long before the keys of this one have sealed too much. It serves
-    /// on until the new one is there; what it has not answered then is asked again, as ever.
+    /// Makes a new connection in good time, long before the keys of this one have sealed too much: when
+    /// nothing is under way, so that nothing waits for what a device still has of the old one. Who is never
+    /// idle for [`OVERDUE`] times as long is not waited for: what it has not answered is asked again.
     fn rekey(&self, live: &Live, now: u64) {
         if now < self.rekey_look_ns.load(Ordering::Relaxed) {
             return;
         }
-        self.rekey_look_ns.store(now + REKEY_LOOK_NS, Ordering::Relaxed);
-        let is_used = live.connection.carried_bytes() >= self.options.rekey_bytes;
-        let is_old = now.saturating_sub(live.since_ns) >= REKEY_NS;
-        if (is_used || is_old) && matches!(self.security, Security::Key(_)) {
-            self.attempt.lock().wanted = true;
+        let (used, age) = (live.connection.carried_bytes(), now.saturating_sub(live.since_ns));
+        let bytes_max = self.options.rekey_bytes;
+        let is_due = |times: u64| used >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times;
+        if !is_due(1) || !matches!(self.security, Security::Key(_)) {
+            return self.rekey_look_ns.store(now + REKEY_LOOK_NS, Ordering::Relaxed);
+        }
+        if self.pendings.count() == 0 || is_due(OVERDUE) {
+            let mut attempt = self.attempt.lock();
+            // Another one may have been made meanwhile.
+            attempt.wanted |= self.live().is_some_and(|newest| newest.local == live.local);
         }
     }
 

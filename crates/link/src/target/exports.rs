@@ -40,8 +40,22 @@ struct State {
 struct User {
     connection: u64,
     flags: u8,
+    /// His machine may only read: he neither ends a tenure nor keeps its holder out.
+    guest: bool,
     cut: bool,
+    /// His connection was ended by us, or for another of his own: he has his place until then.
+    away_until_ns: Option<u64>,
     at_work: Arc<AtomicUsize>,
+}
+
+/// How somebody asks to be let in.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Claim {
+    pub(super) flags: u8,
+    /// The one that he had before; 0: he comes for the first time.
+    pub(super) tenure: u64,
+    pub(super) guest: bool,
+    pub(super) now_ns: u64,
 }
 
 /// A request of a user that a device has: he counts as busy until it is dropped.
@@ -114,15 +128,14 @@ impl Exports {
     }
 
     /// A connection is gone. What it had open is known until a device has nothing more of it: see
-    /// [`Export::claim`].
-    pub(super) fn forget(&self, connection: u64) {
+    /// [`Export::claim`]. Who is expected back until then has his place so long.
+    pub(super) fn forget(&self, connection: u64, back_until_ns: Option<u64>) {
         for export in self.0.lock().values() {
             let mut state = export.state.lock();
-            state
-                .users
-                .iter_mut()
-                .filter(|user| user.connection == connection)
-                .for_each(|user| user.cut = true);
+            for user in state.users.iter_mut().filter(|user| user.connection == connection) {
+                user.away_until_ns = user.away_until_ns.or(back_until_ns);
+                user.cut |= back_until_ns.is_none();
+            }
         }
     }
 }
@@ -133,29 +146,30 @@ fn alone(flags: u8) -> bool {
 }
 
 impl Export {
-    /// Lets `connection` in, or says who is in the way. `tenure` is the one that it had before; 0: it comes
-    /// for the first time. `random` makes tenures.
-    pub(super) fn claim(
-        &self,
-        connection: u64,
-        flags: u8,
-        tenure: u64,
-        random: impl FnOnce() -> u64,
-    ) -> Result<()> {
+    /// Lets `connection` in, or says who is in the way. `random` makes tenures.
+    pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
+        let Claim { flags, tenure, guest, now_ns } = claim;
         let state = &mut *self.state.lock();
         if tenure != 0 {
-            self.lasts(state, tenure, flags)?;
+            self.lasts(state, tenure, flags, guest)?;
         }
-        let in_the_way =
+        for user in &mut state.users {
+            // Who comes with the tenure is who was expected back.
+            user.cut |= user.away_until_ns.is_some_and(|until| tenure != 0 || now_ns >= until);
+        }
+        let makes_room = |user: &User| user.guest && !guest && alone(flags);
+        let others =
             |user: &User| user.connection != connection && !user.cut && (alone(flags) || alone(user.flags));
+        let in_the_way = |user: &User| others(user) && !makes_room(user);
         if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || tenure != 0) {
             let text = "somebody else has it open; take it over, or have both open it shared";
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        if tenure == 0 && !state.goes_on(connection, flags) {
+        let is_anothers = guest && state.standing.tenure != 0 && !state.standing.shared;
+        if tenure == 0 && !is_anothers && !state.goes_on(connection, flags) {
             self.begin_tenure(state, flags, random())?;
         }
-        state.users.iter_mut().filter(|user| in_the_way(user)).for_each(|user| user.cut = true);
+        state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.cut = true);
         let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
         if state.users.iter().any(busy) {
             let text = "requests of whoever had it before are not done yet; ask again";
@@ -167,14 +181,20 @@ impl Export {
             // Opened twice: it has the stronger of both.
             Some(user) if !alone(user.flags) && flags & OPEN_READ_ONLY == 0 => user.flags = flags,
             Some(_) => {}
-            None => state.users.push(User { connection, flags, cut: false, at_work: Arc::default() }),
+            None => {
+                let (cut, away_until_ns, at_work) = (false, None, Arc::default());
+                state.users.push(User { connection, flags, guest, cut, away_until_ns, at_work });
+            }
         }
         Ok(())
     }
 
     /// Fails when `tenure` is over.
-    fn lasts(&self, state: &mut State, tenure: u64, flags: u8) -> Result<()> {
+    fn lasts(&self, state: &mut State, tenure: u64, flags: u8, guest: bool) -> Result<()> {
         if state.standing.tenure == 0 && self.keep.is_none() {
+            if guest {
+                return Ok(());
+            }
             // What was written before this process is gone with that one: there is nothing to guard.
             (state.standing.tenure, state.standing.shared) = (tenure, !alone(flags));
         }
@@ -197,7 +217,9 @@ impl Export {
     /// A request of `connection` goes to the device, if it may still use it, and change it.
     pub(super) fn begin(self: &Arc<Self>, connection: u64, changes: bool, syncs: bool) -> Result<AtWork> {
         let state = self.state.lock();
-        let user = state.users.iter().find(|user| user.connection == connection && !user.cut);
+        let is_his =
+            |user: &&User| user.connection == connection && !user.cut && user.away_until_ns.is_none();
+        let user = state.users.iter().find(is_his);
         let user = user.ok_or_else(|| Error::new(ErrorKind::Fenced, "somebody else has taken it over"))?;
         if changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "it was opened to be read only"));
@@ -299,6 +321,10 @@ mod tests {
         (exports, export)
     }
 
+    fn claim(export: &Export, connection: u64, flags: u8, tenure: u64, random: u64) -> Result<()> {
+        export.claim(connection, Claim { flags, tenure, ..Claim::default() }, || random)
+    }
+
     fn tenure(export: &Export) -> u64 {
         export.opened(0).tenure
     }
@@ -306,15 +332,15 @@ mod tests {
     #[test]
     fn nobody_is_let_in_while_a_device_has_requests_of_who_is_gone() {
         let (exports, export) = export(None);
-        export.claim(1, 0, 0, || 11).expect("free");
+        claim(&export, 1, 0, 0, 11).expect("free");
         let work = export.begin(1, true, false).expect("it is his");
         assert_eq!(export.leave(1).expect_err("it is under way").kind(), ErrorKind::Invalid);
-        exports.forget(1);
+        exports.forget(1, None);
         assert!(export.begin(1, false, false).is_err());
-        let early = export.claim(2, 0, 0, || 22).expect_err("1 has requests at the device");
+        let early = claim(&export, 2, 0, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         drop(work);
-        export.claim(2, 0, 0, || 33).expect("1 is through");
+        claim(&export, 2, 0, 0, 33).expect("1 is through");
         assert_eq!(export.state.lock().users.len(), 1, "who is gone is forgotten");
         assert_eq!(tenure(&export), 22, "asking again begins nothing anew");
     }
@@ -322,12 +348,12 @@ mod tests {
     #[test]
     fn who_was_cut_off_may_ask_again_and_is_not_in_his_own_way() {
         let (_, export) = export(None);
-        export.claim(1, 0, 0, || 11).expect("free");
+        claim(&export, 1, 0, 0, 11).expect("free");
         let _work = export.begin(1, true, false).expect("it is his");
-        let early = export.claim(2, OPEN_TAKE_OVER, 0, || 22).expect_err("1 has requests at the device");
+        let early = claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
-        export.claim(1, OPEN_TAKE_OVER, 0, || 33).expect("his own request is under way");
+        claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("his own request is under way");
         drop(export.begin(1, true, false).expect("it is his again"));
     }
 
@@ -335,29 +361,29 @@ mod tests {
     fn who_opened_it_to_read_does_not_write() {
         let (_, export) = export(None);
         let changes = |connection| export.begin(connection, true, false).map(drop);
-        export.claim(1, OPEN_READ_ONLY, 0, || 11).expect("free");
+        claim(&export, 1, OPEN_READ_ONLY, 0, 11).expect("free");
         assert_eq!(changes(1).expect_err("a change").kind(), ErrorKind::ReadOnly);
-        export.claim(1, 0, 0, || 12).expect("nobody else is there");
+        claim(&export, 1, 0, 0, 12).expect("nobody else is there");
         changes(1).expect("opened to be written");
-        assert!(export.claim(2, 0, 0, || 22).is_err(), "1 is alone now");
+        assert!(claim(&export, 2, 0, 0, 22).is_err(), "1 is alone now");
     }
 
     #[test]
     fn a_tenure_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
-        first.claim(1, 0, 0, || 11).expect("free");
+        claim(&first, 1, 0, 0, 11).expect("free");
         first.leave(1).expect("given back");
-        first.claim(1, 0, 11, || 12).expect("nobody had it meanwhile");
-        first.claim(2, OPEN_TAKE_OVER, 0, || 22).expect("taken over");
+        claim(&first, 1, 0, 11, 12).expect("nobody had it meanwhile");
+        claim(&first, 2, OPEN_TAKE_OVER, 0, 22).expect("taken over");
         first.leave(2).expect("given back");
         let (_, second) = export(Some(&kept));
         for export in [&first, &second] {
             for flags in [0, OPEN_TAKE_OVER, OPEN_SHARED, OPEN_READ_ONLY] {
-                let late = export.claim(1, flags, 11, || 13).expect_err("2 had it");
+                let late = claim(export, 1, flags, 11, 13).expect_err("2 had it");
                 assert_eq!(late.kind(), ErrorKind::Fenced);
             }
-            export.claim(2, 0, 22, || 23).expect("nobody had it since");
+            claim(export, 2, 0, 22, 23).expect("nobody had it since");
             assert_eq!(tenure(export), 22);
             export.leave(2).expect("given back");
         }
@@ -367,13 +393,13 @@ mod tests {
     fn those_who_share_have_one_tenure_until_one_comes_who_does_not() {
         let kept = Kept::default();
         let (_, export) = export(Some(&kept));
-        export.claim(1, OPEN_SHARED, 0, || 11).expect("free");
-        export.claim(2, OPEN_SHARED, 0, || 22).expect("by agreement");
-        export.claim(3, OPEN_READ_ONLY, 0, || 33).expect("a reader");
+        claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
+        claim(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
+        claim(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
         assert_eq!(tenure(&export), 11);
-        export.claim(4, OPEN_TAKE_OVER, 0, || 44).expect("alone");
-        assert_eq!(export.claim(2, OPEN_SHARED, 11, || 23).expect_err("over").kind(), ErrorKind::Fenced);
-        export.claim(5, OPEN_SHARED | OPEN_TAKE_OVER, 0, || 55).expect("shared again");
+        claim(&export, 4, OPEN_TAKE_OVER, 0, 44).expect("alone");
+        assert_eq!(claim(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(), ErrorKind::Fenced);
+        claim(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
         assert_eq!(
             (tenure(&export), *kept.0.lock()),
             (55, Standing { tenure: 55, shared: true, failed_syncs: 0 })
@@ -384,7 +410,7 @@ mod tests {
     fn who_keeps_what_is_not_durable_is_another_after_a_sync_that_failed() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
-        first.claim(1, 0, 0, || 11).expect("free");
+        claim(&first, 1, 0, 0, 11).expect("free");
         let keeper = first.opened(0).keeper;
         let end = |syncs, outcome: Outcome| first.begin(1, true, syncs).expect("his").ended(&outcome);
         let failed = |kind| Err(Error::new(kind, "the disk"));
@@ -398,5 +424,37 @@ mod tests {
         let (_, second) = export(Some(&kept));
         assert_ne!(second.opened(0).keeper, keeper);
         assert_eq!(first.opened(0).keeper, second.opened(0).keeper, "it changes once");
+    }
+
+    #[test]
+    fn who_is_expected_back_has_his_place_for_a_while_and_no_longer() {
+        let kept = Kept::default();
+        let (exports, export) = export(Some(&kept));
+        claim(&export, 1, 0, 0, 11).expect("free");
+        exports.forget(1, Some(100));
+        assert!(export.begin(1, true, false).is_err(), "his connection has ended");
+        for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
+            assert_eq!(claim(&export, 2, flags, 0, 22).expect_err("his place").kind(), ErrorKind::InUse);
+        }
+        claim(&export, 3, 0, 11, 33).expect("it is he, on another connection");
+        assert_eq!((tenure(&export), kept.0.lock().tenure), (11, 11));
+        exports.forget(3, Some(100));
+        let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
+        export.claim(2, late, || 22).expect("he did not come");
+        assert_eq!(claim(&export, 4, 0, 11, 44).expect_err("too late").kind(), ErrorKind::Fenced);
+    }
+
+    #[test]
+    fn a_guest_ends_no_tenure_and_makes_room_for_its_holder() {
+        let kept = Kept::default();
+        let (exports, export) = export(Some(&kept));
+        let guest = Claim { flags: OPEN_READ_ONLY, guest: true, ..Claim::default() };
+        claim(&export, 1, 0, 0, 11).expect("free");
+        assert_eq!(export.claim(2, guest, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
+        exports.forget(1, None);
+        export.claim(2, guest, || 22).expect("nobody is there");
+        assert_eq!(kept.0.lock().tenure, 11);
+        claim(&export, 3, 0, 11, 33).expect("he goes on");
+        assert_eq!(export.begin(2, false, false).err().expect("he had to go").kind(), ErrorKind::Fenced);
     }
 }

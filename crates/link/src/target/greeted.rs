@@ -209,10 +209,10 @@ impl Target {
         let half = greeted.waiting.take(index);
         let who = Who {
             local: half.local,
-            holder: half.holder,
             remote: half.hello.connection,
             instance,
-            name: crate::legible(&half.hello.name).into_owned(),
+            name: half.holder.shown(&half.hello.name),
+            holder: half.holder,
             links: half.links,
             slots: half.slots,
             slot_bytes: half.slot_bytes,
@@ -248,7 +248,7 @@ impl Target {
         let Some(goes) = goes else { return false };
         tracing::debug!("link: {} has opened nothing and makes room", goes.name);
         goes.connection.send_close(7, "the target has no room, and this connection has opened nothing");
-        self.drop_connection(&goes);
+        self.drop_connection(&goes, false);
         true
     }
 }

@@ -41,6 +41,15 @@ impl Holder {
         self.name == other.name
     }
 
+    /// The name that people are shown: whose key it is, and what he calls himself.
+    pub(super) fn shown(&self, says: &str) -> String {
+        let says = crate::legible(says);
+        match &self.name {
+            Some(name) if *name != says => format!("{} ({says})", crate::legible(name)),
+            _ => says.into_owned(),
+        }
+    }
+
     fn is(&self, machine: &Machine) -> bool {
         let same_key = matches!(&self.security, Security::Key(key) if key.is_same(&machine.key));
         self.name.as_ref() == Some(&machine.name) && same_key && self.rights == machine.rights
@@ -76,14 +85,15 @@ impl Ring {
         self.0.iter().any(|one| Arc::ptr_eq(one, holder))
     }
 
-    /// Who may have said a greeting. A hint leads to one of them, or to none; without one each may have.
+    /// Who may have said a greeting. A hint leads to one of them, or to none. Without one, as of an older
+    /// version, only a single one may have: a stranger must not have many tried.
     pub(super) fn of_greeting(&self, hint: u64, message: &[u8]) -> &[Arc<Holder>] {
-        let is_meant = |holder: &Arc<Holder>| u64::from(holder.proofs.hint(message)) == hint;
-        match self.0.iter().position(is_meant).filter(|_| hint != 0) {
-            Some(index) => &self.0[index..=index],
-            None if hint != 0 && self.is_sealed() => &[],
-            None => &self.0,
+        if hint == 0 || !self.is_sealed() {
+            return if self.0.len() == 1 { &self.0 } else { &[] };
         }
+        let is_meant = |holder: &Arc<Holder>| u64::from(holder.proofs.hint(message)) == hint;
+        let meant = self.0.iter().position(is_meant);
+        meant.map_or(&[], |index| &self.0[index..=index])
     }
 
     /// By whose key a target made a connection of this number.

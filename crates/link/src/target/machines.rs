@@ -88,6 +88,11 @@ impl Rights {
         self.to(export).is_some()
     }
 
+    /// Whether it may read `export` and no more.
+    pub(super) fn only_reads(&self, export: &str) -> bool {
+        self.to(export) == Some(Access::Read)
+    }
+
     /// Fails unless `export` may be opened with these flags. Nothing tells whether there is such an export.
     pub(super) fn allow(&self, export: &str, flags: u8) -> Result<()> {
         let denied = |text: String| Err(Error::new(ErrorKind::Denied, text));
@@ -143,9 +148,11 @@ fn machine(line: &str) -> std::result::Result<Machine, String> {
     if name.len() > NAME_BYTES_MAX {
         return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
     }
-    // What is no key may be one with a mistake in it.
-    let key = PreSharedKey::parse(key.as_bytes())
-        .ok_or_else(|| format!("the key of {name} is not 64 hex digits"))?;
+    if PreSharedKey::parse(name.as_bytes()).is_some() {
+        return Err("the name is a key: the name comes first, then its key".into());
+    }
+    // What is no key may be one with a mistake in it, and so may the name.
+    let key = PreSharedKey::parse(key.as_bytes()).ok_or("the second word is not a key of 64 hex digits")?;
     let rights = Rights::parse(exports)?;
     Ok(Machine { name: name.to_owned(), key, rights })
 }
@@ -186,9 +193,12 @@ mod tests {
             (String::new(), 1, "no machine"),
             ("# nobody\n".into(), 1, "no machine"),
             (format!("db1 {one}"), 1, "2 words"),
-            (format!("a {one} *\n\ndb1 {two}9 *"), 3, "not 64 hex digits"),
+            (format!("a {one} *\n\ndb1 {two}9 *"), 3, "not a key of 64 hex digits"),
             (format!("a {one} *\na {two} *"), 2, "a stands there already"),
             (format!("a {one} *\nb {one} *"), 2, "b has the key of a"),
+            (format!("{one} db1 *"), 1, "the name is a key"),
+            (format!("{}9 db1 *", &one[..63]), 1, "the name is a key"),
+            (format!("{}x db1 *", &one[..63]), 1, "not a key of 64 hex digits"),
             (format!("a {one} *,*:ro"), 1, "twice"),
             (format!("a {one} disk1,,"), 1, "is not EXPORT"),
             (format!("a {one} :ro"), 1, "is not EXPORT"),

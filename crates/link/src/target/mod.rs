@@ -1,8 +1,8 @@
 //! The target: shows devices to initiators, over any links that lead to it.
 //!
-//! Rooms: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way), `keys`
-//! (whose), `exports` (what is shown, and to whom), `standing` (what lasts of that), `served` (a connection),
-//! `slots` (a command from its first part to its receipt).
+//! Rooms: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way),
+//! `keys` (whose), `machines` (who may open what), `exports` (what is shown, and to whom), `standing` (what
+//! lasts of that), `served` (a connection), `slots` (a command from its first part to its receipt).
 //!
 //! Invariants: until its first sealed packet opens, a hello costs an entry of a bounded table and nothing
 //! more; a new connection of an initiator takes the place of its old one, and begins only when no device has
@@ -165,7 +165,7 @@ impl Target {
         for served in &gone {
             // As if the target had been started anew: who may still come asks again.
             served.connection.send_close(12, "the keys of this machine have changed");
-            self.drop_connection(served);
+            self.drop_connection(served, true);
         }
         Some(gone.len())
     }
@@ -280,7 +280,7 @@ impl Target {
             Err(breach) => {
                 tracing::warn!("link: {} is cut off: {}", served.name, breach.0);
                 served.connection.send_close(1, breach.0);
-                self.drop_connection(&served);
+                self.drop_connection(&served, false);
             }
             Ok(Came::Dropped) => {}
             Ok(Came::Taken) => {
@@ -296,7 +296,7 @@ impl Target {
                 }
                 served.end_again_if_ended();
                 if closed {
-                    self.drop_connection(&served);
+                    self.drop_connection(&served, false);
                 }
             }
         }
@@ -325,8 +325,10 @@ impl Target {
         }
     }
 
-    fn drop_connection(&self, served: &Arc<Served>) {
-        served.end();
+    /// Whoever `comes_back` has his exports for as long as one that falls silent.
+    fn drop_connection(&self, served: &Arc<Served>, comes_back: bool) {
+        let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
+        served.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
         // Locked before it leaves the one table, so that nobody finds it in neither.
         let mut leaving = self.leaving.lock();
         if self.connections.write().remove(&served.local).is_some() && served.is_busy() {
@@ -343,7 +345,7 @@ impl Target {
             let connections = self.connections.read();
             connections.values().filter(|served| is_own(served)).cloned().collect()
         };
-        old.iter().for_each(|served| self.drop_connection(served));
+        old.iter().for_each(|served| self.drop_connection(served, true));
         let mut leaving = self.leaving.lock();
         leaving.retain(|served| served.is_busy());
         !leaving.iter().any(is_own)
@@ -402,7 +404,7 @@ impl Target {
         }
         for served in silent {
             tracing::warn!("link: {} was silent for {} s", served.name, self.options.silence_max_s);
-            self.drop_connection(&served);
+            self.drop_connection(&served, false);
         }
         self.leaving.lock().retain(|served| served.is_busy());
     }
@@ -424,7 +426,7 @@ impl Target {
         let all: Vec<Arc<Served>> = self.connections.read().values().cloned().collect();
         for served in all {
             served.connection.send_close(12, "the target ends");
-            self.drop_connection(&served);
+            self.drop_connection(&served, false);
         }
     }
 

@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply, Request, Result};
 use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
-use super::exports::{Export, Exports};
+use super::exports::{Claim, Export, Exports};
 use super::keys::Holder;
 use super::slots::{Carried, Slots, Whole};
 use crate::breach::Breach;
@@ -107,10 +107,11 @@ impl Served {
 
     /// Hands nothing more to any device. What a device has, it answers; see [`Served::is_busy`]. The carriers
     /// are let go at once: who listens at the same addresses next does not wait for a device.
-    pub(super) fn end(&self) {
+    /// Its initiator has its exports until `back_until_ns`, if it is expected back.
+    pub(super) fn end(&self, back_until_ns: Option<u64>) {
         self.ended.store(true, Ordering::SeqCst);
         self.connection.close_links();
-        self.exports.forget(self.local);
+        self.exports.forget(self.local, back_until_ns);
     }
 
     /// A thread that took a packet is through with it, which may have opened a link of a connection that
@@ -251,10 +252,16 @@ impl Served {
             let text = format!("a connection has at most {VOLUMES_MAX} volumes");
             return Err(Error::new(ErrorKind::Full, text));
         }
-        export.claim(self.local, command.flags, command.address, || (self.random.lock())())?;
+        let claim = Claim {
+            flags: command.flags,
+            tenure: command.address,
+            guest: self.holder.rights.only_reads(name),
+            now_ns: self.clock.now_ns(),
+        };
+        export.claim(self.local, claim, || (self.random.lock())())?;
         if self.ended.load(Ordering::SeqCst) {
             // It ended meanwhile, perhaps before there was a claim to forget.
-            self.exports.forget(self.local);
+            self.exports.forget(self.local, None);
         }
         self.opened.store(true, Ordering::SeqCst);
         let opened = export.opened(volumes.len() as u8).encode();

@@ -13,10 +13,11 @@ use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Machine, Rights, Target, TargetOptions};
 
-use crate::claims::{SECOND, World, ask, held, ids, small_slots};
+use crate::claims::{MS, SECOND, World, ask, held, ids, small_slots};
 use crate::network::{Dice, WorldClock};
 
 const WRITER: OpenMode = OpenMode { read_only: false, shared: true, take_over: false };
+const ALONE: OpenMode = OpenMode { read_only: false, shared: false, take_over: false };
 const READER: OpenMode = OpenMode { read_only: true, shared: true, take_over: false };
 
 fn secret(byte: u8) -> PreSharedKey {
@@ -89,8 +90,13 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("disk2"), "{error}");
     for (initiator, shown) in [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])] {
         let answer = initiator.ask_list();
-        let bytes = std::iter::from_fn(|| Some(world.step())).find_map(|()| answer.poll());
-        let listed = exports(&bytes.expect("an answer").expect("a list")).expect("whole");
+        let bytes = loop {
+            world.step();
+            if let Some(told) = answer.poll() {
+                break told.expect("a list");
+            }
+        };
+        let listed = exports(&bytes).expect("whole");
         let listed: Vec<_> = listed.named.iter().map(|(name, _)| &name[..]).collect();
         assert_eq!(listed, shown);
     }
@@ -179,6 +185,46 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
     }
     assert!(hellos(&world, 1) >= 5, "{} connections", hellos(&world, 1));
     assert_eq!(world.target.status().len(), 1, "the old ones are gone");
+}
+
+/// The reader asks at every step for the export that a writer has alone.
+fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u64) {
+    let mut answer = backup.ask_open("disk1", READER);
+    let until = world.clock.now_ns() + long_ns;
+    while world.clock.now_ns() < until {
+        world.step();
+        if let Some(told) = answer.poll() {
+            let Err(error) = told else { panic!("the reader got between") };
+            assert!(matches!(error.kind(), ErrorKind::InUse | ErrorKind::Unavailable), "{error}");
+            answer = backup.ask_open("disk1", READER);
+        }
+    }
+}
+
+#[test]
+fn who_has_an_export_alone_keeps_it_while_its_keys_change() {
+    let (mut world, disk1) = world(&[DB1, BACKUP]);
+    let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_slots() };
+    let random = ids(&mut world.dice);
+    let db1 = world.initiator_with(1, options, Security::Key(secret(1)), random);
+    let device = world.open(&db1, "disk1", ALONE).expect("free");
+    let backup = initiator(&mut world, 2);
+    for round in 0..3u8 {
+        for part in 0..16 {
+            world.write(&device, part * 4096, vec![round; 4096]).expect("it is its own");
+        }
+        no_reader_gets_between(&mut world, &backup, 1100 * MS);
+    }
+    assert!(hellos(&world, 1) >= 3, "{} connections", hellos(&world, 1));
+
+    let exports = ["disk1,logs", "disk1,logs:ro"];
+    for round in 0..6usize {
+        let machines = machines(&[("db1", 1, exports[round % 2]), BACKUP]);
+        assert_eq!(world.target.set_machines(machines), Some(1));
+        no_reader_gets_between(&mut world, &backup, 20 * MS);
+        world.write(&device, 0, vec![round as u8; 5000]).expect("it may still");
+    }
+    assert_eq!(held(&disk1, 0, 5000), vec![5; 5000]);
 }
 
 #[test]

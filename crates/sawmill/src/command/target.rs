@@ -186,7 +186,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let plan = plan(&context.places, arguments, &named)?;
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
-    forward_signals(tell.clone(), Arc::clone(&started), arguments.machines.is_some())?;
+    forward_signals(tell.clone(), Arc::clone(&started), true)?;
     let others = open_others(&context.places, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
     let mut shown = all(&named, others, &serving)?;
@@ -363,11 +363,20 @@ fn trust(arguments: &Arguments) -> Result<Trust> {
 
 /// SIGHUP: what the file says counts from now on; when it says nothing that can be, all stays as it is.
 fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
-    let machines = match read_machines(arguments.machines.as_ref()?) {
+    let Some(path) = &arguments.machines else {
+        tracing::warn!("asked to read the machines again, and there is no file of them: see --machines");
+        return None;
+    };
+    // A pipe has said what it had to say, and the loop that hears signals must not wait for it.
+    let read = match std::fs::metadata(path) {
+        Ok(about) if !about.is_file() => Err(format!("{} is no regular file", path.display())),
+        _ => read_machines(path).map_err(|error| error.to_string()),
+    };
+    let machines = match read {
         Ok(machines) => machines,
         Err(error) => {
             tracing::error!("the machines that may attach stay as they are: {error}");
-            return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error.to_string()) });
+            return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error) });
         }
     };
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();

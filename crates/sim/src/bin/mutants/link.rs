@@ -89,8 +89,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a new connection begins before the old one's requests are done",
         "link/src/target/greeted.rs",
-        "if !self.supersede(instance) || !self.has_room(source) {",
-        "self.supersede(instance);\n        if !self.has_room(source) {",
+        "if !self.supersede(instance, &half.holder) || !self.has_room(source) {",
+        "self.supersede(instance, &half.holder);\n        if !self.has_room(source) {",
     ),
     mutant(
         "a flush is answered well though the target lost what it covers",
@@ -165,8 +165,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "who was cut off writes on",
         "link/src/target/exports.rs",
-        ".filter(|user| in_the_way(user)).for_each(|user| user.cut = true);\n",
-        ".filter(|user| in_the_way(user)).for_each(|user| user.cut = false);\n",
+        ".filter(|user| others(user)).for_each(|user| user.cut = true);\n",
+        ".filter(|user| others(user)).for_each(|user| user.cut = false);\n",
     ),
     mutant(
         "who takes over is let in while the other one's requests are at the device",
@@ -189,8 +189,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a connection that ended is kept at the target",
         "link/src/target/mod.rs",
-        "        served.end();\n",
-        concat!("        served.end();\n", "        std::mem::forget(Arc::clone(served));\n"),
+        "        // Locked before it leaves the one table, so that nobody finds it in neither.\n",
+        "        std::mem::forget(Arc::clone(served));\n",
     ),
     mutant(
         "a target that was started anew believes whoever comes first",
@@ -249,7 +249,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a connection keeps its keys for ever",
         "link/src/initiator/connect.rs",
-        "if (is_used || is_old) && matches!",
-        "if (is_used || is_old) && false && matches!",
+        "if !is_due(1) || !matches!",
+        "if true || !is_due(1) || !matches!",
+    ),
+    mutant(
+        "who connects anew has lost his place meanwhile",
+        "link/src/target/mod.rs",
+        "old.iter().for_each(|served| self.drop_connection(served, true));",
+        "old.iter().for_each(|served| self.drop_connection(served, false));",
     ),
 ];
