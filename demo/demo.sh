@@ -172,7 +172,7 @@ jq -rn --argjson before "$before" --argjson after "$after" '
 
 step "Where everything is"
 tell "objects:   $home/store"
-tell "journal:   $(jq -r '.volumes[0].journal_path' <<<"$after")"
+tell "journal:   $("$sawmill" info disk1 --json | jq -r '[.. | .journal_path? // empty][0]')"
 tell "log:       $home/serve.log"
 tell "door:      $uri"
 tell "dashboard: $admin"
