@@ -39,6 +39,8 @@ struct State {
 
 struct User {
     connection: u64,
+    /// The run of the initiator.
+    instance: [u8; 16],
     flags: u8,
     /// His machine may only read: he neither ends a tenure nor keeps its holder out.
     guest: bool,
@@ -51,6 +53,7 @@ struct User {
 /// How somebody asks to be let in.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Claim {
+    pub(super) instance: [u8; 16],
     pub(super) flags: u8,
     /// The one that he had before; 0: he comes for the first time.
     pub(super) tenure: u64,
@@ -148,14 +151,16 @@ fn alone(flags: u8) -> bool {
 impl Export {
     /// Lets `connection` in, or says who is in the way. `random` makes tenures.
     pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
-        let Claim { flags, tenure, guest, now_ns } = claim;
+        let Claim { instance, flags, tenure, guest, now_ns } = claim;
         let state = &mut *self.state.lock();
         if tenure != 0 {
             self.lasts(state, tenure, flags, guest)?;
         }
         for user in &mut state.users {
-            // Who comes with the tenure is who was expected back.
-            user.cut |= user.away_until_ns.is_some_and(|until| tenure != 0 || now_ns >= until);
+            // Who comes with the tenure was expected back, and so was an initiator that never heard of it,
+            // as the answer to its open was lost with its connection.
+            let is_back = tenure != 0 || user.instance == instance;
+            user.cut |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
         }
         let makes_room = |user: &User| user.guest && !guest && alone(flags);
         let others =
@@ -183,7 +188,7 @@ impl Export {
             Some(_) => {}
             None => {
                 let (cut, away_until_ns, at_work) = (false, None, Arc::default());
-                state.users.push(User { connection, flags, guest, cut, away_until_ns, at_work });
+                state.users.push(User { connection, instance, flags, guest, cut, away_until_ns, at_work });
             }
         }
         Ok(())
@@ -322,7 +327,8 @@ mod tests {
     }
 
     fn claim(export: &Export, connection: u64, flags: u8, tenure: u64, random: u64) -> Result<()> {
-        export.claim(connection, Claim { flags, tenure, ..Claim::default() }, || random)
+        let instance = [connection as u8; 16];
+        export.claim(connection, Claim { instance, flags, tenure, ..Claim::default() }, || random)
     }
 
     fn tenure(export: &Export) -> u64 {
@@ -442,6 +448,16 @@ mod tests {
         let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
         export.claim(2, late, || 22).expect("he did not come");
         assert_eq!(claim(&export, 4, 0, 11, 44).expect_err("too late").kind(), ErrorKind::Fenced);
+    }
+
+    #[test]
+    fn an_open_whose_answer_was_lost_with_its_connection_is_no_bar_to_the_next() {
+        let (exports, export) = export(None);
+        let again = Claim { instance: [1; 16], ..Claim::default() };
+        claim(&export, 1, 0, 0, 11).expect("free");
+        exports.forget(1, Some(100));
+        assert_eq!(claim(&export, 2, 0, 0, 22).expect_err("another's").kind(), ErrorKind::InUse);
+        export.claim(3, again, || 33).expect("the same initiator, which knows of no tenure");
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! One connection at the target: its commands are handed to the devices that it has open.
 //!
 //! Invariants: a command is for a volume that this connection opened and was not cut off from; it opened what
-//! its key may open, as its key may; a connection
-//! that ended hands nothing more to a device, and is done only when the device has answered everything it had
-//! of it.
+//! its key may open, as its key may; a connection that ended hands nothing more to a device, and is done only
+//! when the device has answered everything it had of it.
 //!
 //! Not here: what a slot is in (`slots`), who is let in (`exports`).
 
@@ -253,6 +252,7 @@ impl Served {
             return Err(Error::new(ErrorKind::Full, text));
         }
         let claim = Claim {
+            instance: self.instance,
             flags: command.flags,
             tenure: command.address,
             guest: self.holder.rights.only_reads(name),
