@@ -100,7 +100,9 @@ fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
             if path.is_dir() {
-                if !["target", "results", "__pycache__"].contains(&name.as_str()) {
+                // `crates/link/src/target` is ours; a folder of what was built says so of itself.
+                let is_built = path.join("CACHEDIR.TAG").exists();
+                if !is_built && !["results", "__pycache__"].contains(&name.as_str()) {
                     folders.push(path);
                 }
             } else if endings.iter().any(|ending| name.ends_with(ending)) {
