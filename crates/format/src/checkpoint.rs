@@ -32,7 +32,8 @@ layout! {
     EXTENT_TOTAL: 120, 8, "extent_total";
     LIVE_BYTES: 128, 8, "live_bytes";
     ATTACHED_MS: 136, 8, "attached_ms";
-    RESERVED: 144, 16, "reserved";
+    REPEATS: 144, 8, "repeats";
+    RESERVED: 152, 8, "reserved";
 }
 
 layout! {
@@ -66,6 +67,8 @@ const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 /// The version with a kept block and nothing else that came later.
 const KEPT_VERSION: u16 = 2;
+/// The version that says how long the volume was attached, and nothing else that came later.
+const ATTACHED_VERSION: u16 = 3;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_DEAD: u8 = 1;
 
@@ -125,7 +128,7 @@ pub struct Checkpoint {
     pub put_id: PutId,
     /// Its number.
     pub number: u64,
-    /// The attachment that wrote it.
+    /// The epoch of the log at its last segment.
     pub epoch: u64,
     /// The last segment it includes.
     pub through_sequence: u64,
@@ -138,6 +141,9 @@ pub struct Checkpoint {
     /// How long the volume had been attached in all its life, in milliseconds, by clocks that never jump.
     /// Older versions have none: 0.
     pub attached_ms: u64,
+    /// The checkpoint whose state this is, under a number of its own: an attach puts one so that no writer
+    /// before it can take that number any more. 0: the state is its own.
+    pub repeats: u64,
     /// Size of the disk.
     pub size_bytes: u64,
     /// The attachment ended with everything stored.
@@ -178,9 +184,10 @@ impl Checkpoint {
     }
 
     fn put_fixed(&self, bytes: &mut [u8], length: usize, kept_bytes: usize) {
-        let version = match (self.attached_ms, kept_bytes) {
-            (0, 0) => preamble::VERSION,
-            (0, _) => KEPT_VERSION,
+        let version = match (self.repeats, self.attached_ms, kept_bytes) {
+            (0, 0, 0) => preamble::VERSION,
+            (0, 0, _) => KEPT_VERSION,
+            (0, ..) => ATTACHED_VERSION,
             _ => CHECKPOINT_VERSION,
         };
         preamble::put_version(bytes, KIND, version, length);
@@ -194,6 +201,7 @@ impl Checkpoint {
         at::POSITION.put(bytes, self.position.to_le_bytes());
         at::WALL_UNIX_MS.put(bytes, self.wall_unix_ms.to_le_bytes());
         at::ATTACHED_MS.put(bytes, self.attached_ms.to_le_bytes());
+        at::REPEATS.put(bytes, self.repeats.to_le_bytes());
         at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
         at::FLAGS.put(bytes, (if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
         at::SEGMENT_COUNT.put(bytes, count_u32(self.segments.len()).to_le_bytes());
@@ -217,13 +225,19 @@ impl Checkpoint {
         preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
         let version = preamble::Preamble::decode(bytes)?.version;
         let attached_ms = at::ATTACHED_MS.u64(bytes);
+        let repeats = at::REPEATS.u64(bytes);
         let has_kept = kept_bytes > 0;
-        let agrees = version >= CHECKPOINT_VERSION || has_kept == (version == KEPT_VERSION);
+        let agrees = version >= ATTACHED_VERSION || has_kept == (version == KEPT_VERSION);
         check_field(WHAT, "kept_bytes", "it does not agree with the version", agrees)?;
-        if version < CHECKPOINT_VERSION {
+        if version < ATTACHED_VERSION {
             preamble::check_reserved(KIND, bytes, &[at::ATTACHED_MS])?;
+        }
+        let agrees = version != ATTACHED_VERSION || attached_ms > 0;
+        check_field(WHAT, "attached_ms", "older versions say nothing of it", agrees)?;
+        if version < CHECKPOINT_VERSION {
+            preamble::check_reserved(KIND, bytes, &[at::REPEATS])?;
         } else {
-            check_field(WHAT, "attached_ms", "older versions say nothing of it", attached_ms > 0)?;
+            check_field(WHAT, "repeats", "older versions say nothing of it", repeats > 0)?;
         }
         let flags = at::FLAGS.u32(bytes);
         if flags & !FLAG_CLEAN != 0 {
@@ -241,6 +255,7 @@ impl Checkpoint {
             position: at::POSITION.u64(bytes),
             wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
             attached_ms,
+            repeats,
             size_bytes: at::SIZE_BYTES.u64(bytes),
             clean: flags & FLAG_CLEAN != 0,
             extent_total: at::EXTENT_TOTAL.u64(bytes),
@@ -266,6 +281,8 @@ impl Checkpoint {
         let older = |cut: &CutEntry| u64::from(cut.attached_s) <= seconds;
         let older = self.kept.cuts.iter().all(older);
         check_field(WHAT, "attached_s", "a cut is younger than the checkpoint that names it", older)?;
+        let is_older = self.repeats == 0 || self.repeats < self.number;
+        check_field(WHAT, "repeats", "it is not an older checkpoint", is_older)?;
         self.kept.check()
     }
 }

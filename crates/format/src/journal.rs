@@ -12,7 +12,7 @@ mod superblock;
 pub use record::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, record_at};
 pub(crate) use superblock::SUPERBLOCK_VERSION;
 pub use superblock::{
-    MEMORY_FOLDER_BYTES_MAX, Memory, SUPERBLOCK_BYTES, Superblock, choose_superblock, superblock_at,
+    MEMORY_FOLDER_BYTES_MAX, Memory, RingCopy, SUPERBLOCK_BYTES, Superblock, choose_superblock, superblock_at,
 };
 
 /// Where the ring begins in the journal file; the superblock copies are before it.

@@ -145,6 +145,7 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
         position: segments * SEGMENT_BYTES,
         wall_unix_ms: record.created_unix_ms,
         attached_ms: 0,
+        repeats: 0,
         size_bytes: TIB,
         clean: true,
         extent_total: extents,

@@ -142,7 +142,7 @@ impl Driver {
 /// A loop that panics ends the volume with a reason, instead of leaving everybody waiting for it.
 fn guard(shared: &Arc<Shared>, name: &str, work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        let text = format!("a bug: the {name} thread panicked; what was accepted is in the journal");
+        let text = format!("a bug: the {name} thread panicked; accepted writes are in the journal");
         shared.fail(Error::new(ErrorKind::Internal, text));
         shared.inbox.set_closed();
     }

@@ -248,7 +248,7 @@ fn take_waiters(shared: &Shared, name: FrameName) -> Vec<Waiter> {
 /// The store said the object is not there. For a reader beside a writer that means: the writer has moved on.
 fn missing(shared: &Arc<Shared>, run: Run, what: &str) {
     if let Some(cut) = &shared.fixed_cut {
-        let what = format!("{what}; {cut} was given up under its reader: open another one");
+        let what = format!("{what}; {cut} is no longer kept: open another one");
         return fail(shared, run, ErrorKind::NotFound, &what);
     }
     if !shared.read_only {

@@ -165,7 +165,7 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
     if disk.len_bytes() < RING_START_BYTES + superblock.capacity_bytes {
         return Err(corrupt("it is truncated".into()));
     }
-    let mut log = LogImage::new(disk, superblock.capacity_bytes, None);
+    let mut log = LogImage::new(disk, superblock.capacity_bytes, None).with_copy(superblock.ring_copy);
     let options = ScanOptions::of(&superblock, superblock.trim, true);
     let found = scan(&mut log, &options)?;
     let count = |operations: &[RecordOperation]| {

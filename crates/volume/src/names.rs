@@ -93,6 +93,7 @@ pub fn create_in(
         position: 0,
         wall_unix_ms: world.unix_ms(),
         attached_ms: 0,
+        repeats: 0,
         size_bytes: options.size_bytes,
         clean: true,
         extent_total: 0,
@@ -154,7 +155,7 @@ pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRec
 pub fn rename_in(world: &dyn World, store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
     check_name(new)?;
     if old == new {
-        let text = format!("{old:?} is its name already");
+        let text = format!("the name is already {old:?}");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     check_name(old)?;
@@ -227,7 +228,7 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
         let fence = last_fence(world, store, record)?;
         let said = words::put(world, store, volume_id, word, Word::Deleted, (fence, name))?;
         if !said && !words::newest(store, volume_id)?.is_gone() {
-            let text = format!("volume {name} was attached or renamed meanwhile: nothing was deleted");
+            let text = format!("volume {name} was attached or renamed at the same time: nothing was deleted");
             return Err(Error::new(ErrorKind::Refused, text));
         }
         ledger::remove_old(store, name, &was);
@@ -325,7 +326,7 @@ fn not_found(name: &str) -> Error {
 
 /// Somebody else was faster again and again.
 fn busy(name: &str) -> Error {
-    let text = format!("other commands change what the name {name:?} means at this moment: try again");
+    let text = format!("other commands are changing the name {name:?}: try again");
     Error::new(ErrorKind::Unavailable, text)
 }
 
@@ -360,7 +361,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{name:?} cannot name a volume: use 1 to 128 letters, digits, '.', '_', '-', not first a '.'"
+        "{name:?} is not a valid volume name: use 1 to 128 letters, digits, '.', '_', '-', not first a '.'"
     );
     Err(Error::new(ErrorKind::Invalid, text))
 }
@@ -384,7 +385,7 @@ fn check_options(options: &CreateOptions) -> Result<()> {
     let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
     let block = u64::from(options.block_bytes);
     if block != 512 && block != 4096 {
-        return invalid(format!("a block size of {block} is not offered: choose 512 or 4096"));
+        return invalid(format!("a block size of {block} is not supported: choose 512 or 4096"));
     }
     check_size(options.size_bytes, options.block_bytes)?;
     check_segment_bytes(options.segment_bytes)
@@ -397,7 +398,7 @@ pub(crate) fn check_segment_bytes(segment_bytes: u32) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "segments of {segment_bytes} bytes are not offered: choose a power of two from {} to {}",
+        "segments of {segment_bytes} bytes are not supported: choose a power of two from {} to {}",
         limits::SEGMENT_BYTES_MIN,
         limits::SEGMENT_BYTES_MAX
     );

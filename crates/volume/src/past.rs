@@ -45,7 +45,8 @@ impl Volume {
         let snapshot = format!("before-rollback-{now}");
         let (order, then) = self.find(cut)?;
         let told = self.order_with(order, Some(then), Some(snapshot.clone()))?;
-        told.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))??;
+        told.recv()
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))??;
         Ok(Undo { snapshot })
     }
 
@@ -87,7 +88,7 @@ impl Volume {
     fn carry_out(&self, order: Order, then: Option<View>) -> Result<()> {
         self.order(order, then)?
             .recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
     }
 
     /// Gives an order; the answer comes through the channel.

@@ -78,7 +78,7 @@ impl State {
         match &mut *outage {
             Some(outage) => outage.reason = reason,
             None => {
-                tracing::warn!("the store cannot be used, going on from the journal and the cache: {reason}");
+                tracing::warn!("cannot use the store; serving from the journal and the cache: {reason}");
                 *outage = Some(Outage { since: now, reason });
             }
         }

@@ -124,6 +124,7 @@ impl Volume {
             next_sequence: end.next_sequence,
             stored_sequence: end.stored_sequence,
             stored_position: end.position,
+            looked_at: attached.looked_at,
             checkpoint_number: attached.stored.newest.number_max,
             loaded: attached.stored.newest.checkpoint.clone(),
             size_bytes: attached.stored.record.size_bytes,
@@ -280,7 +281,7 @@ impl Volume {
             Safety::Logged => journal.when_logged(target, told),
             Safety::Stored => shared.inbox.when_stored(shared, target, told),
         }
-        let closed = || Error::new(ErrorKind::Closed, "the volume was closed meanwhile");
+        let closed = || Error::new(ErrorKind::Closed, "the volume was closed before this was done");
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -317,7 +318,8 @@ impl Volume {
         let (tell, hear) = sync_channel(1);
         // The asker waits.
         self.order_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
-        hear.recv().map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+        hear.recv()
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
     }
 
     /// As [`collect_garbage`](Self::collect_garbage); `tell` hears how it ended.
@@ -332,7 +334,8 @@ impl Volume {
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if shared.read_only {
-            let text = "a volume opened for reading cannot collect garbage: ask the one that writes it";
+            let text = "a volume opened read-only cannot collect garbage: run the command where the volume \
+                        is served for writing";
             return Err(Error::new(ErrorKind::Refused, text));
         }
         shared.inbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
@@ -372,7 +375,7 @@ impl Volume {
         }
         self.ask_resize(size_bytes, current)
             .recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed meanwhile"))?
+            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
     }
 
     /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer comes
@@ -381,7 +384,7 @@ impl Volume {
         names::check_size(size_bytes, self.shared.record.block_bytes)?;
         let current = self.shared.geometry.now().size_bytes;
         if size_bytes < current {
-            let text = format!("the disk has {current} bytes: {size_bytes} would cut it short");
+            let text = format!("the disk has {current} bytes: {size_bytes} would shrink it");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         Ok(self.ask_resize(size_bytes, current))
@@ -402,7 +405,7 @@ impl Volume {
     pub fn lay_up(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.shared.record.volume_id, options);
         StagingFile::lay_up(&spare, options.staging_bytes).map_err(|error| {
-            let text = format!("no memory can be laid up in {}: {error}", spare.display());
+            let text = format!("cannot preallocate memory in {}: {error}", spare.display());
             Error::new(ErrorKind::Full, text)
         })
     }
@@ -442,7 +445,7 @@ impl Volume {
             }
             (None, false) => Err(Error::new(
                 ErrorKind::Closed,
-                "the volume was stopped before everything was stored; what was accepted is in the journal",
+                "the volume was stopped before everything was stored; accepted writes are in the journal",
             )),
         }
     }

@@ -51,7 +51,7 @@ impl World for RealWorld {
 
     fn boot_id(&self) -> Result<[u8; 16]> {
         sawmill_sys::boot_id().map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("the kernel does not tell its boot: {error}"))
+            Error::new(ErrorKind::Unavailable, format!("cannot read the boot id of the kernel: {error}"))
         })
     }
 

@@ -4,8 +4,9 @@
 mod faulty;
 
 use faulty::rig::MIB;
-use faulty::{Machine, copy_store, keys, slot_version, stored, until, write_slot};
-use sawmill_store::{Blocking, Class, ObjectStore};
+use faulty::{Machine, copy_store, keys, root_put, slot_version, stored, until, write_slot};
+use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
+use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore};
 use sawmill_volume::check::{CheckReport, Damage, check};
 use sawmill_volume::{Cut, OpenOptions, Volume, clone, find};
 
@@ -138,6 +139,25 @@ fn a_check_finds_that_one_of_two_checkpoints_is_gone() {
 }
 
 #[test]
+fn what_was_overwritten_since_the_only_checkpoint_left_is_no_damage() {
+    let machine = with_a_snapshot();
+    let volume = machine.open();
+    checkpoints(&volume, 3, 1);
+    // No further checkpoint comes.
+    let _healing = machine.healing();
+    machine.fault(Fault::Delay, |call| root_put(call).is_some());
+    for slot in 0..4 {
+        write_slot(&volume, slot, 4);
+    }
+    stored(&volume);
+    let mut roots = machine.keys("/checkpoint/");
+    roots.pop();
+    roots.iter().for_each(|root| machine.remove(root));
+    let damage = report(&*machine.plain, "disk").damage;
+    assert!(damage.len() == 1 && Some(&damage[0].object) == roots.last(), "{damage:?}");
+}
+
+#[test]
 fn a_check_finds_each_object_with_a_wrong_bit_that_anything_kept_needs() {
     let machine = with_everything();
     let (mut needed, mut unneeded) = (0, Vec::new());
@@ -224,5 +244,43 @@ fn a_check_of_a_volume_that_goes_on_finds_no_damage() {
         let found: Vec<_> = (0..6).flat_map(|_| report(&*machine.plain, "disk").damage).collect();
         ends.store(true, std::sync::atomic::Ordering::Release);
         assert_eq!(found, vec![]);
+    });
+}
+
+#[test]
+fn a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage() {
+    let machine = machine();
+    let volume = machine.open();
+    checkpoints(&volume, 1, 4);
+    // While the check looks for the checkpoint before the newest, the writer leaves these two and the next
+    // behind.
+    std::thread::scope(|scope| {
+        let (ask, asked) = std::sync::mpsc::channel::<u64>();
+        let (done, wait) = std::sync::mpsc::channel();
+        let (machine, volume) = (&machine, &volume);
+        scope.spawn(move || {
+            for number in asked {
+                let next = checkpoint_key(machine.volume_id(), number + 1);
+                until("the next one to be gone", || {
+                    checkpoints(volume, number, 1);
+                    keys(&*machine.plain, "/checkpoint/").iter().all(|key| *key > next)
+                });
+                done.send(()).unwrap();
+            }
+        });
+        // One beyond the newest is asked for as well.
+        let (mut beyond, mut overtaken) = (0, 0);
+        let script = move |call: &Call| {
+            let Some((_, number)) = parse_checkpoint_key(call.key()) else { return Fault::None };
+            if call.kind == CallKind::Get && number + 2 == beyond && overtaken < 3 {
+                overtaken += 1;
+                ask.send(number + 1).unwrap();
+                wait.recv().unwrap();
+            }
+            beyond = beyond.max(number);
+            Fault::None
+        };
+        let seen = FaultStore::new(machine.plain.clone(), Box::new(script));
+        assert_eq!(report(&*seen, "disk").damage, vec![]);
     });
 }

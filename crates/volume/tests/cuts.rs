@@ -324,7 +324,7 @@ fn a_cut_given_up_under_its_reader_is_an_error_and_never_other_bytes() {
     use sawmill_device::BlockDeviceExt;
     let error = reader.read_at(0, SEGMENT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-    assert!(error.to_string().contains("given up"), "{error}");
+    assert!(error.to_string().contains("no longer kept"), "{error}");
 }
 
 #[test]

@@ -186,22 +186,20 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     for how in HARMS {
         let machine = volume_with_two_checkpoints();
         let roots = machine.keys("/checkpoint/");
-        assert_eq!(roots.len(), 2);
-        harm(&machine, &roots[1], &roots[0], how, 100);
+        let [.., before, newest] = &roots[..] else { panic!("{roots:?}") };
+        harm(&machine, newest, before, how, 100);
         let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
         let report = check::check(&*machine.plain, &record, &mut |_, _| ()).unwrap();
         let [damage] = &report.damage[..] else { panic!("{how}: {:?}", report.damage) };
-        assert!(damage.object == roots[1] && damage.costs.is_empty(), "{how}: the volume is whole: {damage}");
-        assert!(report.notes.iter().any(|note| note.contains(&roots[1])), "{how}: {:?}", report.notes);
+        assert!(damage.object == *newest && damage.costs.is_empty(), "{how}: the volume is whole: {damage}");
+        assert!(report.notes.iter().any(|note| note.contains(newest)), "{how}: {:?}", report.notes);
         let volume = machine.open();
         is_sound(&volume);
         write_slot(&volume, 0, 1);
         volume.close().unwrap();
-        assert_eq!(
-            volume.status().checkpoint_number,
-            3,
-            "{how}: the number of the damaged one is not used again"
-        );
+        let number = volume.status().checkpoint_number;
+        assert!(machine.keys("/checkpoint/").iter().any(|key| key.ends_with(&format!("{number:020}"))));
+        assert!(number > 4, "{how}: the number of the damaged one is not used again");
         is_sound(&machine.open());
     }
 }
@@ -209,7 +207,7 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
 #[test]
 fn a_checkpoint_that_is_gone_falls_back_to_the_one_before() {
     let machine = volume_with_two_checkpoints();
-    machine.remove(&machine.keys("/checkpoint/")[1]);
+    machine.remove(machine.keys("/checkpoint/").last().unwrap());
     is_sound(&machine.open());
 }
 

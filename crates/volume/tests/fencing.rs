@@ -143,42 +143,50 @@ fn a_writer_that_wakes_up_after_many_new_segments_is_fenced() {
     second.assert_sound("after the sleeper woke up");
 }
 
-#[test]
-fn a_stale_checkpoint_that_lands_before_the_new_writers_own_is_passed_over() {
-    let mut first = Machine::new();
-    first.options.checkpoint_bytes = MIB;
-    first.fault(Fault::Late, |call| root_put(call).is_some());
-    let a = first.open();
+/// A writer whose checkpoint is on its way, and comes late.
+fn with_a_late_checkpoint(machine: &mut Machine) -> Arc<Volume> {
+    machine.options.checkpoint_bytes = MIB;
+    let volume = machine.open();
+    machine.fault(Fault::Late, |call| root_put(call).is_some());
     for slot in 0..6 {
-        write_slot(&a, slot, 1);
+        write_slot(&volume, slot, 1);
     }
-    stored(&a);
-    until("the root is late", || !first.faults.held().is_empty());
-    let second = first.successor();
-    let b = second.open();
-    assert_eq!(b.status().checkpoint_number, 1);
-    write_slot(&b, 0, 2);
-    stored(&b);
-    assert!(first.faults.release_all() > 0);
-    until("the stale root is there", || first.keys("/checkpoint/").len() == 2);
-    b.close().unwrap();
-    assert_eq!(b.status().checkpoint_number, 3);
-    let b = second.open();
-    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
-    second.assert_sound("with a stale root between");
+    stored(&volume);
+    until("the root is late", || !machine.faults.held().is_empty());
+    volume
 }
 
 #[test]
-fn a_stale_checkpoint_that_lands_after_the_new_writers_own_fences_its_writer() {
+fn a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from() {
     let mut first = Machine::new();
-    first.options.checkpoint_bytes = MIB;
-    first.fault(Fault::Late, |call| root_put(call).is_some());
-    let a = first.open();
-    for slot in 0..6 {
-        write_slot(&a, slot, 1);
-    }
-    stored(&a);
-    until("the root is late", || !first.faults.held().is_empty());
+    let a = with_a_late_checkpoint(&mut first);
+    let roots = first.keys("/checkpoint/").len();
+    let second = first.successor();
+    second.fault(Fault::Delay, |call| root_put(call).is_some());
+    let b = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| second.open());
+        until("the fence stands", || !second.faults.held().is_empty());
+        // Behind the fence, and before anything was accepted there.
+        assert!(first.faults.release_all() > 0);
+        until("the late root is there", || first.keys("/checkpoint/").len() > roots);
+        second.heal();
+        assert_eq!(second.faults.release_all(), 1);
+        opening.join().unwrap()
+    });
+    let fences = second.count(|call| segment_put(call).is_some());
+    assert_eq!(fences, 2, "the attach began again, behind a fence of its own");
+    assert_eq!(b.status().epoch_before, a.status().epoch, "nobody else was in between");
+    write_slot(&b, 0, 2);
+    b.close().unwrap();
+    let b = second.open();
+    assert_eq!([0, 1, 5].map(|slot| slot_version(&b, slot, 9)), [2, 1, 1]);
+    second.assert_sound("with a root that landed between");
+}
+
+#[test]
+fn a_checkpoint_that_lands_behind_another_attach_finds_its_number_taken() {
+    let mut first = Machine::new();
+    let a = with_a_late_checkpoint(&mut first);
     let second = first.successor();
     let b = second.open();
     write_slot(&b, 0, 2);
@@ -192,34 +200,32 @@ fn a_stale_checkpoint_that_lands_after_the_new_writers_own_fences_its_writer() {
     second.assert_sound("after a stale root came too late");
 }
 
+/// The number of its checkpoint is free again when it wakes up.
 #[test]
-fn a_new_writers_checkpoint_waits_while_the_root_in_its_way_cannot_be_read() {
-    let mut first = Machine::new();
-    first.options.checkpoint_bytes = MIB;
-    first.fault(Fault::Late, |call| root_put(call).is_some());
-    let a = first.open();
-    for slot in 0..6 {
-        write_slot(&a, slot, 1);
-    }
-    stored(&a);
-    until("the root is late", || !first.faults.held().is_empty());
-    let second = first.successor();
-    let b = second.open();
-    first.faults.release_all();
-    until("the stale root is there", || first.keys("/checkpoint/").len() == 2);
-    let is_root_get =
-        |call: &sawmill_store::Call| call.kind == CallKind::Get && call.key().contains("/checkpoint/");
-    let before = second.count(is_root_get);
-    second.fault(Fault::Fail(sawmill_store::StoreErrorKind::Unavailable), is_root_get);
-    let closing = std::thread::spawn({
-        let b = b.clone();
-        move || b.close()
+fn an_attach_that_slept_while_another_took_over_accepts_nothing() {
+    let first = Machine::new();
+    first.open().close().unwrap();
+    let (sleeper, mut second) = (first.successor(), first.successor());
+    second.options.checkpoint_bytes = MIB;
+    sleeper.fault(Fault::Delay, |call| root_put(call).is_some());
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| sleeper.try_open().map(drop));
+        until("its fence stands", || !sleeper.faults.held().is_empty());
+        let taken = sleeper.faults.held()[0].key().to_owned();
+        let b = second.open();
+        until("the number was used and is free", || {
+            (0..4).for_each(|slot| write_slot(&b, slot, 3));
+            stored(&b);
+            first.keys("/checkpoint/").iter().all(|key| *key > taken)
+        });
+        sleeper.heal();
+        assert_eq!(sleeper.faults.release_all(), 1);
+        assert_eq!(opening.join().unwrap().unwrap_err().kind(), ErrorKind::Fenced);
+        b.close().unwrap();
     });
-    until("the rival was asked for", || second.count(is_root_get) >= before + 2);
-    assert!(second.count(is_root_get) < before + 50, "asked for in a hurry");
-    second.heal();
-    closing.join().unwrap().unwrap();
-    assert_eq!(b.status().checkpoint_number, 3);
+    let b = second.open();
+    assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&b, slot, 9)), [3; 4]);
+    second.assert_sound("after the sleeper woke up");
 }
 
 #[test]

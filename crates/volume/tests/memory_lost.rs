@@ -55,7 +55,7 @@ fn memory_that_is_there_is_used() {
 fn memory_that_is_gone_in_the_same_boot_is_missed() {
     let (rig, memory) = killed();
     std::fs::remove_file(memory).unwrap();
-    refused_until_accepted(rig, "is not there");
+    refused_until_accepted(rig, "does not exist");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn memory_that_is_damaged_is_missed() {
     let mut bytes = std::fs::read(&memory).unwrap();
     bytes[66] ^= 1;
     std::fs::write(memory, bytes).unwrap();
-    refused_until_accepted(rig, "is not it");
+    refused_until_accepted(rig, "does not match");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn memory_that_others_may_write_is_missed() {
 #[test]
 fn memory_is_found_where_it_was_left() {
     let (mut rig, memory) = killed();
-    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     rig.options.staging_folder = elsewhere.path().to_owned();
     has_all(&rig);
     assert!(!memory.exists(), "nobody needs it any more");
@@ -94,7 +94,7 @@ fn memory_is_found_where_it_was_left() {
 #[test]
 fn memory_is_found_where_its_folder_is_mounted_now() {
     let (mut rig, memory) = killed();
-    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     std::fs::rename(&memory, elsewhere.path().join(memory.file_name().unwrap())).unwrap();
     rig.options.staging_folder = elsewhere.path().to_owned();
     has_all(&rig);

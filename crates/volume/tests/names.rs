@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use faulty::{Machine, SEGMENT, segment_get, slot_version, stored, until, write_slot};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Pin, tombstone_key};
+use sawmill_format::kept::{Pin, Word, tombstone_key, word_key};
 use sawmill_format::name_record::NAME_PREFIX;
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{
@@ -102,29 +102,38 @@ const STEPS: [(&str, Step); 5] = [
     ("clone", |store| clone_in(&RealWorld::default(), store, "disk", None, "new").map(drop)),
 ];
 
+/// Every case on a thread of its own: they mostly wait.
+fn for_each<T: Sync>(cases: &[T], case: impl Fn(&T) + Sync) {
+    std::thread::scope(|scope| {
+        for one in cases {
+            scope.spawn(|| case(one));
+        }
+    });
+}
+
 #[test]
 fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_takes() {
-    for (step_name, step) in STEPS {
-        for fault in [Fault::Fail(StoreErrorKind::Unavailable), Fault::LoseAnswer, Fault::Late] {
-            for dies_at in 0.. {
-                let machine = machine_with(1);
-                let id = machine.volume_id();
-                let what = format!("{step_name}: {fault:?} from call {dies_at} on");
-                let mut seen = 0;
-                machine.fault(fault.clone(), move |call| {
-                    seen += u32::from(is_met(call));
-                    seen > dies_at
-                });
-                let outcome = step(&*machine.faults);
-                machine.heal();
-                see_one_name(&machine, id, step_name, outcome.is_ok(), &what);
-                if outcome.is_ok() {
-                    assert!(dies_at > 2, "{what}");
-                    break;
-                }
+    let faults = [Fault::Fail(StoreErrorKind::Unavailable), Fault::LoseAnswer, Fault::Late];
+    let cases: Vec<_> = STEPS.iter().flat_map(|step| faults.iter().map(move |fault| (step, fault))).collect();
+    for_each(&cases, |((step_name, step), fault)| {
+        for dies_at in 0.. {
+            let machine = machine_with(1);
+            let id = machine.volume_id();
+            let what = format!("{step_name}: {fault:?} from call {dies_at} on");
+            let mut seen = 0;
+            machine.fault((*fault).clone(), move |call| {
+                seen += u32::from(is_met(call));
+                seen > dies_at
+            });
+            let outcome = step(&*machine.faults);
+            machine.heal();
+            see_one_name(&machine, id, step_name, outcome.is_ok(), &what);
+            if outcome.is_ok() {
+                assert!(dies_at > 2, "{what}");
+                break;
             }
         }
-    }
+    });
 }
 
 /// Whoever attaches the volume makes its name firm: what was still on its way changes nothing any more.
@@ -166,40 +175,39 @@ fn of_two_that_race_each_volume_keeps_one_name_or_is_gone_whole() {
         ("create", |store| create_in(&RealWorld::default(), store, "new", &small()).map(drop)),
         ("clone", |store| clone_in(&RealWorld::default(), store, "disk", None, "new").map(drop)),
     ];
-    for (first_name, first) in rivals {
-        for (second_name, second) in rivals {
-            for waits_at in 0.. {
-                let machine = machine_with(1);
-                let id = machine.volume_id();
-                let what = format!("{second_name} while {first_name} waits at call {waits_at}");
-                let mut seen = 0;
-                machine.fault(Fault::Delay, move |call| {
-                    seen += u32::from(is_met(call));
-                    seen == waits_at + 1 && is_met(call)
-                });
-                let store = machine.faults.clone();
-                let asks = std::thread::spawn(move || first(&*store));
-                until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());
-                let was_held = !machine.faults.held().is_empty();
-                let rival = second(&*machine.plain);
-                machine.faults.release_all();
-                machine.heal();
-                let outcome = asks.join().unwrap();
-                assert!(outcome.is_ok() || rival.is_ok(), "{what}: {outcome:?}, {rival:?}");
-                let left = names_of(&*machine.plain, id, &["disk", "new", "other"]);
-                let deletes = first_name == "delete" && outcome.is_ok();
-                let deletes = deletes || second_name == "delete" && rival.is_ok();
-                assert_eq!(left.len(), usize::from(!deletes), "{what}: {left:?}");
-                for name in names(&*machine.plain) {
-                    let is_new = find(&*machine.plain, &name).unwrap().size_bytes == SMALL;
-                    holds(&machine, &name, u64::from(!is_new), &what);
-                }
-                if !was_held {
-                    break;
-                }
+    let pairs: Vec<_> = rivals.iter().flat_map(|one| rivals.iter().map(move |other| (one, other))).collect();
+    for_each(&pairs, |((first_name, first), (second_name, second))| {
+        for waits_at in 0.. {
+            let machine = machine_with(1);
+            let id = machine.volume_id();
+            let what = format!("{second_name} while {first_name} waits at call {waits_at}");
+            let mut seen = 0;
+            machine.fault(Fault::Delay, move |call| {
+                seen += u32::from(is_met(call));
+                seen == waits_at + 1 && is_met(call)
+            });
+            let (store, first) = (machine.faults.clone(), *first);
+            let asks = std::thread::spawn(move || first(&*store));
+            until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());
+            let was_held = !machine.faults.held().is_empty();
+            let rival = second(&*machine.plain);
+            machine.faults.release_all();
+            machine.heal();
+            let outcome = asks.join().unwrap();
+            assert!(outcome.is_ok() || rival.is_ok(), "{what}: {outcome:?}, {rival:?}");
+            let left = names_of(&*machine.plain, id, &["disk", "new", "other"]);
+            let deletes = *first_name == "delete" && outcome.is_ok();
+            let deletes = deletes || *second_name == "delete" && rival.is_ok();
+            assert_eq!(left.len(), usize::from(!deletes), "{what}: {left:?}");
+            for name in names(&*machine.plain) {
+                let is_new = find(&*machine.plain, &name).unwrap().size_bytes == SMALL;
+                holds(&machine, &name, u64::from(!is_new), &what);
+            }
+            if !was_held {
+                break;
             }
         }
-    }
+    });
 }
 
 #[test]
@@ -288,6 +296,11 @@ fn what_a_list_hides_is_found_by_name_and_taken_by_nobody() {
         let store = Lagging { inner: machine.plain.clone(), shown };
         for _ in 0..3 {
             rename(&store, "disk", "other").unwrap();
+            assert_eq!(
+                names(&store).iter().find(|name| *name == "disk"),
+                None,
+                "the list shows an old record"
+            );
             let taken = create(&store, "other", &small()).unwrap_err();
             assert_eq!(taken.kind(), ErrorKind::Exists);
             assert_eq!(find(&store, "disk").unwrap_err().kind(), ErrorKind::NotFound);
@@ -334,6 +347,12 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
     assert_ne!(machine.volume_id(), id);
 }
 
+/// What somebody else says of a volume, in its word of that number.
+fn said_of(volume_id: VolumeId, slot: u64, number: u64) -> Pin {
+    let put_id = PutId([9; 16]);
+    Pin { volume_id, put_id, slot, clone_id: volume_id, number, through_sequence: 0, name: "disk".into() }
+}
+
 #[test]
 fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     // As a version of before left it: the word that it is deleted, without a number, and then a new name.
@@ -341,15 +360,7 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     let record = as_before(&*machine.plain, "disk");
     let id = record.volume_id;
     clone(&*machine.plain, "disk", None, "copy", false).unwrap();
-    let word = Pin {
-        volume_id: id,
-        put_id: PutId([9; 16]),
-        slot: 0,
-        clone_id: id,
-        number: 0,
-        through_sequence: 0,
-        name: "disk".into(),
-    };
+    let word = said_of(id, 0, 0);
     Blocking(&*machine.plain).put(&tombstone_key(id), word.encode().into(), Class::Upload).unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
     // Whatever the list shows: here, no name at all.
@@ -385,6 +396,28 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_whoever_dies() {
             break;
         }
     }
+}
+
+#[test]
+fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data() {
+    let machine = machine_with(1);
+    let id = machine.volume_id();
+    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    delete(&*machine.plain, "disk").unwrap();
+    let had = machine.keys(&format!("{id}/"));
+    // The burial has read that the volume is deleted, and is about to say that it buries it.
+    let burial = word_key(id, 2);
+    machine.fault(Fault::Delay, move |call| call.kind == CallKind::Put && call.keys[0] == burial);
+    let store = machine.faults.clone();
+    let asks = std::thread::spawn(move || delete(&*store, "copy"));
+    until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());
+    let lives = said_of(id, 2, Word::Lives as u64);
+    Blocking(&*machine.plain).put(&word_key(id, 2), lives.encode().into(), Class::Upload).unwrap();
+    machine.faults.release_all();
+    machine.heal();
+    asks.join().unwrap().unwrap();
+    let left = machine.keys(&format!("{id}/"));
+    assert!(had.iter().all(|key| left.contains(key)), "{left:?} of {had:?}");
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use faulty::rig::{MIB, pattern};
 use faulty::{
-    Machine, SEGMENT, copy_store, holds, is_engine, root_put, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, slot_version, stored, until,
+    write_slot,
 };
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, StoreErrorKind};
@@ -393,7 +394,6 @@ fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
     let volume = machine.open();
     assert_eq!(size(&volume), 64 * MIB);
     assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
-    // Its own root finds that name taken, and goes under the next one: late too.
     dies_with_a_root_under_way(&machine, &volume, |volume| volume.close().is_err());
     drop(volume);
     let volume = machine.open();
@@ -408,18 +408,38 @@ fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
     machine.assert_sound("after both");
 }
 
+/// It knew the size of the checkpoint that it had read, and its user never heard of an attachment.
+#[test]
+fn a_fence_that_comes_late_undoes_no_size_that_was_told() {
+    for told in [32 * MIB, 128 * MIB] {
+        let machine = Machine::new();
+        let volume = machine.open();
+        write_slot(&volume, 0, 3);
+        stored(&volume);
+        let other = machine.successor();
+        other.fault(Fault::Late, |call| segment_put(call).is_some());
+        assert_eq!(other.try_open().map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
+        volume.resize(told).unwrap();
+        assert_eq!(other.faults.release_all(), 1);
+        volume.close_now();
+        drop(volume);
+        assert_eq!(stored_size(&machine), told);
+        let third = machine.successor();
+        let volume = third.open();
+        assert_eq!(size(&volume), told);
+        assert_eq!(slot_version(&volume, 0, 9), 3);
+        volume.close().unwrap();
+        third.assert_sound("after the late fence");
+    }
+}
+
 /// Dies in `act`, with a root on its way that comes late.
 fn dies_with_a_root_under_way(
     machine: &Machine,
     volume: &Arc<Volume>,
     act: impl Fn(&Volume) -> bool + Send + Sync,
 ) {
-    let is_taken = machine.keys("/checkpoint/").len() > 1;
-    let mut roots = 0;
-    machine.fault(Fault::Late, move |call| {
-        roots += usize::from(root_put(call).is_some());
-        root_put(call).is_some() && (roots > 1 || !is_taken)
-    });
+    machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
         let acting = scope.spawn(|| act(volume));
         until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));

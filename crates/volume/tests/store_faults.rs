@@ -281,7 +281,7 @@ fn a_list_that_hides_the_newest_checkpoints_is_seen_through() {
         reader.options.read_only = true;
         let read = reader.open();
         assert_eq!(slot_version(&read, 0, 9), version);
-        assert_eq!(read.status().checkpoint_number, version + 1);
+        assert!(newest.ends_with(&format!("/{:020}", read.status().checkpoint_number)));
     }
 }
 

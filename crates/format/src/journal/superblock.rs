@@ -28,7 +28,10 @@ layout! {
     MEMORY_BOOT_ID: 144, 16, "memory_boot_id";
     MEMORY_FOLDER_BYTES: 160, 2, "memory_folder_bytes";
     MEMORY_FOLDER: 162, 1022, "memory_folder";
-    RESERVED_2: 1184, 2908, "reserved";
+    COPY_FROM: 1184, 8, "copy_from";
+    COPY_AT: 1192, 8, "copy_at";
+    COPY_BYTES: 1200, 8, "copy_bytes";
+    RESERVED_2: 1208, 2884, "reserved";
     CRC: 4092, 4, "crc";
 }
 use superblock_at as at;
@@ -37,8 +40,10 @@ const KIND: Kind = Kind::JournalSuperblock;
 const WHAT: &str = KIND.name();
 const FLAG_CLEAN: u32 = 1;
 
-/// The version that says where memory is in use.
-pub(crate) const SUPERBLOCK_VERSION: u16 = 2;
+/// The version that says where memory is in use, and nothing else that came later.
+const MEMORY_VERSION: u16 = 2;
+/// The version that says where a copy of a part of the ring is.
+pub(crate) const SUPERBLOCK_VERSION: u16 = 3;
 /// The longest folder name, in bytes, that a superblock holds.
 pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
 
@@ -52,6 +57,17 @@ pub struct Memory {
     pub boot_id: [u8; 16],
     /// The folder, as the system's bytes; 1 to [`MEMORY_FOLDER_BYTES_MAX`] of them, none of them 0.
     pub folder: Vec<u8>,
+}
+
+/// A part of the ring that is being written anew in its place, and stands elsewhere in the ring meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingCopy {
+    /// The position of the part.
+    pub from: u64,
+    /// The position where its copy is.
+    pub at: u64,
+    /// Bytes of both, not 0; they do not overlap.
+    pub bytes: u64,
 }
 
 /// Whose journal it is, and the marks that recovery starts from.
@@ -85,8 +101,10 @@ pub struct Superblock {
     pub bound_epoch: u64,
     /// At and past this position only records of `bound_epoch` count; what else is there was given up.
     pub bound_position: u64,
-    /// What `bound_epoch` accepted may be in memory alone. Without it the block is of version 1.
+    /// What `bound_epoch` accepted may be in memory alone. Without it and `copy` the block is of version 1.
     pub memory: Option<Memory>,
+    /// What counts instead of a part of the ring. Without it the block is of an older version.
+    pub ring_copy: Option<RingCopy>,
 }
 
 impl Superblock {
@@ -104,7 +122,11 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         debug_assert_eq!(self.check(), Ok(()));
         let mut bytes = [0; SUPERBLOCK_BYTES];
-        let version = if self.memory.is_some() { SUPERBLOCK_VERSION } else { preamble::VERSION };
+        let version = match (&self.ring_copy, &self.memory) {
+            (Some(_), _) => SUPERBLOCK_VERSION,
+            (None, Some(_)) => MEMORY_VERSION,
+            (None, None) => preamble::VERSION,
+        };
         preamble::put_version(&mut bytes, KIND, version, SUPERBLOCK_BYTES);
         at::VOLUME_ID.put(&mut bytes, self.volume_id.0);
         at::JOURNAL_TAG.put(&mut bytes, self.journal_tag.to_le_bytes());
@@ -126,6 +148,11 @@ impl Superblock {
             let length = folder.len().min(MEMORY_FOLDER_BYTES_MAX);
             at::MEMORY_FOLDER_BYTES.put(&mut bytes, (length as u16).to_le_bytes());
             bytes[at::MEMORY_FOLDER.offset..][..length].copy_from_slice(&folder[..length]);
+        }
+        if let Some(RingCopy { from, at, bytes: length }) = &self.ring_copy {
+            at::COPY_FROM.put(&mut bytes, from.to_le_bytes());
+            at::COPY_AT.put(&mut bytes, at.to_le_bytes());
+            at::COPY_BYTES.put(&mut bytes, length.to_le_bytes());
         }
         crc::seal_in_place(&mut bytes);
         bytes
@@ -169,6 +196,7 @@ impl Superblock {
             bound_epoch: at::BOUND_EPOCH.u64(bytes),
             bound_position: at::BOUND_POSITION.u64(bytes),
             memory,
+            ring_copy: ring_copy_of(bytes)?,
         })
     }
 
@@ -176,18 +204,38 @@ impl Superblock {
     pub fn check(&self) -> Result<()> {
         let blocks = self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
         check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)?;
+        if let Some(copy) = self.ring_copy {
+            // Both lie in one lap of the ring.
+            let apart = copy.from.checked_add(copy.bytes).is_some_and(|end| end <= copy.at);
+            let reach = copy.at.checked_add(copy.bytes).and_then(|end| end.checked_sub(copy.from));
+            let fits = copy.bytes > 0 && apart && reach.is_some_and(|reach| reach <= self.capacity_bytes);
+            check_field(WHAT, "copy_bytes", "the copy does not fit the ring beside its original", fits)?;
+        }
         let Some(Memory { folder, .. }) = &self.memory else { return Ok(()) };
         let named = (1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) && !folder.contains(&0);
         check_field(WHAT, "memory_folder", "it is empty, too long, or has a zero byte", named)
     }
 }
 
-/// The memory that a block of version 2 names; the older version has zeroes there.
+/// The copy that a block of version 3 names; older versions have zeroes there.
+fn ring_copy_of(bytes: &[u8]) -> Result<Option<RingCopy>> {
+    let version = preamble::Preamble::decode(bytes)?.version;
+    if version < SUPERBLOCK_VERSION {
+        preamble::check_reserved(KIND, bytes, &[at::COPY_FROM, at::COPY_AT, at::COPY_BYTES])?;
+        return Ok(None);
+    }
+    let (from, at, bytes) = (at::COPY_FROM.u64(bytes), at::COPY_AT.u64(bytes), at::COPY_BYTES.u64(bytes));
+    Ok(Some(RingCopy { from, at, bytes }))
+}
+
+/// The memory that a block of version 2 names, and one of version 3 may name; version 1 has zeroes there.
 fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
     let folder_bytes = usize::from(at::MEMORY_FOLDER_BYTES.u16(bytes));
     let folder = at::MEMORY_FOLDER.of(bytes);
-    let has = preamble::Preamble::decode(bytes)?.version != preamble::VERSION;
-    let agrees = has == (folder_bytes > 0) && folder_bytes <= folder.len();
+    let version = preamble::Preamble::decode(bytes)?.version;
+    let has = folder_bytes > 0;
+    let agrees = version > MEMORY_VERSION || has == (version == MEMORY_VERSION);
+    let agrees = agrees && folder_bytes <= folder.len();
     check_field(WHAT, "memory_folder_bytes", "it does not agree with the version", agrees)?;
     let (folder, rest) = folder.split_at(folder_bytes);
     let boot_id = at::MEMORY_BOOT_ID.array(bytes);

@@ -21,4 +21,6 @@ mod rules;
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
+mod superblock;
+#[cfg(test)]
 mod vectors;

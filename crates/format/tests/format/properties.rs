@@ -227,14 +227,15 @@ prop_compose! {
     ) -> Checkpoint {
         let [number, epoch, through_sequence, next_sequence, position, wall_unix_ms, ..] = numbers;
         let attached_ms = if epoch % 2 == 0 { 0 } else { 65_535_000 + epoch / 4 };
+        let repeats = numbers[9] % number.max(1);
         let mut kept = kept;
         if attached_ms == 0 {
             kept.cuts.iter_mut().for_each(|cut| cut.attached_s = 0);
         }
         Checkpoint {
             volume_id, put_id, number, epoch, through_sequence, next_sequence, position, wall_unix_ms,
-            attached_ms, size_bytes: numbers[6], clean, extent_total: numbers[7], live_bytes: numbers[8],
-            segments, parts,
+            attached_ms, repeats, size_bytes: numbers[6], clean, extent_total: numbers[7],
+            live_bytes: numbers[8], segments, parts,
             kept,
         }
     }
@@ -258,7 +259,7 @@ prop_compose! {
 prop_compose! {
     fn superblocks()(
         (volume_id, intent_put_id) in ids(), numbers in any::<[u64; 8]>(), blocks in 1u64..1 << 40,
-        clean: bool, boot_id: [u8; 16], folder in vec(1u8.., 0..=1022),
+        clean: bool, boot_id: [u8; 16], folder in vec(1u8.., 0..=1022), has_copy: bool,
     ) -> Superblock {
         let [journal_tag, generation, epoch, intent_epoch, trim, logged, stored_sequence, ..] = numbers;
         Superblock {
@@ -266,6 +267,9 @@ prop_compose! {
             capacity_bytes: blocks * 4096, trim, logged, stored_sequence, stored_position: numbers[7], clean,
             bound_epoch: numbers[6], bound_position: numbers[5],
             memory: (!folder.is_empty()).then_some(Memory { boot_id, folder }),
+            ring_copy: has_copy.then_some(RingCopy {
+                from: trim / 2, at: trim / 2 + blocks * 2048, bytes: 1 + logged % (blocks * 2048),
+            }),
         }
     }
 }

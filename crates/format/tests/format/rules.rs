@@ -15,6 +15,7 @@ use sawmill_format::volume_record::*;
 use sawmill_format::{FormatError, IdentityValue};
 
 use crate::samples::*;
+use crate::superblock::superblock_value;
 
 const OTHER: VolumeId = VolumeId([0xee; 16]);
 
@@ -298,11 +299,11 @@ fn the_newest_valid_superblock_copy_counts() {
 
 #[test]
 fn an_intact_superblock_of_a_newer_version_is_not_passed_over() {
-    let newer = resealed(copy_of(6), 4096, |bytes| bytes[6] = 3);
-    let error = FormatError::Version { what: "journal superblock", found: 3, supported: 2 };
+    let newer = resealed(copy_of(6), 4096, |bytes| bytes[6] = 4);
+    let error = FormatError::Version { what: "journal superblock", found: 4, supported: 3 };
     assert_eq!(chosen(&newer, &copy_of(5)), Err(error));
     let mut damaged = copy_of(6);
-    damaged[6] = 3;
+    damaged[6] = 4;
     assert_eq!(chosen(&damaged, &copy_of(5)), Ok(5), "a flipped bit is no newer version");
 }
 
@@ -323,7 +324,7 @@ fn unknown_flags_are_refused_as_reserved() {
     let what = "journal superblock";
     assert_eq!(Superblock::decode(&superblock, VOLUME), Err(FormatError::Reserved { what }));
     let bytes = checkpoint_value().encode();
-    for (offset, byte) in [(104, 3), (136, 1), (144, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
+    for (offset, byte) in [(104, 3), (136, 1), (144, 1), (152, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
         let changed = resealed(bytes.clone(), bytes.len(), |bytes| bytes[offset] = byte);
         let what = "checkpoint";
         assert_eq!(

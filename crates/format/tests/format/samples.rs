@@ -5,7 +5,7 @@ use sawmill_format::cache_index::{self, CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::crc::payload_check;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::journal::{self, Memory, RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::journal::{self, RECORD_HEADER_BYTES, RecordHeader, RecordOperation};
 use sawmill_format::kept::{self, CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
 use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
@@ -41,11 +41,16 @@ pub(crate) struct Case {
 
 pub(crate) fn all() -> Vec<Case> {
     let mut cases = vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
-    cases.push(superblock_case("journal/v1-superblock", superblock_value()));
-    cases.extend([superblock_case("journal/v2-memory", superblock_with_memory()), staging_header()]);
+    cases.extend(crate::superblock::cases());
+    cases.push(staging_header());
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
     cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
-    cases.extend([checkpoint_that_counts(), returned_case(), crate::packed::packed_case()]);
+    cases.extend([
+        checkpoint_that_counts(),
+        checkpoint_that_repeats(),
+        returned_case(),
+        crate::packed::packed_case(),
+    ]);
     cases.push(crate::newest::newest_case());
     cases.extend(records());
     cases.extend(crate::link::cases());
@@ -237,6 +242,7 @@ pub(crate) fn checkpoint_value() -> Checkpoint {
         position: 1_000_650,
         wall_unix_ms: WALL_UNIX_MS,
         attached_ms: 0,
+        repeats: 0,
         size_bytes: 10 << 30,
         clean: true,
         extent_total: 6,
@@ -290,6 +296,11 @@ fn checkpoint_that_counts() -> Case {
         "checkpoint/v3-attached",
         Checkpoint { attached_ms: 172_800_123, kept, ..checkpoint_value() },
     )
+}
+
+fn checkpoint_that_repeats() -> Case {
+    let value = Checkpoint { repeats: 12, clean: false, kept: kept_value(), ..checkpoint_value() };
+    checkpoint_case("checkpoint/v4-repeats", value)
 }
 
 pub(crate) fn pin_value() -> Pin {
@@ -422,41 +433,6 @@ fn part() -> Case {
         value: format!("{:#?}", (PART, part_extents())),
         table: map_part::at::TABLE,
         decode: Box::new(|bytes| Ok(decode_part(bytes, &PART)? == part_extents())),
-    }
-}
-
-pub(crate) fn superblock_value() -> Superblock {
-    Superblock {
-        volume_id: VOLUME,
-        journal_tag: TAG,
-        generation: 5,
-        epoch: 3,
-        intent_epoch: 4,
-        intent_put_id: PUT,
-        capacity_bytes: 1 << 30,
-        trim: 900_000,
-        logged: 1_000_650,
-        stored_sequence: 257,
-        stored_position: 950_000,
-        clean: false,
-        bound_epoch: 6,
-        bound_position: 8192,
-        memory: None,
-    }
-}
-
-fn superblock_with_memory() -> Superblock {
-    let memory = Memory { boot_id: [0xb0; 16], folder: b"/dev/shm/sawmill-1000".to_vec() };
-    Superblock { memory: Some(memory), ..superblock_value() }
-}
-
-fn superblock_case(name: &'static str, value: Superblock) -> Case {
-    Case {
-        name,
-        bytes: value.encode().to_vec(),
-        value: format!("{value:#?}"),
-        table: journal::superblock_at::TABLE,
-        decode: Box::new(move |bytes| Ok(Superblock::decode(bytes, VOLUME)? == value)),
     }
 }
 

@@ -189,6 +189,7 @@ fn superblock(generation: u64, trim: u64, bound: (u64, u64)) -> Superblock {
         bound_epoch: bound.0,
         bound_position: bound.1,
         memory: None,
+        ring_copy: None,
     }
 }
 

@@ -469,7 +469,7 @@ impl Pause {
         self.length = (self.length * 2).clamp(PAUSE_INSERTS, PAUSE_INSERTS_MAX);
         self.left = self.length;
         if self.reason.is_none() {
-            tracing::warn!(%error, "read cache: the disk cannot be written; inserting nothing for a while");
+            tracing::warn!(%error, "read cache: cannot write the disk; pausing inserts");
         }
         self.reason = Some(error.to_string());
     }

@@ -57,7 +57,7 @@ impl ReadCache {
         match self.place.enter()?.write_at(0, &header) {
             Ok(()) => Some(tag),
             Err(error) => {
-                tracing::warn!(%error, "read cache: the disk cannot be marked; the index will not be saved");
+                tracing::warn!(%error, "read cache: cannot mark the disk; the index will not be saved");
                 None
             }
         }

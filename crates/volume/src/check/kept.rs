@@ -62,7 +62,7 @@ pub(super) struct KeptList {
     /// The present; none when it cannot be had.
     pub(super) stored: Option<Stored>,
     pub(super) lineage: Lineage,
-    /// The highest number of a checkpoint that was there.
+    /// The highest number of a checkpoint that was listed before anything was read.
     number_max: u64,
     /// The first free sequence, as far as is known.
     pub(super) next_sequence: u64,
@@ -83,7 +83,7 @@ impl KeptList {
             parts: BTreeMap::new(),
             stored: None,
             lineage: Lineage::default(),
-            number_max: 0,
+            number_max: numbers(store, record.volume_id)?.pop().unwrap_or_default(),
             next_sequence: 0,
             damage: DamageList::default(),
             notes: Vec::new(),
@@ -129,9 +129,10 @@ impl KeptList {
         }
         self.notes.extend(stored.newest.notes.iter().cloned());
         self.next_sequence = stored.end.next_sequence;
-        self.need_parts(state, &root);
+        self.need_root(state, &root);
         let lineage = stored.view.lineage.clone();
         for (sequence, info) in stored.view.segments.snapshot() {
+            // Behind a rollback also what its root calls dead.
             let sequence = u64::from(sequence);
             if info.live_bytes > 0 || sequence > root.through_sequence {
                 self.need_info(state, lineage.owner(root.volume_id, sequence), sequence, &info);
@@ -145,14 +146,12 @@ impl KeptList {
     /// Names the checkpoints that cannot be read; false: one can, or there is none.
     fn add_damaged_checkpoints(&mut self, store: &dyn ObjectStore) -> Result<bool> {
         let id = self.volume_id;
-        let listed = Blocking(store).list(&checkpoint_prefix(id), Class::Background);
         let mut damaged = Vec::new();
-        for object in listed.map_err(|error| store_error(&error))? {
-            let Some((_, number)) = parse_checkpoint_key(&object.key) else { continue };
-            self.number_max = self.number_max.max(number);
-            match read_root(store, &object.key, id, number)? {
+        for number in numbers(store, id)? {
+            let key = checkpoint_key(id, number);
+            match read_root(store, &key, id, number)? {
                 Some(Ok(_)) => return Ok(false),
-                Some(Err(what)) => damaged.push((object.key, what)),
+                Some(Err(what)) => damaged.push((key, what)),
                 None => {}
             }
         }
@@ -163,32 +162,27 @@ impl KeptList {
         Ok(!damaged.is_empty())
     }
 
-    /// Whether a writer has put a checkpoint since: what was missing may be needed no more.
+    /// Whether a writer has put a checkpoint since the list was begun: what was missing may be needed no
+    /// more. It may have put many, and deleted all but the last.
     pub(super) fn has_moved_on(&self, store: &dyn ObjectStore) -> Result<bool> {
-        let next = checkpoint_key(self.volume_id, self.number_max + 1);
-        Ok(ask::get(store, &next, Some(0..16), Class::Background)?.is_some())
+        match checkpoint::newest(store, self.volume_id) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
+            newest => Ok(newest?.number_max > self.number_max),
+        }
     }
 
     /// The newest two checkpoints that can be read: one alone is no safety. Returns their numbers.
     fn add_checkpoints(&mut self, store: &dyn ObjectStore, newest: &Checkpoint) -> Result<Vec<u64>> {
         let id = newest.volume_id;
-        let listed = Blocking(store).list(&checkpoint_prefix(id), Class::Background);
-        let listed = listed.map_err(|error| store_error(&error))?;
-        let numbers = listed.iter().filter_map(|object| parse_checkpoint_key(&object.key));
-        let mut numbers: Vec<u64> =
-            numbers.map(|(_, number)| number).filter(|number| *number < u64::MAX).collect();
+        let mut numbers = numbers(store, id)?;
         // The list may lag.
         numbers.extend([newest.number, newest.number.saturating_sub(1)]);
         numbers.sort_unstable();
         numbers.dedup();
-        self.number_max = self.number_max.max(numbers.last().copied().unwrap_or_default());
-        let is_newest_whole = self.number_max == newest.number;
-        let (mut readable, mut passed_over, mut late) = (Vec::new(), Vec::new(), None);
+        let is_newest_whole = numbers.last().is_none_or(|last| *last == newest.number);
+        let (mut readable, mut passed_over) = (Vec::new(), Vec::new());
         while let Some(number) = numbers.pop().filter(|number| *number > 0 && readable.len() < 2) {
             match read_root(store, &checkpoint_key(id, number), id, number)? {
-                Some(Ok(root)) if number != newest.number && came_late(store, &root)? => {
-                    late = Some(root);
-                }
                 Some(Ok(root)) => {
                     readable.push(number);
                     if number != newest.number || self.stored.is_none() {
@@ -204,19 +198,13 @@ impl KeptList {
                 None => {}
             }
         }
-        // The one before a late checkpoint stands for it. The oldest of late ones alone was built upon: its
-        // writer deleted those before it.
-        if let Some(root) = late.filter(|_| readable.len() < 2) {
-            readable.push(root.number);
-            self.add_state(store, fallback_name(root.number), &root, Until::END, None)?;
-        }
         let is_alone = readable.len() < 2;
         for (number, what) in &passed_over {
             let key = checkpoint_key(id, *number);
             if is_alone {
-                self.damage.add(&key, &format!("{what}; if the newest one goes too, all is lost"), &[]);
+                self.damage.add(&key, &format!("{what}; if the newest one is lost too, all is lost"), &[]);
             } else {
-                self.notes.push(format!("{key}: {what}; there are two newer and older ones that are whole"));
+                self.notes.push(format!("{key}: {what}; two other checkpoints are intact"));
             }
         }
         if is_alone
@@ -226,7 +214,7 @@ impl KeptList {
             && role::newest(store, id)?.is_none()
         {
             let key = checkpoint_key(id, newest.number - 1);
-            self.damage.add(&key, "it is gone; if the newest one goes too, all is lost", &[]);
+            self.damage.add(&key, "it is gone; if the newest one is lost too, all is lost", &[]);
         }
         Ok(readable)
     }
@@ -280,7 +268,7 @@ impl KeptList {
             if of_cut(&root) {
                 return Ok(Some(root));
             }
-            self.damage.add(&kept, "another checkpoint is under its name", &[why]);
+            self.damage.add(&kept, "another checkpoint has its name", &[why]);
         } else if let Some(Err(what)) = copy {
             self.damage.add(&kept, &what, &[why]);
         } else if !readable.contains(&number) {
@@ -300,11 +288,7 @@ impl KeptList {
         last: Option<u64>,
     ) -> Result<()> {
         let state = self.begin(why.clone());
-        self.need_parts(state, root);
-        let lineage = Lineage::new(&root.kept.lineage);
-        for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
-            self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
-        }
+        self.need_root(state, root);
         if let Some(through) = self.copied_through {
             until.sequence = until.sequence.min(through);
         }
@@ -337,7 +321,13 @@ impl KeptList {
         self.states.len() - 1
     }
 
-    fn need_parts(&mut self, state: usize, root: &Checkpoint) {
+    /// A state needs the map of its checkpoint, and each segment that this map names: also those whose bytes
+    /// were all overwritten since.
+    fn need_root(&mut self, state: usize, root: &Checkpoint) {
+        let lineage = Lineage::new(&root.kept.lineage);
+        for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
+            self.need_entry(state, lineage.owner(root.volume_id, entry.sequence), entry);
+        }
         for PartEntry { group, number, put_id, crc, .. } in &root.parts {
             let part = self.parts.entry((*group, *number, *put_id));
             let part = part.or_insert_with(|| Part { crc: *crc, needers: Needers::new() });
@@ -378,14 +368,15 @@ impl KeptList {
     }
 }
 
-/// Whether the log went on from an older checkpoint: what this one says (a size, what is live) did not bind
-/// those who wrote since, and an open passes over it.
-fn came_late(store: &dyn ObjectStore, root: &Checkpoint) -> Result<bool> {
-    let mut end = open::start_of(root);
-    match roll_forward_until(store, root.volume_id, None, &mut end, Until::END) {
-        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
-        _ => Ok(end.checkpoint_came_late),
-    }
+/// The numbers of the checkpoints that are listed, in order.
+fn numbers(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<u64>> {
+    let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Background);
+    let listed = listed.map_err(|error| store_error(&error))?;
+    let numbers = listed.iter().filter_map(|object| parse_checkpoint_key(&object.key));
+    let mut numbers: Vec<u64> =
+        numbers.map(|(_, number)| number).filter(|number| *number < u64::MAX).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 /// States come in order.

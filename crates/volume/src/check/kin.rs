@@ -34,7 +34,7 @@ pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result
         match Pin::decode(&bytes, list.volume_id, slot) {
             Ok(pin) => add_clone(store, list, &pin)?,
             Err(error) => {
-                let what = format!("{error}; nothing of the volume is deleted any more");
+                let what = format!("{error}; from now on, no data of the volume is deleted");
                 list.damage.add(&key, &what, &[]);
             }
         }
@@ -64,8 +64,8 @@ fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<
     };
     if !is_named {
         list.notes.push(format!(
-            "it is pinned for a clone {name:?}, and there is none of that name: its creation died, or it was \
-             renamed; what it needs stays"
+            "it is pinned for a clone {name:?}, but no volume has that name: its creation was interrupted, \
+             or it was renamed; the data that it needs stays"
         ));
     } else if !is_there {
         list.notes.push(format!("clone {name:?} has no checkpoint that can be read: check it too"));
@@ -106,9 +106,9 @@ pub(super) fn look_at_own_pins(
         let what = match pin {
             None => "it is gone".to_owned(),
             Some(Err(error)) => error.to_string(),
-            Some(Ok(pin)) if pin.clone_id != list.volume_id => "it is another clone's".to_owned(),
+            Some(Ok(pin)) if pin.clone_id != list.volume_id => "it belongs to another clone".to_owned(),
             Some(Ok(_)) if ask::get(store, &released, None, Class::Background)?.is_some() => {
-                "it was let go of".to_owned()
+                "it was released".to_owned()
             }
             Some(Ok(_)) => continue,
         };

@@ -10,7 +10,7 @@
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 
-use crate::Result;
+use crate::{Error, ErrorKind, Result};
 
 mod damage;
 mod kept;
@@ -24,7 +24,7 @@ use damage::DamageList;
 use kept::KeptList;
 
 /// How often what is kept is looked up anew while a writer goes on.
-const LOOKS_MAX: u32 = 4;
+const LOOKS_MAX: u32 = 8;
 
 /// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,14 +71,19 @@ pub fn check(
     (report.parts, report.kept) = (list.parts.len() as u64, list.states.len() as u64);
     if !damage.is_empty() || !list.damage.is_empty() {
         // A writer may have gone on, and deleted what nothing needs any more.
+        let mut is_overtaken = true;
         for _ in 0..LOOKS_MAX {
             list = KeptList::make(store, record)?;
-            if list.damage.is_empty() || !list.has_moved_on(store)? {
+            is_overtaken = !list.damage.is_empty() && list.has_moved_on(store)?;
+            if !is_overtaken {
                 break;
             }
         }
         let needed = list.keys();
         damage.retain(|object| needed.contains(object));
+        if is_overtaken && damage.is_empty() {
+            return Err(overtaken(record));
+        }
     }
     damage.take(std::mem::take(&mut list.damage));
     damage.take(miscounted);
@@ -86,4 +91,13 @@ pub fn check(
     stray::look(store, &list, &mut report)?;
     report.damage = damage.into_vec();
     Ok(report)
+}
+
+fn overtaken(record: &VolumeRecord) -> Error {
+    let text = format!(
+        "volume {} changed faster than what it keeps could be listed: what was read is intact; check it \
+         again when fewer checkpoints are written",
+        record.name
+    );
+    Error::new(ErrorKind::Unavailable, text)
 }

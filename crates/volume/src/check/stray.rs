@@ -44,7 +44,7 @@ pub(super) fn look(store: &dyn ObjectStore, list: &KeptList, report: &mut CheckR
     (report.stranded, report.unneeded) = (stranded.len() as u64, dead.len() as u64);
     for sequence in stranded.iter().take(limits::CHECK_STRANDED_MAX) {
         report.notes.push(format!(
-            "{} is stranded in the window of a fence: a writer that was shut out left it, nothing reads it",
+            "{} is stranded in the window of a fence: a fenced writer left it; nothing reads it",
             segment_key(id, *sequence)
         ));
     }

@@ -130,6 +130,17 @@ impl CutBook {
         self.last = Some(Retained::of(root));
     }
 
+    /// What began from checkpoint `original` begins from `repeated`, which is of the same state.
+    pub(crate) fn begin_from(&mut self, original: &Checkpoint, repeated: &Checkpoint) {
+        let begun = |cut: &&mut CutEntry| {
+            cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (original.number, original.put_id)
+        };
+        for cut in self.cuts.iter_mut().filter(begun) {
+            (cut.number, cut.put_id) = (repeated.number, repeated.put_id);
+        }
+        self.cuts.sort_unstable();
+    }
+
     fn add_retained(&mut self, place: &Place) {
         if self.retained().any(|cut| cut.number == place.number && cut.put_id == place.put_id) {
             return;
@@ -358,6 +369,7 @@ mod tests {
             position: 0,
             wall_unix_ms: 1_000_000 + attached_ms,
             attached_ms,
+            repeats: 0,
             size_bytes: 1 << 30,
             clean: false,
             extent_total: 0,

@@ -79,7 +79,7 @@ pub fn clone_in(
         }
     }
     let text = format!(
-        "volume {base} goes on faster than it can be cloned: make a snapshot of it, and clone that instead"
+        "volume {base} changes faster than it can be cloned: make a snapshot of it, and clone that instead"
     );
     Err(Error::new(ErrorKind::Unavailable, text))
 }
@@ -170,13 +170,17 @@ fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &S
     let record = names::find(store, base)?;
     let root = &stored.newest.checkpoint;
     if record.volume_id != root.volume_id {
-        let text = format!("volume {base} was deleted and made anew meanwhile: nothing was cloned");
+        let text = format!(
+            "volume {base} was deleted and created again while it was being cloned: nothing was cloned"
+        );
         return Err(Error::new(ErrorKind::NotFound, text));
     }
     for entry in needed(stored) {
         let released = released_key(entry.volume_id, entry.pin);
         if ask::get(store, &released, None, Class::Read)?.is_some() {
-            let text = format!("volume {base} has let go of its ancestors meanwhile: nothing was cloned");
+            let text = format!(
+                "volume {base} has released its ancestors while it was being cloned: nothing was cloned"
+            );
             return Err(Error::new(ErrorKind::NotFound, text));
         }
     }
@@ -251,6 +255,7 @@ fn write(
         position: stored.end.position,
         wall_unix_ms: world.unix_ms(),
         attached_ms: 0,
+        repeats: 0,
         size_bytes: stored.record.size_bytes,
         clean: true,
         extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
@@ -286,6 +291,6 @@ fn write(
 /// Gives pins back, as far as the store lets us; what stays only keeps data alive.
 fn release(world: &dyn World, store: &dyn ObjectStore, clone_id: VolumeId, lineage: &[LineageEntry]) {
     if let Err(error) = let_go(world, store, &Kin { clone_id, lineage }) {
-        tracing::warn!("pins of a clone that was not made stay behind: {error}");
+        tracing::warn!("cannot release the pins of a clone that was not made: {error}");
     }
 }

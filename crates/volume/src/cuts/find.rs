@@ -21,6 +21,9 @@ use crate::shared::View;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, ask};
 
+/// How often a cut is looked for while the volume goes on.
+const TRIES_MAX: u32 = 8;
+
 /// Which state of a volume's past.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -93,14 +96,30 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
     Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
 }
 
-/// Reads a volume's state at a cut.
+/// Reads a volume's state at a cut. An attach may repeat the checkpoint that the cut begins from, and delete
+/// it: then it is looked for again.
 pub(crate) fn stored_cut(
     store: &dyn ObjectStore,
     name: &str,
     cut: &Cut,
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
-    let now = open::stored(store, name, reporter)?;
+    for _ in 1..TRIES_MAX {
+        let now = open::stored(store, name, reporter)?;
+        let (volume_id, number_max) = (now.record.volume_id, now.newest.number_max);
+        match cut_of(store, now, cut, reporter) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if checkpoint::newest(store, volume_id)?.number_max == number_max {
+                    return Err(error);
+                }
+            }
+            read => return read,
+        }
+    }
+    cut_of(store, open::stored(store, name, reporter)?, cut, reporter)
+}
+
+fn cut_of(store: &dyn ObjectStore, now: Stored, cut: &Cut, reporter: &mut Reporter<'_>) -> Result<Stored> {
     let mut entry = entry_of(&now.view.cuts.lock(), cut)?;
     if is_copied(store, now.record.volume_id, now.newest.checkpoint.number)? {
         // Beyond that a copier may be at work. Before it a gap is damage, as in a primary.
@@ -138,8 +157,7 @@ fn gone(cut: &Cut, error: Error) -> Error {
     if error.kind() != ErrorKind::Corrupt {
         return error;
     }
-    let text =
-        format!("{cut} cannot be had: it was given up meanwhile, or its objects are damaged ({error})");
+    let text = format!("{cut} is not available: it is no longer kept, or its objects are damaged ({error})");
     Error::new(ErrorKind::NotFound, text)
 }
 
@@ -164,7 +182,7 @@ pub(crate) fn kept_root(
     Err(match damage {
         Some(text) => Error::new(ErrorKind::Corrupt, text),
         None => {
-            let text = format!("checkpoint {number} of the cut is gone: the cut was given up meanwhile");
+            let text = format!("checkpoint {number} of the cut is gone: the cut is no longer kept");
             Error::new(ErrorKind::NotFound, text)
         }
     })

@@ -387,6 +387,7 @@ impl Forecast {
             position: self.position,
             wall_unix_ms: self.unix_ms(),
             attached_ms: 0,
+            repeats: 0,
             size_bytes: self.options.size_bytes,
             clean: false,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),

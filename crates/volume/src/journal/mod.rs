@@ -324,7 +324,7 @@ pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
-            "the journal disk failed to {what}: {error}; writes stop, what was accepted is still being \
+            "the journal disk failed to {what}: {error}; writes stop; accepted writes are still being \
              stored; replace the disk and serve again"
         ),
     )

@@ -234,6 +234,7 @@ fn first_superblock() -> Superblock {
         bound_epoch: 1,
         bound_position: 0,
         memory: None,
+        ring_copy: None,
     }
 }
 

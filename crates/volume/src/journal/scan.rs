@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock};
 use sawmill_sys::{BLOCK_BYTES, StagingFile};
 
 use super::{disk_failed, disk_parts};
@@ -21,6 +21,8 @@ pub(crate) struct LogImage {
     capacity_bytes: u64,
     /// The memory, and the position from which it (and not the disk) is right.
     staging: Option<(StagingFile, u64)>,
+    /// A part of the ring that stands elsewhere in it.
+    ring_copy: Option<RingCopy>,
     /// See [`LogImage::is_doubtful`].
     is_doubtful: bool,
     /// See [`LogImage::synced`].
@@ -40,7 +42,8 @@ impl LogImage {
             (file, from)
         });
         let reach_bytes = limits::SCAN_BYTES_FIRST;
-        LogImage { disk, capacity_bytes, staging, is_doubtful, synced, window: (0, Vec::new()), reach_bytes }
+        let (window, ring_copy) = ((0, Vec::new()), None);
+        LogImage { disk, capacity_bytes, staging, ring_copy, is_doubtful, synced, window, reach_bytes }
     }
 
     /// From where on the bytes come from memory.
@@ -83,13 +86,13 @@ impl LogImage {
             let reach = self.reach_bytes.max(length).min(self.capacity_bytes);
             self.reach_bytes = (2 * self.reach_bytes).min(limits::SCAN_BYTES);
             let mut window = vec![0; reach as usize];
-            let mut done = 0;
-            for (offset, length) in disk_parts(self.capacity_bytes, position, reach) {
-                let part = &mut window[done..done + length as usize];
-                if !part.is_empty() {
-                    self.disk.read_at(offset, part).map_err(|e| disk_failed("read", &e))?;
+            self.read_ring(position, &mut window)?;
+            if let Some(RingCopy { from, at, bytes }) = self.ring_copy {
+                let (start, end) = (from.max(position), (from + bytes).min(position + reach));
+                if start < end {
+                    let part = &mut window[(start - position) as usize..(end - position) as usize];
+                    self.read_ring(at + (start - from), part)?;
                 }
-                done += length as usize;
             }
             self.window = (position, window);
         }
@@ -97,6 +100,29 @@ impl LogImage {
         let from = (position - start) as usize;
         into.copy_from_slice(&bytes[from..from + into.len()]);
         Ok(())
+    }
+
+    /// The bytes on the disk, whatever counts instead of them.
+    fn read_ring(&self, position: u64, into: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        for (offset, length) in disk_parts(self.capacity_bytes, position, into.len() as u64) {
+            let part = &mut into[done..done + length as usize];
+            if !part.is_empty() {
+                self.disk.read_at(offset, part).map_err(|e| disk_failed("read", &e))?;
+            }
+            done += length as usize;
+        }
+        Ok(())
+    }
+
+    /// With the copy of a part of the ring that counts instead of it.
+    pub(crate) fn with_copy(self, ring_copy: Option<RingCopy>) -> Self {
+        LogImage { ring_copy, ..self }
+    }
+
+    /// The ring is whole in its place again.
+    pub(crate) fn forget_copy(&mut self) {
+        (self.ring_copy, self.window) = (None, (0, Vec::new()));
     }
 
     /// There was memory in this boot, and it is gone, and with it the word of a failed sync.
@@ -189,7 +215,7 @@ impl ScanOptions {
 /// Scans a log from `options.from` to its end.
 pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     if options.from > limits::POSITION_MAX {
-        let text = format!("the log is said to go on at position {}, where none ever gets", options.from);
+        let text = format!("the log claims to continue at position {}, beyond every valid one", options.from);
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let mut mark = options.mark;
@@ -228,7 +254,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 let text = format!(
                     "the journal is damaged at position {position} ({label}); it was flushed through {mark}; \
                      nothing was changed; see `sawmill inspect journal`, restore the journal disk, or pass \
-                     --accept-journal-loss to go on with what is before it"
+                     --accept-journal-loss to continue with what is before it"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }

@@ -224,6 +224,7 @@ fn superblock() -> Superblock {
         bound_epoch: 1,
         bound_position: START,
         memory: None,
+        ring_copy: None,
     }
 }
 

@@ -60,9 +60,9 @@ impl SuperblockFile {
         self.disk.sync().map_err(cannot_sync)?;
         (self.current, self.is_synced) = (next, true);
         if !self.disk.has_name() {
-            let text = "the journal was removed, renamed or replaced while it was in use: nobody would find \
-                        again what is written to it, so the volume stops. Put the file back under its name \
-                        if it still has another one; else start again with --accept-journal-loss";
+            let text = "the journal was removed, renamed or replaced while it was in use: a restart would \
+                        not find what is written to it, so the volume stops. If the file still exists under \
+                        another name, move it back; otherwise restart with --accept-journal-loss";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Ok(())

@@ -111,14 +111,14 @@ impl JournalWriter {
 
     /// Moves the marks to the disk when nothing else does.
     pub(crate) fn settle(&mut self) -> Result<()> {
-        self.write_superblock(self.superblock.current().trim, false)
+        self.write_superblock(0, false)
     }
 
     /// The last words of a journal: everything is stored (`clean`) or not.
     pub(crate) fn close(&mut self, clean: bool) -> Result<()> {
         let trim =
             if clean { self.journal.segments_end.load(Ordering::Acquire) } else { self.journal.trim() };
-        self.write_superblock(trim.max(self.superblock.current().trim), clean)
+        self.write_superblock(trim, clean)
     }
 
     /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed any more,
@@ -270,18 +270,19 @@ impl JournalWriter {
             }
         }
         if journal.logged() >= self.superblock.current().logged + limits::MARK_BYTES {
-            self.write_superblock(self.superblock.current().trim, false)?;
+            self.write_superblock(0, false)?;
         }
         Ok(false)
     }
 
+    /// Nothing before `trim` is needed any more; it may have been so of more.
     fn write_superblock(&mut self, trim: u64, clean: bool) -> Result<()> {
         let journal = &self.journal;
         let logged = journal.logged();
         let position = journal.segments_end.load(Ordering::Acquire);
         let sequence = journal.stored_sequence.load(Ordering::Acquire);
         let written = self.superblock.write(|block| {
-            block.trim = trim;
+            block.trim = block.trim.max(trim);
             block.logged = block.logged.max(logged);
             block.stored_sequence = block.stored_sequence.max(sequence);
             block.stored_position = block.stored_position.max(position);

@@ -135,6 +135,7 @@ impl Keeper {
             position: self.stored_position,
             wall_unix_ms: self.frozen_unix_ms(),
             attached_ms: self.attached_ms(),
+            repeats: 0,
             size_bytes: self.size_bytes,
             clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
@@ -234,8 +235,8 @@ impl Keeper {
         }
     }
 
-    /// The root's number is taken: by a stale writer of an older epoch (then ours takes the next number), or
-    /// by a newer one (then we are fenced). Its content says which.
+    /// The root's number is taken. Whoever attached before us cannot have: its last number was taken before
+    /// we began (`open::repeat`). So we are fenced, or something in the way is damaged.
     fn ask_for_rival(&mut self) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
@@ -269,31 +270,18 @@ impl Keeper {
             }
         };
         match rival {
-            Ok(rival) if rival.epoch < writing.root.epoch => self.take_next_number(),
-            Ok(rival) => self.shared.fence(format!(
-                "volume {}: another writer (epoch {}) has taken it over from this one (epoch {})",
-                self.shared.name, rival.epoch, self.shared.epoch
+            Ok(_) => self.shared.fence(format!(
+                "volume {}: another writer has taken it over from this one (epoch {}): it wrote {}",
+                self.shared.name,
+                self.shared.epoch,
+                checkpoint_key(identity.volume_id, identity.number)
             )),
             Err(error) => {
                 let key = checkpoint_key(identity.volume_id, identity.number);
-                let text = format!("{key} is in the way and cannot be read: {error}");
+                let text = format!("{key} exists already and cannot be read: {error}");
                 self.shared.fail(Error::new(ErrorKind::Corrupt, text));
             }
         }
-    }
-
-    /// A late root of a fenced writer has the number of the one being written. What this one is the first to
-    /// find dead may be live in that one, and a cut may begin there: it is dead since a later number.
-    fn take_next_number(&mut self) {
-        let Some(writing) = &mut self.writing else { return };
-        let root = &mut writing.root;
-        let taken = root.number;
-        root.number += 1;
-        root.kept.dead.iter_mut().filter(|entry| entry.since == taken).for_each(|entry| entry.since += 1);
-        self.shared.view().segments.renumber_dead(taken, root.number);
-        writing.root_sent = false;
-        writing.objects.pop();
-        self.send_root_if_ready();
     }
 
     fn finish_checkpoint(&mut self) {

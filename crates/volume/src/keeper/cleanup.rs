@@ -225,7 +225,7 @@ impl Keeper {
     /// What could not be deleted stays garbage for a while; all of it is gone through again.
     pub(super) fn hear_cleanup_failed(&mut self, number: u64, what: &str, now: Duration) {
         self.cleaning -= 1;
-        tracing::warn!("not deleted yet: {what}");
+        tracing::warn!("deletion postponed: {what}");
         if self.cleanup.what.number == number {
             self.cleanup.stage = Stage::Begin;
             self.cleanup.not_before = now + REPEAT_AFTER;
@@ -270,11 +270,16 @@ impl Keeper {
                 known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
             })
         };
-        // The list may not show the youngest of the old roots yet.
-        let youngest = (spared_from > 1).then(|| checkpoint_key(volume_id, spared_from - 1));
-        let heard = move |keys: Vec<String>| Event::RootsListed { keys, number };
+        // The list may not show the youngest of the old roots yet: those since the last cleanup, and those
+        // that attaches before this one have left.
+        let youngest = self.roots_gone_below.max(1)..spared_from;
+        let youngest = youngest.map(|number| checkpoint_key(volume_id, number)).collect();
+        let heard = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
         self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
-        self.list(map_prefix(volume_id), None, is_old_part, move |keys| Event::PartsListed { keys, number });
+        self.list(map_prefix(volume_id), HashSet::new(), is_old_part, move |keys| Event::PartsListed {
+            keys,
+            number,
+        });
         if self.cleanup.what.roots.to_look_for {
             let own_puts = self.cleanup.what.own_puts.clone();
             let roots = self.cleanup.what.roots.clone();
@@ -285,7 +290,7 @@ impl Keeper {
                     known && id == volume_id && unneeded
                 })
             };
-            self.list(kept_prefix(volume_id), None, is_unneeded, move |keys| Event::PartsListed {
+            self.list(kept_prefix(volume_id), HashSet::new(), is_unneeded, move |keys| Event::PartsListed {
                 keys,
                 number,
             });
@@ -297,7 +302,7 @@ impl Keeper {
     pub(super) fn list(
         &mut self,
         prefix: String,
-        known: Option<String>,
+        known: HashSet<String>,
         is_old: impl Fn(&str) -> bool + Send + 'static,
         event: impl FnOnce(Vec<String>) -> Event + Send + 'static,
     ) {
@@ -308,7 +313,7 @@ impl Keeper {
             answered.inbox.push_event(match outcome {
                 Ok(objects) => {
                     let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
-                    keys.retain(|key| is_old(key) && Some(key) != known.as_ref());
+                    keys.retain(|key| is_old(key) && !known.contains(key));
                     keys.extend(known);
                     event(keys)
                 }
@@ -325,18 +330,24 @@ impl Keeper {
 
     /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows
     /// the older one alone would make it the newest, as the next number is free.
-    pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64) {
+    pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64, gone_below: u64) {
+        self.roots_gone_below = self.roots_gone_below.max(gone_below);
         keys.sort_unstable_by(|one, other| other.cmp(one));
         let oldest: Vec<String> = keys.pop().into_iter().collect();
+        let gone_below =
+            oldest.iter().filter_map(|key| parse_checkpoint_key(key)).map(|(_, number)| number + 1);
+        let gone_below = gone_below.max().unwrap_or_default();
         let done = match keys.is_empty() {
-            true => Event::RootsDeleted { number },
-            false => Event::RootsListed { keys, number },
+            true => Event::RootsDeleted { number, gone_below },
+            false => Event::RootsListed { keys, number, gone_below },
         };
         self.delete_old(oldest, number, done);
     }
 
-    pub(super) fn hear_roots_deleted(&mut self, number: u64) {
+    pub(super) fn hear_roots_deleted(&mut self, number: u64, gone_below: u64) {
         self.cleaning -= 1;
+        // Also of a checkpoint that has a later one: it would name all of them again.
+        self.roots_gone_below = self.roots_gone_below.max(gone_below);
         // A later checkpoint has roots of its own to be deleted first.
         if self.is_current(number) {
             self.cleanup.stage = Stage::Segments;

@@ -79,8 +79,9 @@ impl Keeper {
         let newest = newest.max(self.newest_root.wall_unix_ms);
         if let Some(odd) = odd_at_attach(newest, self.shared.world.unix_ms()) {
             tracing::warn!(
-                "volume {}: {odd}; nothing is given up for that: retention counts the time attached. If the \
-                 clock is wrong, set it, and look for moments of this attachment by position (`sawmill log`)",
+                "volume {}: {odd}; no retained state is dropped for that: retention counts the time \
+                 attached. If the clock is wrong, set it, and find moments of this attachment by position \
+                 (`sawmill log`)",
                 self.shared.name
             );
         }
@@ -89,7 +90,7 @@ impl Keeper {
     pub(super) fn watch_the_clock(&mut self, now: Duration) {
         if let Some(ms) = self.clock.jumped_ms(now, self.shared.world.unix_ms()) {
             tracing::warn!(
-                "volume {}: this machine's wall clock jumped by {} s; nothing is given up for that: \
+                "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped for that: \
                  retention counts the time attached",
                 self.shared.name,
                 ms / 1000

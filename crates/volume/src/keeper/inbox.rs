@@ -34,13 +34,16 @@ pub(crate) enum Event {
     RivalCheckpoint {
         outcome: sawmill_store::Result<Bytes>,
     },
+    /// Old roots that are still there; those below `gone_below` are gone.
     RootsListed {
         keys: Vec<String>,
         number: u64,
+        gone_below: u64,
     },
     /// Every root older than the two of checkpoint `number` and the one before is gone.
     RootsDeleted {
         number: u64,
+        gone_below: u64,
     },
     PartsListed {
         keys: Vec<String>,
@@ -296,7 +299,7 @@ impl Inbox {
     /// Orders collection; one order at a time.
     pub(crate) fn order_gc(&self, order: GcOrder) {
         if self.gc_ordered.swap(true, Ordering::AcqRel) {
-            let text = "garbage is being collected by hand already: wait for that to end";
+            let text = "a manual garbage collection is already running: wait for it to end";
             return (order.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
         }
         *self.gc_order.lock() = Some(order);

@@ -71,6 +71,8 @@ pub(crate) struct KeeperStart {
     pub(crate) next_sequence: u64,
     pub(crate) stored_sequence: u64,
     pub(crate) stored_position: u64,
+    /// When nobody had taken over yet.
+    pub(crate) looked_at: Duration,
     /// The highest checkpoint number in use.
     pub(crate) checkpoint_number: u64,
     /// The checkpoint that was read.
@@ -110,6 +112,8 @@ pub(crate) struct Keeper {
     readable_number: u64,
     /// The checkpoint this attachment began from, and the puts of its own.
     loaded_number: u64,
+    /// Older checkpoints were deleted, or were by the attachment whose state this one began from.
+    roots_gone_below: u64,
     own_puts: own_puts::OwnPuts,
     /// Size of the disk, as the next checkpoint says it.
     size_bytes: u64,
@@ -151,8 +155,7 @@ impl Keeper {
         let pending_bytes = start.records.iter().map(|record| record.payload_bytes()).sum();
         let pending_since = shared.world.now();
         shared.inbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
-        // The fence was put, and nothing stood in its way.
-        shared.watch.has_news(pending_since);
+        shared.watch.has_news(start.looked_at);
         let clock = AttachedClock::behind(&start.loaded, pending_since, shared.world.unix_ms());
         let keeper = Keeper {
             shared,
@@ -169,6 +172,7 @@ impl Keeper {
             checkpoint_number: start.checkpoint_number,
             readable_number: start.loaded.number,
             loaded_number: start.loaded.number,
+            roots_gone_below: start.loaded.repeats.saturating_sub(1),
             own_puts: own_puts::OwnPuts::default(),
             size_bytes: start.size_bytes,
             resizing: None,
@@ -262,8 +266,10 @@ impl Keeper {
             Event::Put { sequence, outcome } => self.hear_put(sequence, outcome, now),
             Event::CheckpointPut { object, outcome } => self.hear_checkpoint_put(object, outcome, now),
             Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
-            Event::RootsListed { keys, number } => self.hear_roots_listed(keys, number),
-            Event::RootsDeleted { number } => self.hear_roots_deleted(number),
+            Event::RootsListed { keys, number, gone_below } => {
+                self.hear_roots_listed(keys, number, gone_below);
+            }
+            Event::RootsDeleted { number, gone_below } => self.hear_roots_deleted(number, gone_below),
             Event::PartsListed { keys, number } => self.hear_parts_listed(keys, number),
             Event::CleanedUp => self.cleaning -= 1,
             Event::FenceLooked { look, outcome } => self.hear_fence_look(look, &outcome, now),

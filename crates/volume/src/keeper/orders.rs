@@ -179,5 +179,5 @@ impl Keeper {
 }
 
 fn given_up() -> Error {
-    Error::new(ErrorKind::NotFound, "the cut to roll back to was given up meanwhile: nothing was changed")
+    Error::new(ErrorKind::NotFound, "the cut to roll back to is no longer kept: nothing was changed")
 }

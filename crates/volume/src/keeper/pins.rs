@@ -5,6 +5,7 @@
 //! kept, it looked before the checkpoint without the cut was durable, so its pin was there when we ask. Slots
 //! are taken one after the other and asked for by name, so no list that lags can hide one.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -47,7 +48,7 @@ impl Keeper {
             Ok(pin) => pin,
             Err(error) => {
                 let key = pin_key(self.shared.record.volume_id, slot);
-                let what = format!("dead segments, as {key} cannot be read: {error}");
+                let what = format!("dead segments, because {key} cannot be read: {error}");
                 return self.hear_cleanup_failed(number, &what, now);
             }
         };
@@ -62,7 +63,7 @@ impl Keeper {
             let prefix = released_prefix(self.shared.record.volume_id);
             self.list(
                 prefix,
-                None,
+                HashSet::new(),
                 |_| true,
                 |keys| Event::ReleasesListed {
                     slots: keys.iter().filter_map(|key| parse_slot(key)).collect(),

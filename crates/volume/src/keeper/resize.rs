@@ -31,8 +31,7 @@ impl Keeper {
         if size_bytes < self.size_bytes && size_bytes >= resize.from_bytes {
             // It was to grow; another came first, and users may have written up to its end.
             let text = format!(
-                "the disk has been given {} bytes meanwhile: {size_bytes} would cut it short; nothing was \
-                 changed",
+                "the disk already has {} bytes: {size_bytes} would shrink it; nothing was changed",
                 self.size_bytes
             );
             return (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));

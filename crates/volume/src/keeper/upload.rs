@@ -220,9 +220,8 @@ impl Keeper {
             Ok(PutOutcome::Taken) => {
                 let key = segment_key(self.shared.record.volume_id, sequence);
                 self.shared.fence(format!(
-                    "volume {}: another writer has taken it over (it wrote {key}); nothing written here \
-                     after position {} is in the store; it is kept in the journal for `sawmill inspect \
-                     journal`",
+                    "volume {}: another writer has taken it over (it wrote {key}); writes after position {} \
+                     are not in the store, only in the journal: see `sawmill inspect journal`",
                     self.shared.name, self.stored_position
                 ));
             }

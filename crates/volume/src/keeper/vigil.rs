@@ -101,7 +101,7 @@ impl Keeper {
         let is_free = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => true,
             Err(error) => {
-                let what = format!("a look for fences: {error}");
+                let what = format!("looking for fences: {error}");
                 return match look.purpose {
                     Purpose::Delete(number) => self.hear_cleanup_failed(number, &what, now),
                     Purpose::Watch(_) => self.hear_no_answer(what, now),
@@ -132,7 +132,7 @@ impl Keeper {
         // Once something odd was seen, it is to be known what it is.
         let impatient = self.patience_ends(now).is_some_and(|at| at <= now);
         if impatient && !watch.set_deaf(true) {
-            let what = format!("a look for other writers had no answer within {} s", PATIENCE.as_secs());
+            let what = format!("the check for other writers had no answer within {} s", PATIENCE.as_secs());
             self.shared.state.store_failed(now, what);
         }
         if watch.lets_flush(now) {
@@ -191,8 +191,8 @@ impl Keeper {
         if is_segment && self.vigil.agreeing >= AGREEING_LOOKS {
             let key = segment_key(self.shared.record.volume_id, sequence);
             self.shared.fence(format!(
-                "volume {}: another writer has taken it over (it wrote {key}); nothing written here after \
-                 position {} is in the store; it is kept in the journal for `sawmill inspect journal`",
+                "volume {}: another writer has taken it over (it wrote {key}); writes after position {} are \
+                 not in the store, only in the journal: see `sawmill inspect journal`",
                 self.shared.name, self.stored_position
             ));
         }

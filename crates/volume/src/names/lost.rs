@@ -80,11 +80,11 @@ fn name_unnamed_in(
     // Refuses an id under which nothing can be opened.
     let newest = checkpoint::newest(store, volume_id)?;
     if words::newest(store, volume_id)?.is_gone() {
-        return refused(format!("volume {volume_id} was deleted: what is left of it goes with its clones"));
+        return refused(format!("volume {volume_id} was deleted: its remains are deleted with its clones"));
     }
     if replica(store, volume_id)?.is_some() {
         return refused(format!(
-            "volume {volume_id} is a replica that has no name yet: `sawmill replicate` again names it"
+            "volume {volume_id} is a replica that has no name yet: run `sawmill replicate` again to name it"
         ));
     }
     let record = match last_record(store, volume_id)? {
@@ -116,8 +116,8 @@ fn record_anew(
 ) -> Result<VolumeRecord> {
     let Some(block_bytes) = block_bytes else {
         let text = format!(
-            "nothing in the store says any more which blocks volume {volume_id} has: add `--block-size 4096` \
-             (what volumes have unless told otherwise) or 512"
+            "the store no longer records the block size of volume {volume_id}: add `--block-size 4096` (the \
+             default of new volumes) or 512"
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     };

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::{
@@ -10,19 +11,21 @@ use sawmill_format::journal::{
 };
 use sawmill_format::staging::StagingHeader;
 use sawmill_store::ObjectStore;
-use sawmill_sys::{AlignedBytes, BLOCK_BYTES, Consumer, Ring, StagingFile};
+use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 
 use super::journal::{self, Judged, Usable, judge};
 use super::make::{kind_of, make_journal};
 use super::memory::{self, spare_path, staging_path};
+use super::repeat::repeat_checkpoint;
+use super::settle::{settle, write_ring};
 use super::{Claim, Stored, demand_fencing, fence};
 use crate::disk::{Disk, Lock};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
-use crate::journal::{Start, disk_failed, disk_parts, encode_header};
+use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
-use crate::recovery::roll_forward::{LogEnd, roll_forward};
+use crate::recovery::roll_forward::roll_forward;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::World;
@@ -46,6 +49,8 @@ pub(crate) struct Attached {
     pub(crate) consumer: Consumer,
     /// Records to replay, in order.
     pub(crate) records: Vec<Arc<Record>>,
+    /// When nobody had taken over yet.
+    pub(crate) looked_at: Duration,
 }
 
 /// Attaches for writing. A writer that lives may go on, and delete, so fast that what was read of it is gone
@@ -57,23 +62,26 @@ pub(crate) fn attach(
     world: &dyn World,
     reporter: &mut Reporter<'_>,
 ) -> Result<Attached> {
+    let mut own = None;
     for _ in 0..ATTACH_TRIES_MAX {
-        if let Some(attached) = try_attach(store, name, options, world, reporter)? {
+        if let Some(attached) = try_attach(store, name, options, world, reporter, &mut own)? {
             return Ok(attached);
         }
-        reporter.step("again", "the writer went on while it was being fenced".to_owned());
+        reporter.step("again", "the writer was active while it was being fenced".to_owned());
     }
     let text = format!("volume {name} is being written faster than it can be fenced: try again");
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// One attempt; `None` when the writer to be fenced went on meanwhile.
+/// One attempt; `None` when the writer to be fenced went on meanwhile. `own` is the epoch that the attempt
+/// before has taken, and the one that it shut out.
 fn try_attach(
     store: &dyn ObjectStore,
     name: &str,
     options: &OpenOptions,
     world: &dyn World,
     reporter: &mut Reporter<'_>,
+    own: &mut Option<(u64, u64)>,
 ) -> Result<Option<Attached>> {
     let record = names::find_for_good(world, store, name)?;
     let mut stored = super::stored_of(store, record, reporter)?;
@@ -83,12 +91,7 @@ fn try_attach(
     demand_fencing(store, options.no_fencing || options.store_is_probed)?;
     let memory = memory::in_use(options, world)?;
     let mut judged = judge(&stored, options, world)?;
-    if see_that_it_fits(&stored, &judged).is_err() {
-        // A smaller size that an attachment asked for when it died may come late, under one that went on.
-        stored = super::stored_below(store, &stored, reporter)?;
-        judged = judge(&stored, options, world)?;
-        see_that_it_fits(&stored, &judged)?;
-    }
+    see_that_it_fits(&stored, &judged)?;
     reporter.step("journal", judged.describe());
     if let Judged::Use(usable) = &mut judged
         && let Some(log) = &mut usable.log
@@ -105,12 +108,20 @@ fn try_attach(
         false => lock,
     };
     fence_at_end(store, &mut stored, claim, world)?;
-    if !has_nobody_gone_on(store, name, &mut stored, reporter)? {
+    if let Some((_, before)) = own.filter(|(epoch, _)| *epoch == stored.end.epoch_before) {
+        stored.end.epoch_before = before;
+    }
+    *own = Some((stored.end.epoch, stored.end.epoch_before));
+    if !has_nobody_gone_on(store, &stored)? {
         return Ok(None);
     }
     names::demand_undeleted(world, store, name, stored.record.volume_id)?;
     // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
+    if !repeat_checkpoint(store, &mut stored, world)? {
+        demand_last(store, &stored)?;
+        return Ok(None);
+    }
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let epoch = stored.end.epoch;
@@ -122,19 +133,21 @@ fn try_attach(
         None => trim.max(superblock.current().logged),
     };
     let staging = match (log, &scan) {
-        (Some(log), Some(scan)) => settle_staged(log, scan, &*disk, superblock.current())?,
+        (Some(log), Some(scan)) => settle(log, scan, &*disk, &mut superblock, trim)?,
         _ => None,
     };
     let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
     if scan.is_some() || position > end {
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
     }
+    let records = replayable(scan, trim);
     let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
     superblock.write(|block| {
         block.epoch = epoch;
         block.intent_epoch = 0;
         block.intent_put_id = PutId([0; 16]);
-        block.trim = trim;
+        // What lies before the first record is of no worth, and may have rotted.
+        block.trim = if records.is_empty() { position } else { trim.max(block.trim) };
         block.logged = position;
         block.stored_sequence = stored.end.stored_sequence;
         block.stored_position = trim;
@@ -142,6 +155,7 @@ fn try_attach(
         block.bound_epoch = epoch;
         block.bound_position = position;
         block.memory = None;
+        block.ring_copy = None;
     })?;
     // Only now, when the disk has all of it, may the old memory go.
     let volume_id = stored.record.volume_id;
@@ -151,11 +165,10 @@ fn try_attach(
     // anything is accepted it says where the memory is.
     superblock.write(|block| block.memory = Some(memory))?;
     remove_old_memory(old_memory, &staging_path);
-    let records = replayable(scan, trim);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
     reporter.step(
         "replay",
-        format!("{} records, {bytes} bytes; the journal goes on at {position}", records.len()),
+        format!("{} records, {bytes} bytes; the journal continues at {position}", records.len()),
     );
     let start = Start {
         tag,
@@ -167,7 +180,22 @@ fn try_attach(
         stored_sequence: stored.end.stored_sequence,
         unstored_records: records.len(),
     };
-    Ok(Some(Attached { stored, start, disk, lock, staging_path, superblock, ring, consumer, records }))
+    // All this may have taken long, and the number may have been deleted that the repeated checkpoint took:
+    // the first flush counts on this look.
+    let looked_at = world.now();
+    demand_last(store, &stored)?;
+    Ok(Some(Attached {
+        stored,
+        start,
+        disk,
+        lock,
+        staging_path,
+        superblock,
+        ring,
+        consumer,
+        records,
+        looked_at,
+    }))
 }
 
 fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
@@ -182,15 +210,18 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     if options.staging_bytes < limits::STAGING_BYTES_MIN || !options.staging_bytes.is_multiple_of(BLOCK_BYTES)
     {
         let text = format!(
-            "a staging ring of {} bytes is not offered: at least {}, in multiples of {BLOCK_BYTES}",
+            "a staging ring of {} bytes is not supported: at least {}, in multiples of {BLOCK_BYTES}",
             options.staging_bytes,
             limits::STAGING_BYTES_MIN
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     if options.uploads_max == 0 || options.uploads_max > limits::UPLOADS_MAX {
-        let text =
-            format!("{} uploads at once are not offered: 1 to {}", options.uploads_max, limits::UPLOADS_MAX);
+        let text = format!(
+            "{} uploads at once are not supported: 1 to {}",
+            options.uploads_max,
+            limits::UPLOADS_MAX
+        );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     match options.gc.fault() {
@@ -278,6 +309,7 @@ fn intend(
                 bound_epoch: 0,
                 bound_position: 0,
                 memory: None,
+                ring_copy: None,
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
@@ -321,8 +353,8 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, worl
                         return Ok(());
                     }
                     let text = format!(
-                        "volume {} was attached by somebody else at the same moment (epoch {}): make sure \
-                         that only one attaches, then try again",
+                        "another process attached volume {} at the same moment (epoch {}): make sure that \
+                         only one attaches, then try again",
                         stored.record.name, stored.end.epoch
                     );
                     return Err(Error::new(ErrorKind::Fenced, text));
@@ -358,81 +390,42 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 /// have written past that end and deleted the very name the fence then took. Names are deleted only behind
 /// checkpoints that say so.
 ///
-/// A checkpoint that it wrote before it could know of the fence counts: it may have deleted by it. One that
-/// it writes from now on does not, as it looks for fences before it deletes (`keeper::vigil`).
-fn has_nobody_gone_on(
-    store: &dyn ObjectStore,
-    name: &str,
-    stored: &mut Stored,
-    reporter: &mut Reporter<'_>,
-) -> Result<bool> {
+/// A checkpoint that it put before it could know of the fence counts: it may have deleted by it. So this
+/// attach begins again, from that one. By what it puts later it deletes nothing, as it looks for fences
+/// before it deletes (`keeper::vigil`).
+fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
-    if newest.checkpoint.through_sequence < stored.end.stored_sequence {
-        if newest.number_max == stored.newest.number_max {
-            return Ok(true);
-        }
-        let again = super::stored(store, name, reporter)?;
-        let ends = |end: &LogEnd| (end.epoch, end.stored_sequence, end.next_sequence, end.position);
-        if ends(&again.end) == ends(&stored.end) {
-            *stored = again;
-            return Ok(true);
-        }
+    if newest.number_max == stored.newest.number_max {
+        return Ok(true);
     }
-    if newest.checkpoint.epoch < stored.end.epoch {
-        return Ok(false);
+    if newest.checkpoint.epoch >= stored.end.epoch {
+        return Err(taken_over(stored));
     }
-    // Somebody came after us: two that take over from each other would never end.
-    let text = format!(
-        "another writer of volume {} went on while this one was attaching (checkpoint {} is newer than what \
-         was read): nothing was changed; try again",
-        stored.record.name, newest.checkpoint.number
-    );
-    Err(Error::new(ErrorKind::Fenced, text))
+    demand_last(store, stored)?;
+    Ok(false)
 }
 
-/// Moves what only memory holds to the disk, with slots never filled made into voids, and writes anew what it
-/// may not have kept; to be synced. Returns the memory, valid until the superblock says it is not needed.
-fn settle_staged(
-    mut log: LogImage,
-    scan: &Scan,
-    disk: &dyn Disk,
-    block: &Superblock,
-) -> Result<Option<StagingFile>> {
-    let capacity_bytes = block.capacity_bytes;
-    let mut at = match log.staged_from() {
-        Some(from) => from / BLOCK_BYTES * BLOCK_BYTES,
-        None if !log.is_doubtful() => return Ok(None),
-        None => scan.end,
-    };
-    if log.is_doubtful() {
-        // What can be read may not be durable: it is written anew, and nothing before it, which could tear.
-        at = at.min(scan.mark.max(block.trim));
+/// Refuses when somebody fenced after us: two that take over from each other would never end.
+fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
+    let mut end = stored.end.clone();
+    let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);
+    if end.epoch != stored.end.epoch {
+        return Err(taken_over(stored));
     }
-    let end = scan.end.next_multiple_of(BLOCK_BYTES);
-    while at < end {
-        let length = limits::SPAN_BYTES.min(end - at);
-        let mut chunk = AlignedBytes::zeroed(length as usize);
-        log.read(at, &mut chunk)?;
-        write_ring(disk, capacity_bytes, at, &chunk)?;
-        at += length;
+    match rolled {
+        // What lies behind may have been deleted since.
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
+        rolled => rolled,
     }
-    for (position, slot_bytes) in &scan.voids {
-        let mut head = [0; RECORD_HEADER_BYTES];
-        let header = RecordHeader {
-            slot_bytes: *slot_bytes as u32,
-            position: *position,
-            tag: block.journal_tag,
-            operation: RecordOperation::Void,
-            epoch: block.bound_epoch,
-            logged: 0,
-            address: 0,
-            length: 0,
-            payload_crc: 0,
-        };
-        encode_header(&header, &mut head);
-        write_ring(disk, capacity_bytes, *position, &head)?;
-    }
-    Ok(log.into_staging())
+}
+
+fn taken_over(stored: &Stored) -> Error {
+    let text = format!(
+        "another process attached volume {} at the same moment: make sure that only one attaches, then try \
+         again",
+        stored.record.name
+    );
+    Error::new(ErrorKind::Fenced, text)
 }
 
 /// Brings the end of the log to a whole block with a pad of the new epoch, to be synced; returns where the
@@ -459,18 +452,6 @@ fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u6
     Ok(position)
 }
 
-fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8]) -> Result<()> {
-    let mut done = 0;
-    for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {
-        if length > 0 {
-            let part = &bytes[done..done + length as usize];
-            disk.write_at(offset, part).map_err(|error| disk_failed("write", &error))?;
-            done += length as usize;
-        }
-    }
-    Ok(())
-}
-
 /// The memory of the new attachment in the place of the `old` one.
 fn new_ring(
     stored: &Stored,
@@ -483,7 +464,7 @@ fn new_ring(
 ) -> Result<(Arc<Ring>, Consumer)> {
     let failed = |error: io::Error| {
         let text = format!(
-            "the staging file {} of {} bytes cannot be made: {error}; give another folder with --staging",
+            "cannot create the staging file {} of {} bytes: {error}; give another folder with --staging",
             path.display(),
             options.staging_bytes
         );
@@ -518,7 +499,7 @@ fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
         && let Err(error) = std::fs::remove_file(&path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!("{} is not needed any more and cannot be removed: {error}", path.display());
+        tracing::warn!("cannot remove {}, which is no longer needed: {error}", path.display());
     }
 }
 

@@ -136,12 +136,12 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     if options.accept_journal_loss {
-        let why = "lost, and the loss accepted: the volume is a cut at the end of the stored log".into();
+        let why = "lost; loss accepted: the volume is a cut at the end of the stored log".into();
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
         "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a \
-         journal elsewhere. Give it with --journal, or pass --accept-journal-loss to go back to the last \
+         journal elsewhere. Give it with --journal, or pass --accept-journal-loss to roll back to the last \
          stored cut (position {})",
         stored.record.name, stored.end.position
     );
@@ -151,13 +151,13 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
 /// A journal that was closed cleanly and holds nothing: but others have attached since, and theirs may.
 fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judged> {
     if stored.end.clean || options.accept_journal_loss {
-        let why = format!("of epoch {epoch}, closed cleanly, since when others attached");
+        let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
         return Ok(Judged::Make { old: Old::Remove, why });
     }
     let text = format!(
-        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere \
-         since and was not closed cleanly there: its newest writes may be in that journal. Give it with \
-         --journal, or pass --accept-journal-loss to go back to the last stored cut (position {})",
+        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere since \
+         and was not closed cleanly there: its newest writes may be in that journal. Give it with --journal, \
+         or pass --accept-journal-loss to roll back to the last stored cut (position {})",
         options.journal_path.display(),
         stored.record.name,
         stored.end.position
@@ -173,8 +173,8 @@ fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged>
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`, give \
-         another one with --journal, or pass --accept-journal-loss to set it aside and go back to the last \
+        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, give \
+         another one with --journal, or pass --accept-journal-loss to set it aside and roll back to the last \
          stored cut",
         path.display()
     );
@@ -194,7 +194,7 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
     disk.read_at(0, &mut copies).map_err(|error| {
         let text = format!(
             "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk is lost, \
-             pass --accept-journal-loss to set the journal aside and go back to the last stored cut \
+             pass --accept-journal-loss to set the journal aside and roll back to the last stored cut \
              (position {})",
             path.display(),
             stored.end.position
@@ -249,7 +249,7 @@ fn judge_against_store(
     }
     if !ours && block.epoch > end.epoch {
         let text = format!(
-            "it is of epoch {}, and the store knows only {}: the store has lost objects or is an old copy",
+            "it is of epoch {}, but the store knows only {}: the store has lost objects or is an old copy",
             block.epoch, end.epoch
         );
         // Also if that old copy says that it was closed cleanly.
@@ -260,16 +260,16 @@ fn judge_against_store(
             return overtaken(stored, options, block.epoch);
         }
         let text = format!(
-            "it is of epoch {}, and the volume has been attached elsewhere since (epoch {}); what it holds \
+            "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what it holds \
              was never stored and must not be replayed over newer writes",
             block.epoch, end.epoch
         );
         return stale(stored, options, &text);
     }
-    if block.stored_sequence > end.stored_sequence || block.trim > end.position {
+    if block.stored_sequence > end.stored_sequence || block.stored_position > end.position {
         let text = format!(
-            "segments up to {} were stored (position {}), and the store only has them up to {} (position \
-             {}): the store has lost objects, or was put back to an older state",
+            "segments up to {} were stored (position {}), but the store only has them up to {} (position \
+             {}): the store has lost objects, or was restored to an older state",
             block.stored_sequence, block.stored_position, end.stored_sequence, end.position
         );
         if options.accept_journal_loss {
@@ -277,20 +277,23 @@ fn judge_against_store(
         }
         let text = format!(
             "{text}; nothing was changed; restore it from a newer copy, or pass --accept-journal-loss to set \
-             the journal aside and go on with what the store has"
+             the journal aside and continue with what the store has"
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     if end.clean {
         return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
     }
-    let image = |staging| LogImage::new(disk.clone(), block.capacity_bytes, staging);
+    let image =
+        |staging| LogImage::new(disk.clone(), block.capacity_bytes, staging).with_copy(block.ring_copy);
     let mut log = match memory::find(stored, options, block, world)? {
         Found::Memory(staging) => image(Some(staging)),
         Found::NoneNeeded => image(None),
         Found::Lost => image(None).with_memory_lost(),
     };
-    let mut wanted = ScanOptions::of(block, end.position, options.accept_journal_loss);
+    // The attachment may have begun its records further on: what lies between is of earlier ones.
+    let from = end.position.max(block.trim);
+    let mut wanted = ScanOptions::of(block, from, options.accept_journal_loss);
     wanted.mark = wanted.mark.max(log.synced());
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
@@ -304,9 +307,9 @@ fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "the journal {} cannot be used: {why}. It is left as it is; see `sawmill inspect journal`; pass \
-         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is \
-         in the store",
+        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; pass \
+         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is in \
+         the store",
         options.journal_path.display(),
         stored.record.name
     );

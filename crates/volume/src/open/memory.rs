@@ -39,8 +39,8 @@ pub(crate) fn in_use(options: &OpenOptions, world: &dyn World) -> Result<Memory>
     let folder = absolute.as_os_str().as_bytes().to_vec();
     if !(1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) {
         let text = format!(
-            "the name of the staging folder has {} bytes, and at most {MEMORY_FOLDER_BYTES_MAX} can be \
-             remembered: give another with --staging",
+            "the path of the staging folder has {} bytes, and at most {MEMORY_FOLDER_BYTES_MAX} fit into the \
+             journal: give another with --staging",
             folder.len()
         );
         return Err(Error::new(ErrorKind::Invalid, text));
@@ -97,7 +97,7 @@ pub(super) fn find(
     for folder in used_now.into_iter().chain(left_in) {
         match look_in(folder)? {
             Ok(staging) => return Ok(Found::Memory(staging)),
-            Err(NotIt::Absent(path)) => reasons.push(format!("{} is not there", path.display())),
+            Err(NotIt::Absent(path)) => reasons.push(format!("{} does not exist", path.display())),
             Err(NotIt::InUse(path)) => {
                 reasons.push(format!("{} is in use by another process", path.display()));
             }
@@ -109,13 +109,13 @@ pub(super) fn find(
     }
     let lost = reasons.join("; ");
     if options.accept_memory_loss {
-        tracing::warn!("the memory of volume {} is lost, and the loss accepted: {lost}", stored.record.name);
+        tracing::warn!("the memory of volume {} is lost; loss accepted: {lost}", stored.record.name);
         return Ok(Found::Lost);
     }
     let text = format!(
-        "the memory with the newest accepted writes of volume {} is lost: the machine was not restarted \
-         since, and {lost}. Nothing was changed. Give its folder with --staging; or, if it is gone for good \
-         (as with a container's /dev/shm), pass --accept-memory-loss to go on with what was flushed",
+        "the memory with the newest accepted writes of volume {} is lost: the machine has not rebooted \
+         since, and {lost}. Nothing was changed. Give its folder with --staging; or, if it is lost for ever \
+         (as with a container's /dev/shm), pass --accept-memory-loss to continue with the flushed writes",
         stored.record.name
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -132,7 +132,7 @@ fn look(
         Ok(Some(staging)) => staging,
         Ok(None) => return Ok(Err(NotIt::Absent(path.to_owned()))),
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            return Ok(Err(NotIt::Foreign(format!("{} is not ours: {error}", path.display()))));
+            return Ok(Err(NotIt::Foreign(format!("{} cannot be trusted: {error}", path.display()))));
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             return Ok(Err(NotIt::InUse(path.to_owned())));
@@ -154,5 +154,5 @@ fn look(
         }
         Ok(_) => return Ok(Ok(staging)),
     };
-    Ok(Err(NotIt::Foreign(format!("{} is not it: {why}", path.display()))))
+    Ok(Err(NotIt::Foreign(format!("{} does not match the journal: {why}", path.display()))))
 }

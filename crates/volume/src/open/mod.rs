@@ -2,9 +2,9 @@
 //! loops.
 //!
 //! The order is such that everything that can refuse does so before anything is written: checkpoint, roll
-//! forward, journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> journal
-//! bound to the new epoch. A crash between any two of these is met by the next attach: the intent tells it
-//! that the fence was our own.
+//! forward, journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> the
+//! checkpoint repeated under the next number (`repeat`) -> journal bound to the new epoch. A crash between
+//! any two of these is met by the next attach: the intent tells it that the fence was our own.
 
 use std::sync::Arc;
 
@@ -29,7 +29,9 @@ mod attach;
 pub(crate) mod journal;
 mod make;
 mod memory;
+mod repeat;
 mod seen;
+mod settle;
 
 pub(crate) use attach::attach;
 pub(crate) use memory::spare_path;
@@ -88,10 +90,9 @@ fn stored_as(
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
                     newest = older.map_err(|_| error.clone())?;
                     may_fall(loaded, &newest, &error)?;
-                    newest.notes.push(format!("checkpoint {loaded} was passed over: {error}"));
+                    newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
                 }
             }
-            Ok(read) if read.end.checkpoint_came_late => return unresized(store, read, reporter),
             read => return read,
         }
     }
@@ -110,37 +111,10 @@ fn demand_may_fall(
         return Ok(());
     }
     let text = format!(
-        "{damage}. Checkpoint {to}, before that one, would be an older state of this replica: it is not \
-         shown instead. `sawmill replicate` again puts back what is missing; a damaged object has to be \
-         removed first"
+        "{damage}. Checkpoint {to}, the one before it, is an older state of this replica and is not used \
+         instead. Run `sawmill replicate` again to restore what is missing; remove a damaged object first"
     );
     Err(Error::new(ErrorKind::Corrupt, text))
-}
-
-/// A checkpoint that came late may be of a dead attachment's resize. Those who went on without it began from
-/// another checkpoint, and their users relied on its size: that one leads to what they had.
-fn unresized(store: &dyn ObjectStore, late: Stored, reporter: &mut Reporter<'_>) -> Result<Stored> {
-    let (size_bytes, volume_id) = (late.newest.checkpoint.size_bytes, late.record.volume_id);
-    let base = checkpoint::newest_below(store, volume_id, late.end.base_number + 1);
-    match base.and_then(|base| stored_from(store, &late.record, base, reporter)) {
-        Ok(before) if before.end.stored_sequence == late.end.stored_sequence => {
-            Ok(if before.record.size_bytes == size_bytes { late } else { before })
-        }
-        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
-        // What it cut off is in no other checkpoint that can be read.
-        Err(error) if size_bytes < late.end.size_bytes => Err(error),
-        _ => Ok(late),
-    }
-}
-
-/// The same from the checkpoint before the one that was read.
-pub(crate) fn stored_below(
-    store: &dyn ObjectStore,
-    stored: &Stored,
-    reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
-    let (record, number) = (&stored.record, stored.newest.checkpoint.number);
-    stored_from(store, record, checkpoint::newest_below(store, record.volume_id, number)?, reporter)
 }
 
 /// Reads a volume's stored part from one checkpoint on.
@@ -187,8 +161,7 @@ fn stored_from(
 pub(crate) fn start_of(root: &sawmill_format::checkpoint::Checkpoint) -> LogEnd {
     LogEnd {
         checkpoint_number: root.number,
-        checkpoint_came_late: false,
-        base_number: 0,
+        state_number: if root.repeats > 0 { root.repeats } else { root.number },
         size_bytes: root.size_bytes,
         epoch: root.epoch,
         epoch_before: 0,
@@ -284,9 +257,7 @@ pub(crate) fn fence(
             end.clean = false;
             Ok(sequence)
         }
-        PutOutcome::Taken => {
-            Err(Error::new(ErrorKind::Exists, format!("{key} was written by somebody else")))
-        }
+        PutOutcome::Taken => Err(Error::new(ErrorKind::Exists, format!("another writer wrote {key}"))),
     }
 }
 
@@ -301,8 +272,8 @@ pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Resul
         return Ok(());
     }
     let text = format!(
-        "this store cannot keep two writers apart ({}): `sawmill doctor` says more; if nobody else can ever \
-         attach this volume, pass --no-fencing",
+        "this store cannot fence a second writer ({}): `sawmill doctor` says more; if no other process can \
+         ever attach this volume, pass --no-fencing",
         probe.summary()
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -336,10 +307,10 @@ pub(crate) fn follow(shared: &Arc<Shared>, missing: &Arc<View>) -> Result<bool> 
     let mut reporter = Reporter::new(&*shared.world);
     let stored = stored_of(&*shared.store, shared.record.clone(), &mut reporter)?;
     if stored.end.position < shared.inbox.stored() {
-        let text = "the store shows an older cut than it did before: nothing is shown of it";
+        let text = "the store shows an older cut than before, which is not used";
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
-    tracing::info!("moved on to the cut at position {}", stored.end.position);
+    tracing::info!("now reading the cut at position {}", stored.end.position);
     shared.inbox.set_stored(stored.end.position, stored.end.stored_sequence, stored.newest.number_max);
     *shared.view.write() = Arc::new(stored.view);
     Ok(true)

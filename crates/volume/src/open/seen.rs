@@ -36,8 +36,8 @@ pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result
     }
     let name = &stored.record.name;
     let text = format!(
-        "volume {name} ends in epoch {epoch} with segment {sequence}, and this machine has seen it there in \
-         epoch {} with segment {}: the store was put back from a backup, is an old copy, or has lost objects",
+        "volume {name} ends in epoch {epoch} with segment {sequence}, but this machine has seen it there in \
+         epoch {} with segment {}: the store was restored from a backup, is an old copy, or has lost objects",
         seen.epoch, seen.stored_sequence
     );
     if options.accept_older_store {
@@ -45,8 +45,8 @@ pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result
         return Ok(());
     }
     let text = format!(
-        "{text}. Nothing was changed. Give it the newer store back, or pass --accept-older-store to `serve` \
-         to go on with the volume as it is there"
+        "{text}. Nothing was changed. Restore the newer store, or pass --accept-older-store to `serve` to \
+         continue with the volume as it is there"
     );
     Err(Error::new(ErrorKind::Refused, text))
 }

@@ -427,7 +427,7 @@ impl Job {
             if self.serve_anew() {
                 return;
             }
-            let text = "the volume's cut moved on faster than this range could be read";
+            let text = "the volume's cut changed faster than this range could be read";
             self.error.lock().get_or_insert(Error::new(ErrorKind::Unavailable, text));
         }
         let Some(request) = self.request.lock().take() else { return };

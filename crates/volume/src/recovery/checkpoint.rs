@@ -106,7 +106,7 @@ fn newest_of(
             }
             Err(error) => {
                 let note = format!("{} cannot be read: {error}", checkpoint_key(volume_id, number));
-                tracing::warn!("{note}; going back to the one before");
+                tracing::warn!("{note}; using the one before it");
                 notes.push(note);
             }
         }
@@ -145,7 +145,10 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
     if checkpoint.size_bytes > limits::SIZE_BYTES_MAX {
         // The map is made for a size before anything is in it.
         let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
-        let text = format!("{key}: no volume has {} bytes; nothing was changed", checkpoint.size_bytes);
+        let text = format!(
+            "{key}: {} bytes are not a valid volume size; nothing was changed",
+            checkpoint.size_bytes
+        );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let view = View {
@@ -165,7 +168,7 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
         {
             let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
             let text =
-                format!("{key}: no segment can be as it says of {}; nothing was changed", entry.sequence);
+                format!("{key}: its entry for segment {} is impossible; nothing was changed", entry.sequence);
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let info = SegmentInfo {

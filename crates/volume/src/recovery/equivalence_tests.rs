@@ -156,6 +156,7 @@ impl World {
             position: state.end.position,
             wall_unix_ms: 0,
             attached_ms: 0,
+            repeats: 0,
             size_bytes: SIZE_BYTES,
             clean: false,
             extent_total: state.view.map.extents(),

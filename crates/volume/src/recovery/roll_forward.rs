@@ -4,7 +4,8 @@
 //! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
 //! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
 //! can be there. An order in the log is carried out where it stands. A fence says how large the disk is from
-//! there on: what a checkpoint says of that may have come late, or be lost.
+//! there on: the checkpoint that says so may be lost. A fence whose attach began from an older checkpoint
+//! than this one knew of no later size, and says nothing here.
 //!
 //! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled from ends
 //! the log too: it may lean on what only that checkpoint says (a size, a cut), and waits for it.
@@ -31,11 +32,8 @@ use crate::{Error, ErrorKind, Result, limits};
 pub(crate) struct LogEnd {
     /// The checkpoint that rolling forward began from.
     pub(crate) checkpoint_number: u64,
-    /// A later attachment began from an older checkpoint: this one was put by a writer that was fenced, and
-    /// came late.
-    pub(crate) checkpoint_came_late: bool,
-    /// The oldest checkpoint that an attachment met on the way began from; 0: no fence was met.
-    pub(crate) base_number: u64,
+    /// The checkpoint whose state that is: an older one, if an attach repeated it.
+    pub(crate) state_number: u64,
     /// Bytes of the disk.
     pub(crate) size_bytes: u64,
     /// The newest epoch.
@@ -169,6 +167,12 @@ fn carry_out(
     };
     view.cuts.lock().apply(&order, &place);
     if let Order::RollBack { number, put_id, through_sequence } = order {
+        // A cut behind the checkpoint rolled from begins there as well. The one it names may be gone, when an
+        // attach has repeated it.
+        let (number, put_id) = match through_sequence >= end.place.root_sequence {
+            true => (end.place.number, end.place.put_id),
+            false => (number, put_id),
+        };
         let then = cut_view(store, header.volume_id, number, put_id, through_sequence)?;
         *view = view.rolled_back_to(then);
         let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
@@ -236,15 +240,10 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
             if header.epoch <= end.epoch {
                 return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
             }
-            end.checkpoint_came_late |= (1..end.checkpoint_number).contains(&header.checkpoint_number);
-            // A delete fences too, and knows nothing of lateness: the first that did counts.
-            if end.base_number == 0 || header.checkpoint_number < end.base_number {
-                end.base_number = header.checkpoint_number;
-            }
             if header.size_bytes > limits::SIZE_BYTES_MAX {
-                return damaged(format!("no volume has {} bytes", header.size_bytes));
+                return damaged(format!("{} bytes are not a valid volume size", header.size_bytes));
             }
-            if header.size_bytes > 0 {
+            if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {
                 end.size_bytes = header.size_bytes;
                 if let Some(view) = view {
                     view.resize(header.size_bytes);

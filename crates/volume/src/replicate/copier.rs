@@ -178,16 +178,16 @@ impl<'a> Copier<'a> {
                     return Ok(round);
                 }
                 Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Gone(what)) => tracing::debug!("{what} is gone; beginning anew"),
+                Err(Stop::Gone(what)) => tracing::debug!("{what} is gone; starting over"),
                 Err(Stop::Changed(what)) => {
-                    tracing::info!("{what}; beginning anew");
+                    tracing::info!("{what}; starting over");
                     self.there = There::look(self.destination, self.record.volume_id)?;
                     self.kept.clear();
                 }
             }
         }
-        let text = "the source deletes faster than it can be copied, or somebody else works at the \
-        destination: allow more bandwidth, see who else works there, or try again";
+        let text = "the source deletes faster than it can be copied, or another process changes the \
+                    destination: allow more bandwidth, stop that process, or try again";
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
@@ -233,8 +233,8 @@ impl<'a> Copier<'a> {
         match checkpoints::newest(self.source, root.volume_id) {
             Ok(newest) if newest.number_max == root.number => {
                 let text = format!(
-                    "{what} is gone from the source, and checkpoint {} needs it: run `sawmill check` \
-                     there; the replica stays as it is",
+                    "{what} is gone from the source, but checkpoint {} needs it: run `sawmill check` there; \
+                     the replica was not changed",
                     root.number
                 );
                 Stop::Failed(Error::new(ErrorKind::Corrupt, text))
@@ -402,8 +402,8 @@ impl<'a> Copier<'a> {
         }
         if self.there.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some() {
             let text = format!(
-                "{key} is at the destination and not at the source: the source lost it, or is an older copy \
-                 of itself; the replica stays as it is; run `sawmill check` on the source"
+                "{key} is at the destination but not at the source: the source has lost it, or is an older \
+                 copy of itself; the replica was not changed; run `sawmill check` on the source"
             );
             return Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)));
         }
@@ -418,7 +418,7 @@ impl<'a> Copier<'a> {
         }
         let text = format!(
             "{} follows checkpoint {} of the source, which cannot be read there now: the replica waits for \
-             that or a newer one; if it lasts, run `sawmill check` on the source",
+             that or a newer one; if this persists, run `sawmill check` on the source",
             segment_key(self.record.volume_id, header.sequence),
             header.checkpoint_number
         );
@@ -433,7 +433,7 @@ impl<'a> Copier<'a> {
         }
         match there::missing(self.destination, self.record.volume_id, wanted)?.first() {
             None => Ok(()),
-            Some(key) => Err(Stop::Changed(format!("{key} went from the destination"))),
+            Some(key) => Err(Stop::Changed(format!("{key} disappeared from the destination"))),
         }
     }
 
@@ -444,11 +444,11 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         if there <= checkpoints::newest(self.source, root.volume_id)?.number_max {
-            return Err(Stop::Changed(format!("another copier has put checkpoint {there}")));
+            return Err(Stop::Changed(format!("another copier has written checkpoint {there}")));
         }
         let text = format!(
-            "the destination has checkpoint {there}, and the source only {}: somebody else copies another \
-             history to it; nothing more is copied",
+            "the destination has checkpoint {there}, but the source only {}: another process copies another \
+             history to it; copying stops",
             root.number
         );
         Err(Stop::Failed(Error::new(ErrorKind::Fenced, text)))

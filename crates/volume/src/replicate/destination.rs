@@ -25,8 +25,7 @@ pub(super) fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()>
     if role::is_current(destination, role)? {
         return Ok(());
     }
-    let text = "the destination is not the replica any more that it was: it was promoted, or deleted; \
-    nothing more is copied to it";
+    let text = "the destination is no longer this replica: it was promoted or deleted; copying stops";
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
@@ -55,7 +54,7 @@ pub(super) fn demand_copyable(
             record.name, role.source
         ),
         Some(promoted) if root.number < promoted.checkpoint_number => {
-            format!("the promotion of volume {} is not finished: give `sawmill promote` again", record.name)
+            format!("the promotion of volume {} is not finished: run `sawmill promote` again", record.name)
         }
         Some(_) => return Ok(()),
     };
@@ -116,9 +115,9 @@ pub(super) fn take_role(
     let source_number = checkpoints::newest(source, id)?.number_max;
     if number > source_number {
         let text = format!(
-            "the destination is ahead of the source (checkpoint {number} against {source_number}): it \
-             was promoted and went on, or the source is an old copy; nothing was changed. To go back to \
-             the source's state, delete the volume at the destination first"
+            "the destination is ahead of the source (checkpoint {number} against {source_number}): it was \
+             promoted and written to, or the source is an old copy; nothing was changed. To return to the \
+             source's state, delete the volume at the destination first"
         );
         return Err(Error::new(ErrorKind::Refused, text));
     }
@@ -202,7 +201,8 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
     if role::put(destination, role)? {
         return Ok(());
     }
-    let text = "somebody else changed the destination's role at the same moment: look at it, then try again";
+    let text = "another process changed the destination's role at the same moment: check the destination, \
+                then try again";
     Err(Error::new(ErrorKind::Refused, text))
 }
 
@@ -214,14 +214,13 @@ pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
     let text = if fail_back {
-        "the source is no promoted replica of what the destination holds: only what was promoted can \
-         replace a primary; delete the volume at the destination first if its writes may go"
+        "the source is not a promoted replica of what the destination holds: only a promoted replica can \
+         replace a primary; if the writes at the destination may be lost, delete the volume there first"
             .to_owned()
     } else {
         format!(
-            "the destination holds volume {} as a primary, not as a replica: with --fail-back it \
-             becomes a replica of a promoted source, and what was written there and is not at the source \
-              is lost",
+            "the destination holds volume {} as a primary, not as a replica: with --fail-back it becomes a \
+             replica of a promoted source, and writes that exist only at the destination are lost",
             record.name
         )
     };

@@ -122,8 +122,8 @@ pub(super) fn is_named(header: &SegmentHeader, entry: &SegmentEntry) -> bool {
 pub(super) fn differ(key: &str) -> Error {
     let text = format!(
         "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
-         not the same volume any more; nothing was changed. If the destination is no longer wanted as it is, \
-         `sawmill delete` the volume there and replicate anew"
+         no longer the same volume; nothing was changed. If you do not need the destination as it is, \
+         `sawmill delete` the volume there and replicate again"
     );
     Error::new(ErrorKind::Corrupt, text)
 }

@@ -98,8 +98,8 @@ fn read(
     demand_arrived(record, role, stored.newest.checkpoint.number)?;
     let damaged = |what: &str| {
         let text = format!(
-            "{what}: nothing was promoted. `sawmill replicate` again if the source is there; if it is lost, \
-             `sawmill promote --as-it-is` makes the best of what is here"
+            "{what}: nothing was promoted. If the source still exists, run `sawmill replicate` again; if it \
+             is lost, `sawmill promote --as-it-is` promotes what is here"
         );
         Err(Error::new(ErrorKind::Corrupt, text))
     };
@@ -119,8 +119,8 @@ pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) ->
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
             let text = format!(
-                "the fail-back of volume {} has not come so far that it could be promoted: it still holds \
-                 what {} has overtaken; give `sawmill replicate --fail-back` again",
+                "the fail-back of volume {} cannot be promoted yet: it still holds what {} has superseded; \
+                 run `sawmill replicate --fail-back` again",
                 record.name, role.source
             );
             Err(Error::new(ErrorKind::Refused, text))
@@ -147,7 +147,7 @@ pub(super) fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
 }
 
 pub(super) fn no_replica(name: &str) -> Error {
-    let text = format!("volume {name} is no replica but a primary: there is nothing to promote; serve it");
+    let text = format!("volume {name} is a primary, not a replica: there is nothing to promote; serve it");
     Error::new(ErrorKind::Refused, text)
 }
 
@@ -190,10 +190,8 @@ fn take(
     if role::put(store, &role)? {
         return Ok(role);
     }
-    let text = format!(
-        "somebody else promotes volume {} at this moment, and won: nothing was changed by this command",
-        record.name
-    );
+    let text =
+        format!("volume {}: lost to a concurrent promotion; this command changed nothing", record.name);
     Err(Error::new(ErrorKind::Refused, text))
 }
 
@@ -276,6 +274,7 @@ fn first_root(
         position: stored.end.position,
         wall_unix_ms: role.wall_unix_ms,
         attached_ms: stored.newest.checkpoint.attached_ms,
+        repeats: 0,
         size_bytes: stored.record.size_bytes,
         clean: true,
         extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),

@@ -98,12 +98,12 @@ pub(crate) fn demand_primary(store: &dyn ObjectStore, record: &VolumeRecord, num
     let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };
     let text = match role.promoted() {
         None => format!(
-            "volume {name} is here a replica of {}: only `sawmill replicate` writes it. Open it with \
-             --read-only, or take it over for good with `sawmill promote`",
+            "volume {name} is a replica of {}: only `sawmill replicate` writes to it. Open it with \
+             --read-only, or make it a primary with `sawmill promote`",
             role.source
         ),
         Some(promoted) if number < promoted.checkpoint_number => format!(
-            "the promotion of volume {name} was begun and not finished (or the store's list lags): give \
+            "the promotion of volume {name} was started but not finished (or the store's list lags): run \
              `sawmill promote` again, then try again"
         ),
         Some(_) => return Ok(()),

@@ -213,14 +213,6 @@ impl SegmentTable {
         (entries, deletable)
     }
 
-    /// The checkpoint that was to be number `from` is number `to`.
-    pub(crate) fn renumber_dead(&self, from: u64, to: u64) {
-        let Inner { by_sequence, .. } = &mut *self.inner.write();
-        for info in by_sequence.values_mut().filter(|info| info.dead_since == from) {
-            info.dead_since = to;
-        }
-    }
-
     /// The segments of its own with live data, for collection.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let inner = self.inner.read();

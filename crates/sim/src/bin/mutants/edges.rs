@@ -87,4 +87,46 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Safety::Logged => journal.when_logged(target, told),",
         "Safety::Logged => told(Ok(())),",
     ),
+    mutant(
+        "a store need not have what its journal marks as stored",
+        "volume/src/open/journal.rs",
+        "if block.stored_sequence > end.stored_sequence || block.stored_position > end.position {",
+        "if block.stored_sequence == u64::MAX {",
+    ),
+    mutant(
+        "an attach leaves the next number to the writer before",
+        "volume/src/open/attach.rs",
+        "if !repeat_checkpoint(store, &mut stored, world)? {",
+        "if false && !repeat_checkpoint(store, &mut stored, world)? {",
+    ),
+    mutant(
+        "cuts begin from the checkpoint that an attach has repeated",
+        "volume/src/open/repeat.rs",
+        "            stored.view.cuts.lock().begin_from(&stored.newest.checkpoint, &root);\n",
+        "",
+    ),
+    mutant(
+        "a rollback begins where its order says",
+        "volume/src/recovery/roll_forward.rs",
+        "match through_sequence >= end.place.root_sequence {",
+        "match through_sequence == u64::MAX {",
+    ),
+    mutant(
+        "recovery reads what lies before the records of the attachment",
+        "volume/src/open/journal.rs",
+        "let from = end.position.max(block.trim);",
+        "let from = end.position;",
+    ),
+    mutant(
+        "what may have been flushed is written anew with no copy",
+        "volume/src/open/settle.rs",
+        "if at < part.end && free < limits::SPAN_BYTES {",
+        "if at < part.end && free < u64::MAX {",
+    ),
+    mutant(
+        "a copy is written over the one that counts",
+        "volume/src/open/settle.rs",
+        "        superblock.write(|block| block.ring_copy = None)?;\n        at = to;\n",
+        "        at = to;\n",
+    ),
 ];

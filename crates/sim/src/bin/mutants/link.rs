@@ -172,7 +172,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "who takes over is let in while the other one's requests are at the device",
         "link/src/target/exports.rs",
         concat!(
-            "            let text = \"requests of whoever had it before are not done yet; ask again\";\n",
+            "            let text = \"requests of the previous initiator are still in flight; try again\";\n",
             "            return Err(Error::new(ErrorKind::Unavailable, text));\n",
         ),
         "",

@@ -10,6 +10,17 @@ pub(crate) struct Mutant {
     pub(crate) from: &'static str,
     /// What it puts there.
     pub(crate) to: &'static str,
+    /// The test that catches it; `None`: the simulation, or the tests of its package.
+    pub(crate) test: Option<&'static Test>,
+}
+
+/// A test, as cargo finds it.
+pub(crate) struct Test {
+    pub(crate) package: &'static str,
+    /// `--lib`, or which program of tests.
+    pub(crate) program: &'static [&'static str],
+    /// What its name begins with or contains.
+    pub(crate) name: &'static str,
 }
 
 pub(super) const fn mutant(
@@ -18,7 +29,7 @@ pub(super) const fn mutant(
     from: &'static str,
     to: &'static str,
 ) -> Mutant {
-    Mutant { name, file, from, to }
+    Mutant { name, file, from, to, test: None }
 }
 
 /// All of them.
@@ -104,7 +115,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a failed sync is forgotten by the next process",
-        "volume/src/open/attach.rs",
+        "volume/src/open/settle.rs",
         "    if log.is_doubtful() {",
         "    if false && log.is_doubtful() {",
     ),
@@ -122,7 +133,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "memory of the dead process is not moved to the disk",
-        "volume/src/open/attach.rs",
+        "volume/src/open/settle.rs",
         "    while at < end {\n        let length = limits::SPAN_BYTES",
         "    while at > end {\n        let length = limits::SPAN_BYTES",
     ),
@@ -183,8 +194,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "no fence is put",
         "volume/src/open/attach.rs",
-        "    fence_at_end(store, &mut stored, claim, world)?;\n    if !has_nobody",
-        "    stored.end.epoch = claim.epoch;\n    if !has_nobody",
+        "    fence_at_end(store, &mut stored, claim, world)?;\n    if let Some((_, before))",
+        "    stored.end.epoch = claim.epoch;\n    if let Some((_, before))",
     ),
     mutant(
         "a fence takes one name only",

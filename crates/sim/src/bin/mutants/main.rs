@@ -5,7 +5,8 @@
 //! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch layer).
 //! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code
 //! 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the batch layer of drivers are
-//! caught by the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`.
+//! caught by the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`,
+//! those of `findings` by a test each.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -15,10 +16,11 @@ use std::process::{Command, ExitCode};
 
 mod driver;
 mod edges;
+mod findings;
 mod link;
 mod list;
 
-use list::Mutant;
+use list::{Mutant, Test};
 
 /// What is tried in turn: most bugs do not survive the first.
 const TRIALS: &[(&str, &[&str])] = &[
@@ -83,7 +85,12 @@ fn main() -> ExitCode {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    list::MUTANTS.iter().chain(edges::MUTANTS).chain(driver::MUTANTS).chain(link::MUTANTS)
+    list::MUTANTS
+        .iter()
+        .chain(edges::MUTANTS)
+        .chain(findings::MUTANTS)
+        .chain(driver::MUTANTS)
+        .chain(link::MUTANTS)
 }
 
 fn root() -> PathBuf {
@@ -103,6 +110,9 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     }
     fs::write(&file, text.replace(mutant.from, mutant.to)).map_err(|error| error.to_string())?;
     let target = root().join("target/mutants/build");
+    if let Some(test) = mutant.test {
+        return judge_test(test, &tree, &target);
+    }
     if let Some(there) = ELSEWHERE.iter().find(|there| mutant.file.starts_with(there.folder)) {
         return judge_tests(there, &tree, &target);
     }
@@ -128,16 +138,51 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     Ok(None)
 }
 
+/// Runs cargo's tests of a package in the changed tree.
+fn cargo_test(
+    (tree, target): (&Path, &Path),
+    limit_s: &str,
+    package: &str,
+    seeds: &str,
+    arguments: &[&str],
+) -> Result<std::process::Output, String> {
+    // A bug may leave somebody waiting for ever; the tests take seconds.
+    let mut cargo = Command::new("timeout");
+    cargo.args([limit_s, "cargo", "test", "--quiet", "-p", package]).args(arguments);
+    cargo.env("CARGO_TARGET_DIR", target).env("RUSTFLAGS", "-Awarnings").env("SAWMILL_SEEDS", seeds);
+    cargo.current_dir(tree).output().map_err(|error| format!("cargo: {error}"))
+}
+
+/// What a run of tests found, or `None`.
+fn finding(test: &str, run: &std::process::Output) -> Option<String> {
+    if run.status.code() == Some(TIMED_OUT) {
+        return Some(format!("by {test}: somebody waits for ever"));
+    }
+    if run.status.success() {
+        return None;
+    }
+    let said = String::from_utf8_lossy(&run.stdout);
+    let mut lines = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
+    let first = lines.next().unwrap_or("it crashed");
+    Some(format!("by {test}: {}", first.chars().take(150).collect::<String>()))
+}
+
+fn judge_test(test: &Test, tree: &Path, target: &Path) -> Result<Option<String>, String> {
+    let place = (tree, target);
+    let built = cargo_test(place, "1800", test.package, "1", &[test.program, &["--no-run"]].concat())?;
+    if !built.status.success() {
+        return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
+    }
+    let run = cargo_test(place, "400", test.package, "1", &[test.program, &[test.name]].concat())?;
+    if run.status.success() && !String::from_utf8_lossy(&run.stdout).contains("test result: ok. 1 passed") {
+        return Err(format!("{} is not one test", test.name));
+    }
+    Ok(finding(test.name, &run))
+}
+
 fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<String>, String> {
     let cargo = |limit_s: &str, arguments: &[&str]| {
-        // A bug may leave somebody waiting for ever; the tests take seconds.
-        let mut cargo = Command::new("timeout");
-        cargo.args([limit_s, "cargo", "test", "--quiet", "-p", there.package]).args(arguments);
-        cargo
-            .env("CARGO_TARGET_DIR", target)
-            .env("RUSTFLAGS", "-Awarnings")
-            .env("SAWMILL_SEEDS", there.seeds);
-        cargo.current_dir(tree).output().map_err(|error| format!("cargo: {error}"))
+        cargo_test((tree, target), limit_s, there.package, there.seeds, arguments)
     };
     let mut all: Vec<&str> = there.tests.iter().flat_map(|(test, _)| ["--test", test]).collect();
     all.push("--no-run");
@@ -146,15 +191,8 @@ fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<S
         return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
     }
     for (test, name) in there.tests {
-        let run = cargo("400", &["--test", test, name])?;
-        if run.status.code() == Some(TIMED_OUT) {
-            return Ok(Some(format!("by {test}: somebody waits for ever")));
-        }
-        if !run.status.success() {
-            let said = String::from_utf8_lossy(&run.stdout);
-            let mut lines = said.lines().skip_while(|line| !line.contains("panicked at")).skip(1);
-            let first = lines.next().unwrap_or("it crashed");
-            return Ok(Some(format!("by {test}: {}", first.chars().take(150).collect::<String>())));
+        if let Some(how) = finding(test, &cargo("400", &["--test", test, name])?) {
+            return Ok(Some(how));
         }
     }
     Ok(None)

@@ -1,0 +1,379 @@
+//! Bugs at the edges that no simulated world shows: what a store, a peer, a page, an image or another user of
+//! the machine may do to us. Each has its test. Not here: those that seeds catch (`edges`).
+
+use super::list::{Mutant, Test};
+
+const fn lib(package: &'static str, name: &'static str) -> Test {
+    Test { package, program: &["--lib"], name }
+}
+
+const fn binary(name: &'static str) -> Test {
+    Test { package: "sawmill", program: &["--bin", "sawmill"], name }
+}
+
+const fn program(package: &'static str, program: &'static [&'static str], name: &'static str) -> Test {
+    Test { package, program, name }
+}
+
+const fn engine(program: &'static [&'static str], name: &'static str) -> Test {
+    Test { package: "sawmill-volume", program, name }
+}
+
+const fn caught_by(
+    test: &'static Test,
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Mutant {
+    Mutant { name, file, from, to, test: Some(test) }
+}
+
+/// All of them.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    // The store and its copies.
+    caught_by(
+        &engine(&["--test", "histories"], "a_store_that_became_older_is_refused_also_without_its_journal"),
+        "a store that is older than what was seen of it is as good",
+        "volume/src/open/seen.rs",
+        "if age_of(seen, epoch, sequence) == Age::AsSeen {",
+        "if age_of(seen, epoch, sequence) != Age::AsSeen || epoch > 0 {",
+    ),
+    caught_by(
+        &engine(&["--test", "names"], "what_a_list_hides_is_found_by_name_and_taken_by_nobody"),
+        "what a list shows of a name is the newest",
+        "volume/src/names/ledger.rs",
+        "(Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),",
+        "(Ok(Some(bytes)), _) => decode(name, *number, &bytes).ok(),",
+    ),
+    caught_by(
+        &engine(
+            &["--test", "names"],
+            "a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_is_told",
+        ),
+        "who builds on a name leaves what waits to happen later",
+        "volume/src/names/ledger.rs",
+        "standing.newest.as_ref().filter(|_| standing.waits)",
+        "standing.newest.as_ref().filter(|_| false)",
+    ),
+    caught_by(
+        &engine(
+            &["--test", "names"],
+            "a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data",
+        ),
+        "a delete does not ask whether the volume was called back",
+        "volume/src/cuts/burial.rs",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? {",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? && false {",
+    ),
+    caught_by(
+        &engine(&["--test", "checking"], "a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
+        "what is stranded in the window of a fence is passed over",
+        "volume/src/check/stray.rs",
+        "windows.push(*sequence + 1..header.next_sequence);",
+        "windows.push(*sequence + 1..*sequence + 1);",
+    ),
+    caught_by(
+        &engine(&["--test", "checking"], "a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage"),
+        "a check that was overtaken does not look again",
+        "volume/src/check/kept.rs",
+        "newest => Ok(newest?.number_max > self.number_max),",
+        "newest => Ok(newest?.number_max == self.number_max + 1),",
+    ),
+    caught_by(
+        &engine(&["--test", "checking"], "what_was_overwritten_since_the_only_checkpoint_left_is_no_damage"),
+        "a check asks only for what the present still needs of its checkpoint",
+        "volume/src/check/kept.rs",
+        "root.segments.iter().filter(|entry| entry.live_bytes > 0) {",
+        "root.segments.iter().filter(|entry| entry.live_bytes > 0 && state > 0) {",
+    ),
+    caught_by(
+        &engine(&["--test", "resize"], "a_fence_that_comes_late_undoes_no_size_that_was_told"),
+        "a fence says the size whatever checkpoint it comes from",
+        "volume/src/recovery/roll_forward.rs",
+        "if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {",
+        "if header.size_bytes > 0 {",
+    ),
+    caught_by(
+        &engine(
+            &["--test", "fencing"],
+            "a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from",
+        ),
+        "an attach that begins again takes itself for the writer before",
+        "volume/src/open/attach.rs",
+        "        stored.end.epoch_before = before;\n",
+        "        let _ = before;\n",
+    ),
+    caught_by(
+        &engine(&["--test", "fencing"], "an_attach_that_slept_while_another_took_over_accepts_nothing"),
+        "an attach does not look for a later fence at its end",
+        "volume/src/open/attach.rs",
+        "    let looked_at = world.now();\n    demand_last(store, &stored)?;\n",
+        "    let looked_at = world.now();\n",
+    ),
+    caught_by(
+        &engine(&["--test", "watch"], "a_volume_that_nobody_uses_gives_back_its_garbage_and_rests"),
+        "each cleanup names all old roots again",
+        "volume/src/keeper/cleanup.rs",
+        "        self.roots_gone_below = self.roots_gone_below.max(gone_below);\n        keys.sort",
+        "        let _ = gone_below;\n        keys.sort",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "a_window_of_many_checkpoints_retains_a_bounded_number_of_them"),
+        "every checkpoint begins a moment",
+        "volume/src/cuts/book.rs",
+        "if self.last.as_ref().is_some_and(stands_for) {",
+        "if self.last.as_ref().is_some_and(stands_for) && false {",
+    ),
+    caught_by(
+        &engine(&["--test", "journal_cases"], "a_journal_is_refused_when_the_store_is_an_old_copy"),
+        "a later journal is set aside for a store that was closed cleanly",
+        "volume/src/open/journal.rs",
+        "        // Also if that old copy says that it was closed cleanly.\n",
+        "        if end.clean {\n            return absent(stored, options);\n        }\n",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept"),
+        "below a mark the log may end",
+        "volume/src/recovery/cases.rs",
+        "row(\"nothing, where data was\", [NO,  ANY, ANY, YES, ANY], Verdict::Refuse)",
+        "row(\"nothing, where data was\", [NO,  ANY, ANY, YES, ANY], Verdict::Stop)",
+    ),
+    // The machine: its disks, its memory, its users.
+    caught_by(
+        &engine(&["--test", "histories"], "a_journal_that_was_removed_under_its_server_is_noticed"),
+        "a journal that was removed under its server is not missed",
+        "volume/src/journal/superblock.rs",
+        "if !self.disk.has_name() {",
+        "if !self.disk.has_name() && false {",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "a_journal_that_is_set_aside_replaces_nothing"),
+        "a journal is set aside over another",
+        "sys/src/direct_file.rs",
+        "match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {",
+        "match renameat_with(CWD, from, CWD, to, RenameFlags::empty()) {",
+    ),
+    caught_by(
+        &engine(&["--test", "memory_lost"], "memory_is_found_where_it_was_left"),
+        "memory is looked for only in the folder that is used now",
+        "volume/src/open/memory.rs",
+        "for folder in used_now.into_iter().chain(left_in) {",
+        "for folder in used_now.into_iter().chain(left_in.filter(|_| false)) {",
+    ),
+    caught_by(
+        &engine(&["--test", "memory_lost"], "memory_that_others_may_write_is_missed"),
+        "memory that others may write is ours",
+        "sys/src/staging.rs",
+        "if Mode::from_raw_mode(about.st_mode) != Mode::RUSR | Mode::WUSR {",
+        "if !Mode::from_raw_mode(about.st_mode).contains(Mode::RUSR | Mode::WUSR) {",
+    ),
+    caught_by(
+        &lib("sawmill-sys", "memory_that_somebody_else_may_have_made_is_refused"),
+        "memory with a second name is ours",
+        "sys/src/staging.rs",
+        "(about.st_nlink != 1).then_some",
+        "(about.st_nlink == 0).then_some",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "letting_go_waits_for_who_uses_the_disk"),
+        "a hand-off's cache is let go of while it is used",
+        "volume/src/cache/place.rs",
+        "let disk = self.disk.write().take();",
+        "let disk = self.disk.try_write().and_then(|mut disk| disk.take());",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept"),
+        "damage in memory is the end of the log",
+        "volume/src/recovery/cases.rs",
+        "row(\"damaged memory\",          [YES, YES, NO,  NO,  YES], Verdict::Refuse)",
+        "row(\"damaged memory\",          [YES, YES, NO,  NO,  YES], Verdict::Stop)",
+    ),
+    // A writer that was shut out.
+    caught_by(
+        &engine(&["--test", "watch"], "no_flush_is_answered_on_old_news"),
+        "a flush is answered on old news",
+        "volume/src/flush.rs",
+        "if shared.watch.lets_flush(now) && !shared.is_unstored_too_old() {",
+        "if !shared.is_unstored_too_old() {",
+    ),
+    caught_by(
+        &engine(&["--test", "watch"], "who_only_reads_hears_of_a_take_over"),
+        "a volume that is only read is not looked after",
+        "volume/src/watch.rs",
+        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)",
+        "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR) && false",
+    ),
+    caught_by(
+        &engine(&["--test", "watch"], "who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set"),
+        "what is not stored has no age",
+        "volume/src/unstored.rs",
+        "stored < end && marks.front()",
+        "stored > end && marks.front()",
+    ),
+    // What a store may say and do.
+    caught_by(
+        &lib("sawmill-store", "an_answer_that_claims_more_than_asked_for_is_an_error_and_takes_no_memory"),
+        "a length that an answer claims is believed",
+        "store/src/cloud.rs",
+        "        part.check_length(length)?;\n",
+        "",
+    ),
+    caught_by(
+        &lib("sawmill-store", "a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory"),
+        "a length that a file claims is believed",
+        "store/src/backend.rs",
+        "        self.check_length(range.end - range.start)?;\n",
+        "",
+    ),
+    caught_by(
+        &lib(
+            "sawmill-store",
+            "every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_sent_twice",
+        ),
+        "what stalls is tried again as many at once",
+        "store/src/limit.rs",
+        "let half = (window.running / 2).max(1);",
+        "let half = limiter.requests_max;",
+    ),
+    caught_by(
+        &lib("sawmill-store", "a_delete_of_many_that_is_half_done_is_done_by_repeating_it"),
+        "a delete of many is done when the first went",
+        "store/src/cloud.rs",
+        "                Err(error) if error.kind() != StoreErrorKind::NotFound => return Err(error),\n",
+        "",
+    ),
+    caught_by(
+        &lib("sawmill-store", "an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine"),
+        "an endpoint without encryption is like any other",
+        "store/src/cloud.rs",
+        "url.scheme() == \"http\" && !is_here",
+        "url.scheme() == \"http\" && is_here",
+    ),
+    // Strangers.
+    caught_by(
+        &program(
+            "sawmill-frontend",
+            &["--test", "nbd"],
+            "memory_of_clients_who_take_nothing_stays_within_the_budget_and_others_are_served",
+        ),
+        "the memory of NBD clients has no limit",
+        "frontend/src/nbd/budget.rs",
+        "if state.pool_bytes + first.wants > self.pool_bytes_max() {",
+        "if state.pool_bytes + first.wants > self.pool_bytes_max() && false {",
+    ),
+    caught_by(
+        &program(
+            "sawmill-frontend",
+            &["--test", "nbd"],
+            "idle_clients_of_one_peer_do_not_take_the_last_places",
+        ),
+        "one peer may take all places for NBD clients",
+        "frontend/src/nbd/places.rs",
+        "own < SHARE * places.saturating_sub(all)",
+        "own + all < usize::MAX && all < places",
+    ),
+    caught_by(
+        &program("sawmill-frontend", &["--test", "nbd"], "half_open_clients_lock_nobody_out"),
+        "who haggles makes room for nobody",
+        "frontend/src/nbd/reception.rs",
+        "if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {",
+        "if let Some(entry) = evicted.filter(|_| false).and_then(|id| registry.entries.get(&id)) {",
+    ),
+    caught_by(
+        &lib("sawmill-nbd-client", "extents_without_end_are_a_violation_and_take_no_more_memory"),
+        "an NBD server may send extents without end",
+        "nbd-client/src/client.rs",
+        "if waiting.reply.extents.len() == EXTENTS_MAX {",
+        "if waiting.reply.extents.len() == usize::MAX {",
+    ),
+    caught_by(
+        &program("sawmill-driver", &["--test", "neighbours"], "silent_connections_keep_few_threads"),
+        "connections to a host may be silent without end",
+        "driver/src/host/greeting.rs",
+        "if silent.len() >= SILENT_MAX",
+        "if silent.len() == usize::MAX",
+    ),
+    caught_by(
+        &binary("waits_of_others_hold_up_neither_orders_nor_our_own_waits"),
+        "who waits at the loopback address has the threads of our own waits",
+        "sawmill/src/admin/mod.rs",
+        "let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };",
+        "let lane = if only.is_some() || true { Lane::OwnWait } else { Lane::LoopbackWait };",
+    ),
+    caught_by(
+        &binary("a_page_of_another_site_is_told_nothing"),
+        "a page of another site may ask",
+        "sawmill/src/admin/mod.rs",
+        "site.is_some_and(|site| site != b\"same-origin\" && site != b\"none\")",
+        "site.is_some_and(|site| site == b\"\")",
+    ),
+    caught_by(
+        &binary("no_path_is_told_by_the_loopback_address"),
+        "paths are told to everybody on the machine",
+        "sawmill/src/admin/mod.rs",
+        "volume.journal_path = None",
+        "volume.name.clear()",
+    ),
+    caught_by(
+        &binary("qcow2_that_names_another_file_or_address_is_refused"),
+        "an image over an address is followed",
+        "sawmill/src/transfer/inspect_image.rs",
+        "if text.split('/').next().is_some_and(|first| first.contains(':')) {",
+        "if text.split('/').next().is_some_and(|first| first.contains('\\0')) {",
+    ),
+    caught_by(
+        &binary("every_operation_of_blkreplays_own_loads_is_read"),
+        "only plain reads and writes of blkreplay are read",
+        "sawmill/src/trace/lines.rs",
+        "_ if flags.contains('R') => Operation::Read,",
+        "_ if flags == \"R\" => Operation::Read,",
+    ),
+    caught_by(
+        &lib("sawmill-link", "a_strangers_text_moves_no_cursor_and_reverses_nothing"),
+        "a stranger's text is shown as it came",
+        "link/src/lib.rs",
+        "matches!(c, '\"' | '\\'') || c.escape_debug().len() == 1",
+        "c != '\\0'",
+    ),
+    caught_by(
+        &lib("sawmill-link", "a_source_loses_its_own_strangers_first_and_who_is_known_stays"),
+        "silent streams of one source take the places of all",
+        "link/src/streams.rs",
+        "let goes = if strangers(source) >= OF_SOURCE_MAX {",
+        "let goes = if strangers(source) >= STREAMS_MAX {",
+    ),
+    caught_by(
+        &program(
+            "sawmill-link",
+            &["--test", "simulation"],
+            "three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds",
+        ),
+        "a cookie is worth nothing",
+        "link/src/target/greeted.rs",
+        "let shown = *peer == Peer::Stream || cookie.is_some_and(",
+        "let shown = *peer == Peer::Stream || cookie.filter(|_| false).is_some_and(",
+    ),
+    caught_by(
+        &program(
+            "sawmill-link",
+            &["--test", "simulation"],
+            "forged_unknowns_at_any_rate_make_no_connection_anew",
+        ),
+        "whoever says that a target knows no connection is believed",
+        "link/src/initiator/connect.rs",
+        "        if !(proved && sealed) {\n",
+        "        if !(proved && sealed) && header.connection == 0 {\n",
+    ),
+    caught_by(
+        &program(
+            "sawmill-link",
+            &["--test", "simulation"],
+            "a_hello_that_led_to_a_connection_is_not_answered_again",
+        ),
+        "a hello that led to a connection leads to another",
+        "link/src/target/greeted.rs",
+        "if waiting.is_spent(message) {",
+        "if waiting.is_spent(message) && false {",
+    ),
+];

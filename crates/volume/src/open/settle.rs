@@ -1,0 +1,141 @@
+//! Settling a journal's log: what only memory holds, and what the disk may not have kept, is written to the
+//! disk before the memory goes and the new attachment begins.
+//!
+//! Invariant: what may have been flushed is in two places while it is written anew. A power cut may leave a
+//! sector of a write under way with neither its old nor its new bytes.
+//!
+//! Not here: what the log holds (`journal::scan`), and whether its memory is the right one (`memory`).
+
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock};
+use sawmill_sys::{AlignedBytes, BLOCK_BYTES, StagingFile};
+
+use crate::disk::Disk;
+use crate::journal::scan::{LogImage, Scan};
+use crate::journal::superblock::SuperblockFile;
+use crate::journal::{disk_failed, disk_parts, encode_header};
+use crate::{Result, limits};
+
+/// Moves what only memory holds to the disk, with slots never filled made into voids, and writes anew what
+/// the disk may not have kept; to be synced. All before `stored` is in the store. Returns the memory, valid
+/// until the superblock says it is not needed.
+pub(super) fn settle(
+    mut log: LogImage,
+    scan: &Scan,
+    disk: &dyn Disk,
+    superblock: &mut SuperblockFile,
+    stored: u64,
+) -> Result<Option<StagingFile>> {
+    let capacity_bytes = superblock.current().capacity_bytes;
+    finish_copy(&mut log, disk, superblock)?;
+    let from = stored.max(superblock.current().trim);
+    if log.is_doubtful() {
+        // What can be read may not be durable. Nothing before it is written: it is.
+        let end = log.staged_from().unwrap_or(scan.end).min(scan.end);
+        write_anew(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
+    }
+    let Some(staged_from) = log.staged_from() else { return Ok(None) };
+    let end = scan.end.next_multiple_of(BLOCK_BYTES);
+    write_in_place(&mut log, staged_from / BLOCK_BYTES * BLOCK_BYTES, end, disk, capacity_bytes)?;
+    for (position, slot_bytes) in &scan.voids {
+        let head = void(superblock.current(), *position, *slot_bytes);
+        write_ring(disk, capacity_bytes, *position, &head)?;
+    }
+    Ok(log.into_staging())
+}
+
+/// An attach before this one died while it wrote a part anew: its copy counts.
+fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockFile) -> Result<()> {
+    let Some(RingCopy { from, bytes, .. }) = superblock.current().ring_copy else { return Ok(()) };
+    write_in_place(log, from, from + bytes, disk, superblock.current().capacity_bytes)?;
+    disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    superblock.write(|block| block.ring_copy = None)?;
+    log.forget_copy();
+    Ok(())
+}
+
+/// Writes the bytes of `part` to the disk once more, each piece first to free space of the ring behind `end`.
+/// All before `from` is free.
+fn write_anew(
+    log: &mut LogImage,
+    part: std::ops::Range<u64>,
+    end: u64,
+    disk: &dyn Disk,
+    superblock: &mut SuperblockFile,
+    from: u64,
+) -> Result<()> {
+    let capacity_bytes = superblock.current().capacity_bytes;
+    let copy_at = (end + RECORD_HEADER_BYTES as u64).next_multiple_of(BLOCK_BYTES);
+    let free = (from / BLOCK_BYTES * BLOCK_BYTES + capacity_bytes).saturating_sub(copy_at);
+    let mut at = part.start;
+    if at < part.end && free < limits::SPAN_BYTES {
+        // Each piece costs four syncs: in small ones a full journal would take hours.
+        tracing::warn!("the journal is full: its newest records are written anew with no second copy");
+        return write_in_place(log, at, part.end, disk, capacity_bytes);
+    }
+    while at < part.end {
+        // Up to a whole block, as the disk writes no less.
+        let piece_end = at / BLOCK_BYTES * BLOCK_BYTES + limits::SPAN_BYTES;
+        let to = piece_end.min(part.end.next_multiple_of(BLOCK_BYTES));
+        let mut bytes = AlignedBytes::zeroed((to - at) as usize);
+        log.read(at, &mut bytes)?;
+        write_ring(disk, capacity_bytes, copy_at, &bytes)?;
+        // Before the block that names it: a power cut may keep that alone.
+        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+        superblock
+            .write(|block| block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at }))?;
+        write_ring(disk, capacity_bytes, at, &bytes)?;
+        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+        // The next copy takes its place.
+        superblock.write(|block| block.ring_copy = None)?;
+        at = to;
+    }
+    Ok(())
+}
+
+fn write_in_place(
+    log: &mut LogImage,
+    mut at: u64,
+    end: u64,
+    disk: &dyn Disk,
+    capacity_bytes: u64,
+) -> Result<()> {
+    while at < end {
+        let length = limits::SPAN_BYTES.min(end - at);
+        let mut chunk = AlignedBytes::zeroed(length as usize);
+        log.read(at, &mut chunk)?;
+        write_ring(disk, capacity_bytes, at, &chunk)?;
+        at += length;
+    }
+    Ok(())
+}
+
+/// The header of a slot that was given up.
+fn void(block: &Superblock, position: u64, slot_bytes: u64) -> [u8; RECORD_HEADER_BYTES] {
+    let header = RecordHeader {
+        slot_bytes: slot_bytes as u32,
+        position,
+        tag: block.journal_tag,
+        operation: RecordOperation::Void,
+        epoch: block.bound_epoch,
+        logged: 0,
+        address: 0,
+        length: 0,
+        payload_crc: 0,
+    };
+    let mut head = [0; RECORD_HEADER_BYTES];
+    encode_header(&header, &mut head);
+    head
+}
+
+/// Writes bytes of the log where their position lies in the ring.
+pub(super) fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8]) -> Result<()> {
+    let mut done = 0;
+    for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {
+        if length > 0 {
+            let part = &bytes[done..done + length as usize];
+            disk.write_at(offset, part).map_err(|error| disk_failed("write", &error))?;
+            done += length as usize;
+        }
+    }
+    Ok(())
+}
