@@ -69,16 +69,14 @@ if ((left_out)); then
     echo "skipped, and why:"
     sed 's/^/  /' "$SAWMILL_SKIP_LOG"
 fi
-for name in "${failed_steps[@]}"; do
-    echo "failed: $name"
-done
-# The end of this output may be all that anybody keeps, so the names stand here once more.
+# The end of this output may be all that anybody keeps: first what the failures said, then their names.
 if ((${#failed_steps[@]})); then
-    grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' | head -60
-    grep '^test .* FAILED$' "$log/tests" | sed 's/^/  /'
-    grep -A 20 '^FAILED ' "$log/guests" | head -60
     echo "the program that ran last, and its tests that took over a minute:"
     tac "$log/tests" | awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
+    grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' | head -60
+    grep -A 20 '^FAILED ' "$log/guests" | grep -v '^ok ' | head -60
+    printf 'failed: %s\n' "${failed_steps[@]}"
+    grep -hE '^(test .* FAILED$|FAILED )' "$log/tests" "$log/guests" | cut -c1-200 | sed 's/^/  /'
 fi
 echo "$SECONDS s in all"
 echo "$((ran - left_out)) passed, $failed failed, $((ignored + left_out)) skipped"

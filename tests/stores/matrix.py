@@ -164,7 +164,7 @@ def doctor(name, environment):
 
 def expect_refusal(name, what, done):
     """A refusal says what is wrong and what to do."""
-    words = ["keep two writers apart", "had several winners", "sawmill doctor", "--no-fencing"]
+    words = ["cannot fence a second writer", "had several winners", "sawmill doctor", "--no-fencing"]
     missing = [word for word in words if word not in done.stderr]
     if done.returncode != REFUSED or missing:
         raise Broken(f"{name}: {what} was to be refused with {words}; it ended with {done.returncode}: "

@@ -125,6 +125,6 @@ fn what_cannot_be_collected_is_refused_with_a_reason(store: &StoreUnderTest) {
     let refused = upside_down.err().expect("it makes no sense");
     refused.refused(2, &["--gc-stop", "0.8", "0.5"]);
     let reader = place.serve("disk").with(&["--read-only"]).start();
-    place.sawmill(&["gc", "disk"]).refused(11, &["reading only", "where it is written"]);
+    place.sawmill(&["gc", "disk"]).refused(11, &["read-only", "served for writing"]);
     let _ = reader.stop().ok();
 }

@@ -49,7 +49,7 @@ fn doctor_never_accuses_an_honest_store() {
 #[test]
 fn create_and_serve_refuse_a_store_that_lets_two_win_and_name_the_way_on() {
     let place = Place::new(&store::dishonest());
-    let words = ["keep two writers apart", "several winners", "sawmill doctor", "--no-fencing"];
+    let words = ["cannot fence a second writer", "several winners", "sawmill doctor", "--no-fencing"];
     place.sawmill(&["create", "disk", "--size", "16M"]).refused(5, &words);
     assert_eq!(place.sawmill(&["list", "--json"]).json(), Value::Array(Vec::new()), "nothing was made");
     place.create("disk", "16M", &["--no-fencing"]);

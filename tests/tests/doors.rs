@@ -131,7 +131,7 @@ fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
     let client = server.connect();
     let taken = server.uri();
     let socket = format!("unix:{}", place.path("nbd.sock").display());
-    place.sawmill(&["door", "add", "disk"]).refused(2, &["say which door", "--ublk"]);
+    place.sawmill(&["door", "add", "disk"]).refused(2, &["name a door", "--ublk"]);
     place.sawmill(&["door", "add", "disk", "--nbd", &socket]).refused(7, &["another server listens"]);
     place.sawmill(&["door", "add", "disk", "--nbd", "tcp:0.0.0.0:0"]).refused(2, &["other machines"]);
     place.sawmill(&["door", "remove", "disk", "/dev/nothing"]).refused(3, &["/dev/nothing", &taken]);

@@ -94,22 +94,22 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     let brief = ["--stall-max", "300ms"].as_slice();
     // What it does, how long it may, the exit code and what the text must say.
     let cases: &[(&str, &[&str], i32, &[&str])] = &[
-        ("sys.exit(1)\n", &[], 7, &["serves on", "did not get ready"]),
-        ("signal.pause()\n", short, 7, &["serves on", "in time"]),
-        ("s.sendall(b'x' * 64)\n", &[], 7, &["serves on", "no message"]),
+        ("sys.exit(1)\n", &[], 7, &["still serves", "did not get ready"]),
+        ("signal.pause()\n", short, 7, &["still serves", "in time"]),
+        ("s.sendall(b'x' * 64)\n", &[], 7, &["still serves", "no message"]),
         ("say(word='hello', conversation=2, version='9.9')\n", &[], 5, &["9.9", "version 2", "stop this"]),
-        ("say(word='dance')\n", &[], 7, &["serves on", "without meaning"]),
+        ("say(word='dance')\n", &[], 7, &["still serves", "invalid message"]),
         (
             // What an older program says of a volume that a newer one has written.
             &format!("{hello}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"),
             &[],
             9,
-            &["serves on", "format version 9"],
+            &["still serves", "format version 9"],
         ),
-        (hello, &[], 7, &["serves on"]),
-        (&ready, &[], 7, &["serves on"]),
-        (&gone, &[], 7, &["serves on"]),
-        (&format!("{gone}signal.pause()\n"), brief, 7, &["serves on", "in time"]),
+        (hello, &[], 7, &["still serves"]),
+        (&ready, &[], 7, &["still serves"]),
+        (&gone, &[], 7, &["still serves"]),
+        (&format!("{gone}signal.pause()\n"), brief, 7, &["still serves", "in time"]),
         (&format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"), &[], 7, &["out of turn"]),
     ];
     for (lines, more, code, words) in cases {
@@ -121,7 +121,7 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     refused_unfelt(&place, &mut load, &clients, Path::new("/bin/false"), &[], (7, &["did not get ready"]));
     let spare = spare_of(&place);
     std::fs::write(&spare, "laid up by a process that got ready and no further").expect("a file in memory");
-    refused_unfelt(&place, &mut load, &clients, &impostor(&place, &ready), &[], (7, &["serves on"]));
+    refused_unfelt(&place, &mut load, &clients, &impostor(&place, &ready), &[], (7, &["still serves"]));
     assert!(!spare.exists(), "memory that nobody will use");
     // After all that, one that can.
     let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
@@ -143,10 +143,10 @@ fn of_two_hand_offs_at_once_one_is_refused() {
                 scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"]));
             // Until the first is at it, this one would simply be the first.
             sawmill_tests::machine::wait_until("the first hand-off starts its program", || {
-                server.stderr().contains("handing over").then_some(())
+                server.stderr().contains("handing off").then_some(())
             });
-            place.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is on its way"]);
-            first.join().expect("no panic").refused(7, &["serves on"]);
+            place.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is in progress"]);
+            first.join().expect("no panic").refused(7, &["still serves"]);
         });
     });
     assert_eq!((tally.refused, tally.unanswered), (0, 0), "{tally:?}");
@@ -172,13 +172,13 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
         sawmill_tests::place::field(status, "stalled_requests").is_some_and(|n| n.as_u64() > Some(0))
     });
     // The new process cannot even read the volume.
-    place.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["serves on"]);
+    place.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["still serves"]);
     // One that is ready in no time meets requests that cannot be answered.
     let ready =
         impostor(&place, "say(word='hello', conversation=1, version='9')\nsay(word='prepared')\nhear()\n");
     let ready = ready.display().to_string();
     let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
-    refused.refused(7, &["serves on"]);
+    refused.refused(7, &["still serves"]);
     minio.go_on();
     for (n, pending) in asked.into_iter().enumerate() {
         pending.wait().unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
@@ -228,10 +228,10 @@ fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
         sawmill_tests::machine::wait_until("the hand-off starts", || {
-            server.stderr().contains("handing over").then_some(())
+            server.stderr().contains("handing off").then_some(())
         });
         server.signal(Signal::TERM);
-        asked.join().expect("no panic").refused(7, &["serves on"]);
+        asked.join().expect("no panic").refused(7, &["still serves"]);
     });
     let ended = server.finished();
     assert_eq!(ended.code, Some(0), "it stops in order afterwards: {}", ended.stderr);

@@ -72,18 +72,18 @@ fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
     let journal = journal_of(&place, "ash");
     let (path, aside) = (journal.display(), place.path("aside"));
     let thief = impostor(&place, &format!("{TAKES_ALL}os.rename('{path}', '{}')", aside.display()));
-    hand_off_to(&place, "oak", &thief).refused(7, &["serves on", "volume ash", "there is no journal"]);
+    hand_off_to(&place, "oak", &thief).refused(7, &["still serves", "volume ash", "there is no journal"]);
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(oak.read(4096, 512), Ok(vec![1; 512]));
     assert!(matches!(ash.read(4096, 512), Err(Failure::Errno(_))), "given up, and its users hear it");
     let (state, why) = health(&place, "ash");
     assert!(state == "closed" && why.contains("no journal"), "{state}: {why}");
-    place.sawmill(&["wait", "ash", "--stored"]).refused(7, &["ash", "could not be opened again"]);
-    place.sawmill(&["snapshot", "create", "ash", "now"]).refused(7, &["could not be opened again"]);
+    place.sawmill(&["wait", "ash", "--stored"]).refused(7, &["ash", "rolled back and reopen failed"]);
+    place.sawmill(&["snapshot", "create", "ash", "now"]).refused(7, &["rolled back and reopen failed"]);
     let socket = format!("unix:{}", place.path("second.sock").display());
-    place.sawmill(&["door", "add", "ash", "--nbd", &socket]).refused(7, &["could not be opened again"]);
+    place.sawmill(&["door", "add", "ash", "--nbd", &socket]).refused(7, &["rolled back and reopen failed"]);
     // A second hand-off that fails takes nothing more from anybody.
-    hand_off_to(&place, "oak", &impostor(&place, TAKES_ALL)).refused(7, &["serves on", "volume ash"]);
+    hand_off_to(&place, "oak", &impostor(&place, TAKES_ALL)).refused(7, &["still serves", "volume ash"]);
     assert!(matches!(ash.read(4096, 512), Err(Failure::Errno(_))), "errors as before, and no silence");
     // Mended, it comes back under the users it had.
     std::fs::rename(&aside, &journal).expect("a rename");
@@ -100,7 +100,8 @@ fn users_of_a_volume_that_may_come_back_wait_while_the_others_go_on() {
     let place = Place::new(&store::folder());
     let (server, oak, ash) = two_volumes(&place);
     let program = impostor(&place, &leaves_a_lock(&journal_of(&place, "ash")));
-    hand_off_to(&place, "oak", &program).refused(7, &["serves on", "volume ash", "is tried on"]);
+    hand_off_to(&place, "oak", &program)
+        .refused(7, &["still serves", "volume ash", "reopen failed, retrying"]);
     let held = reached(&place, "lock");
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
@@ -124,7 +125,7 @@ fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
     // Whoever asks for the name of `ash` from now on waits for ever.
     proxy.rule(Rule::every(Verb::Get, "names/ash/", Fault::Held));
     let program = impostor(&place, TAKES_ALL);
-    hand_off_to(&place, "oak", &program).refused(7, &["serves on", "volume ash", "has not answered yet"]);
+    hand_off_to(&place, "oak", &program).refused(7, &["still serves", "volume ash", "has not answered yet"]);
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(ash.in_flight(), 1, "neither answered nor failed");
@@ -138,7 +139,7 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     let place = Place::new(&store::folder());
     let (server, oak, ash) = two_volumes(&place);
     let program = impostor(&place, &leaves_a_lock(&journal_of(&place, "ash")));
-    hand_off_to(&place, "oak", &program).refused(7, &["serves on", "volume ash"]);
+    hand_off_to(&place, "oak", &program).refused(7, &["still serves", "volume ash"]);
     let held = reached(&place, "lock");
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted");
@@ -171,7 +172,7 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
         server.signal(Signal::TERM);
         let waiting = oak.submit(&Command::Write { offset: 0, bytes: vec![3; 512], fua: false });
         held.go_on();
-        asked.join().expect("no panic").refused(7, &["serves on"]);
+        asked.join().expect("no panic").refused(7, &["still serves"]);
         waiting
     });
     let ended = server.finished();
@@ -217,7 +218,7 @@ fn an_order_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serve
         })
     };
     let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
-    asked_during(&server, &stuck, "switch").refused(7, &["serves on"]);
+    asked_during(&server, &stuck, "switch").refused(7, &["still serves"]);
     wait_until("the old process collects both", || (collected(&server) == 2).then_some(()));
     let slow = real_after(&place, "hold start");
     let said = asked_during(&server, &slow, "start").json();
@@ -272,7 +273,7 @@ fn a_successor_that_reads_nothing_is_given_up_after_the_stall() {
     );
     let deaf = deaf.display().to_string();
     let refused = place.sawmill(&["handoff", "oak", "--binary", &deaf, "--stall-max", "500ms"]);
-    refused.refused(7, &["serves on", "could not be sent", "in time"]);
+    refused.refused(7, &["still serves", "could not be sent", "in time"]);
     half.finish();
     assert_eq!(oak.read(0, 512), Ok(vec![9; 512]));
     let half = HalfAWrite::send(&place.path("nbd.sock"), "oak");
@@ -285,7 +286,7 @@ fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
     let place = Place::new(&store::folder());
     let (server, _oak, _ash) = two_volumes(&place);
     let dies = impostor(&place, &format!("{TAKES_ALL}say(word='opened')\nhear()"));
-    hand_off_to(&place, "oak", &dies).refused(7, &["was not heard of again", "start a server"]);
+    hand_off_to(&place, "oak", &dies).refused(7, &["did not report", "start a server"]);
     let ended = server.finished();
     assert_eq!(ended.code, Some(7), "whoever manages services starts another: {}", ended.stderr);
     let server = place.serve("oak").and("ash").start();
@@ -306,7 +307,7 @@ fn a_loss_that_was_accepted_once_is_not_accepted_in_a_hand_off() {
     let aside = place.path("aside");
     let thief = real_after(&place, &format!("mv '{}' '{}'", journal.display(), aside.display()));
     // Neither by the new process nor by the old one, when it opens the volume again.
-    hand_off_to(&place, "disk", &thief).refused(5, &["serves on", "there is no journal", "volume disk"]);
+    hand_off_to(&place, "disk", &thief).refused(5, &["still serves", "there is no journal", "volume disk"]);
     assert!(matches!(client.read(4096, 512), Err(Failure::Errno(_))), "a state of the past is never served");
     std::fs::rename(&aside, &journal).expect("a rename");
     server.hand_off(&place, "disk");
@@ -328,7 +329,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
     let said = std::thread::scope(|scope| {
         let asked = scope.spawn(|| hand_off_to(&place, "oak", &slow));
         let held = reached(&place, "start");
-        add("third.sock").refused(11, &["a hand-off is on its way"]);
+        add("third.sock").refused(11, &["a hand-off is in progress"]);
         let _ = remove(&first).ok();
         held.go_on();
         asked.join().expect("no panic").json()
@@ -347,7 +348,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         let removed = scope.spawn(|| remove(&second));
         let info = scope.spawn(|| health(&place, "oak"));
         held.go_on();
-        asked.join().expect("no panic").refused(7, &["serves on"]);
+        asked.join().expect("no panic").refused(7, &["still serves"]);
         let added = added.join().expect("no panic");
         let _ = removed.join().expect("no panic").ok();
         assert_eq!(info.join().expect("no panic").0, "serving");
@@ -380,7 +381,7 @@ fn the_service_manager_hears_of_a_new_process_when_that_serves_and_before_the_ol
     let client = server.connect();
     let old = server.pid();
     // A hand-off that is taken back is nothing to tell of.
-    hand_off_to(&place, "disk", &impostor(&place, TAKES_ALL)).refused(7, &["serves on"]);
+    hand_off_to(&place, "disk", &impostor(&place, TAKES_ALL)).refused(7, &["still serves"]);
     manager.set_nonblocking(true).expect("our own socket");
     assert!(manager.recv(&mut [0; 256]).is_err(), "something was told");
     manager.set_nonblocking(false).expect("our own socket");

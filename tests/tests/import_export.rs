@@ -339,7 +339,7 @@ fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     import(&place, &["nbd:x", "new"]).refused(2, &["nbd://host:port"]);
     let whole = std::fs::metadata(&image).expect("it is there").len();
     File::options().write(true).open(&image).expect("opened").set_len(whole - MIB).expect("cut");
-    import(&place, &[text(&image), "new"]).refused(9, &["cut short"]);
+    import(&place, &[text(&image), "new"]).refused(9, &["truncated"]);
     let disguised = place.path("disguised.img");
     std::fs::copy(&image, &disguised).expect("copied");
     import(&place, &[text(&disguised), "new"]).refused(2, &["--format qcow2", "--format raw"]);

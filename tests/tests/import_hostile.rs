@@ -54,8 +54,8 @@ fn an_image_over_an_address_reaches_no_network() {
     listener.set_nonblocking(true).expect("it need not wait");
     let address = format!("nbd://{}/x", listener.local_addr().expect("bound"));
     let image = qcow2(&place, "image.qcow2", &["-u", "-F", "raw", "-b", &address]);
-    refused(&place, &image, &["nbd://", "no file"]);
-    place.sawmill(&["import", text(&image), "disk", "--follow-backing"]).refused(5, &["no file"]);
+    refused(&place, &image, &["nbd://", "not a file"]);
+    place.sawmill(&["import", text(&image), "disk", "--follow-backing"]).refused(5, &["not a file"]);
     let called = listener.accept().map(drop).expect_err("nobody may call");
     assert_eq!(called.kind(), std::io::ErrorKind::WouldBlock);
 }

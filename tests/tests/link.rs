@@ -139,12 +139,12 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
     let client = second.connect();
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     assert!(first.connect().write(0, &[9; 4096]).is_err(), "the first one is cut off");
-    first.finished().refused_as_fenced("taken it over");
+    first.finished().refused_as_fenced("taken the export over");
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     drop(client);
     // Also one that nobody uses hears of it.
     let third = shown.attach("third", "memory", &["--take-over"]);
-    second.finished().refused_as_fenced("taken it over");
+    second.finished().refused_as_fenced("taken the export over");
     let _ = third.stop().ok();
     let one = shown.attach("one", "memory", &["--shared"]);
     let other = shown.attach("other", "memory", &["--shared"]);
@@ -205,7 +205,7 @@ fn who_was_taken_over_unawares_stays_so_when_the_target_is_started_anew() {
         let target = Shown::target(&place, &names, &listen, &key);
         shown = Shown { place, listen, key, target };
         first.freeze(false);
-        first.finished().refused_as_fenced("not yours any more");
+        first.finished().refused_as_fenced("reservation conflict");
         // Without --take-over: the last one gave it back.
         let third = shown.attach("third", export, &[]);
         assert_eq!(third.connect().read(0, 4096).expect("read"), [2; 4096], "{export}");
@@ -290,7 +290,7 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
     target(&["absent", "--listen", &free], 3, &["absent"]);
     target(&["device:/", "--listen", &free], 2, &["EXPORT="]);
     target(&["root=device:/", "--listen", &free], 2, &["folder"]);
-    target(&["a/b=memory:1M", "--listen", &free], 2, &["export's name", "a/b"]);
+    target(&["a/b=memory:1M", "--listen", &free], 2, &["export name", "a/b"]);
     for size in ["0", "100", "lots", ""] {
         target(&[&format!("memory:{size}"), "--listen", &free], 2, &[&format!("'memory:{size}'")]);
     }

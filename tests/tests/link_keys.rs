@@ -136,7 +136,7 @@ fn a_file_of_machines_that_cannot_be_is_refused_with_the_line() {
     drop(key(&place, "db"));
     write_machines(&place, &machines, &[("db", "disk"), ("db", "logs")]);
     let target = |code, told: &[&str]| place.sawmill(&target_words(&listen, &shown)).refused(code, told);
-    target(USAGE, &["machines, line 2", "stands there already"]);
+    target(USAGE, &["machines, line 2", "is listed twice"]);
     write_machines(&place, &machines, &[]);
     target(USAGE, &["no machine"]);
     std::fs::set_permissions(&machines, PermissionsExt::from_mode(0o640)).expect("a file of ours");

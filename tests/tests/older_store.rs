@@ -53,8 +53,8 @@ fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
     let told = remarks(&place.sawmill(&["check", "disk", "--json"]).json(), "notes");
     assert!(told.contains("older than what this machine has seen"), "{told}");
     let refusal = place.serve("disk").attempt().err().expect("refused");
-    refusal.refused(REFUSED, &["put back from a backup", "--accept-older-store"]);
-    place.sawmill(&["snapshot", "create", "disk", "noon"]).refused(REFUSED, &["put back from a backup"]);
+    refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
+    place.sawmill(&["snapshot", "create", "disk", "noon"]).refused(REFUSED, &["restored from a backup"]);
 
     let mut server = place.serve("disk").with(&["--accept-older-store"]).start();
     assert_eq!(read(&server), [1; 4096]);
@@ -90,7 +90,7 @@ fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
     std::fs::remove_dir_all(&store).expect("the store goes");
     copy(&backup, &store);
     let refusal = place.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
-    refusal.refused(REFUSED, &["put back from a backup", "--accept-older-store"]);
+    refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
 }
 
 #[test]

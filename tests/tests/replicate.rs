@@ -132,7 +132,7 @@ fn what_cannot_be_replicated_or_promoted_is_refused_with_a_reason(store: &StoreU
     let sites = Sites::new(store);
     let again = format!("{}/copy", sites.here.store_url());
     sites.here.sawmill(&["replicate", "disk", &again]).refused(2, &["another"]);
-    sites.here.sawmill(&["promote", "disk"]).refused(5, &["no replica"]);
+    sites.here.sawmill(&["promote", "disk"]).refused(5, &["not a replica"]);
     let other_store = store.fresh_url(&sites.here.path("third"));
     let other = format!("{other_store}/disk");
     let _ = sites.here.sawmill(&["create", &other, "--size", "1M"]).ok();

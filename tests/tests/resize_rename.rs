@@ -52,7 +52,7 @@ fn a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew(store: &St
     for (size, code, word) in [("1G", 5, "--yes-lose-data"), ("40G1", 2, "40G1"), ("65T", 2, "limit")] {
         place.sawmill(&["resize", "disk", size]).refused(code, &[word]);
     }
-    place.sawmill(&["resize", "disk", "1G", "--yes-lose-data"]).refused(11, &["under its users"]);
+    place.sawmill(&["resize", "disk", "1G", "--yes-lose-data"]).refused(11, &["while it is served"]);
     server.kill();
     let server = place.serve("disk").start();
     let client = server.connect();
@@ -118,7 +118,7 @@ fn a_rename_to_a_name_that_cannot_be_is_refused() {
     place.create("disk", "16M", &[]);
     place.create("other", "16M", &[]);
     place.sawmill(&["rename", "disk", "other"]).refused(4, &["other"]);
-    place.sawmill(&["rename", "disk", "disk"]).refused(2, &["its name already"]);
+    place.sawmill(&["rename", "disk", "disk"]).refused(2, &["the name is already"]);
     place.sawmill(&["rename", "disk", "s3://bucket/new"]).refused(2, &["s3://bucket/new"]);
     place.sawmill(&["rename", "none", "new"]).refused(3, &["none"]);
     assert_eq!(names(&place), ["disk", "other"]);

@@ -81,11 +81,11 @@ fn what_cannot_run_is_refused_with_what_to_do() {
     };
     refused(&["run"], 2, "--name");
     refused(&["run", "--name", "a/b"], 2, "a/b");
-    refused(&["run", "--name", "x", "--door", "iscsi"], 2, "there is no door 'iscsi'");
+    refused(&["run", "--name", "x", "--door", "iscsi"], 2, "unknown door 'iscsi'");
     refused(&["run", "--name", "x", "--option", "size"], 2, "NAME=VALUE");
     refused(&["run", "--name", "x", "--option", "colour=red", "--", "true"], 3, "colour");
     refused(&["run", "--name", "x", "--", "/no/such/program"], 3, "/no/such/program");
-    refused(&["run", "--name", "x", "--", "true"], 7, "before it said what the device is");
+    refused(&["run", "--name", "x", "--", "true"], 7, "before it declared the device");
     refused(&["driver", "end", "nobody"], 3, "nobody");
     let driven = Driven::start(&place, "disk", &[], &file(&place));
     refused(&["run", "--name", "disk", "--", "true"], 11, "disk");
@@ -103,7 +103,7 @@ fn without_restarts_the_device_fails_with_its_driver() {
         (event["event"] == "ended").then_some(event)
     });
     assert_eq!(ended["outcome"], "failed");
-    assert!(ended["message"].as_str().expect("text").contains("not to be started again"), "{ended}");
+    assert!(ended["message"].as_str().expect("text").contains("is not restarted"), "{ended}");
 }
 
 /// The first time a driver that gives up when the doors are open, in its own way; then the example `file`.
