@@ -184,7 +184,7 @@ impl<R: Role> Connection<R> {
         }
         let mut asks = false;
         for part in Parts::new(body) {
-            match part.map_err(|_| Breach("a part that cannot be read"))? {
+            match part.map_err(|_| Breach("a part that cannot be decoded"))? {
                 Part::Ack(ack) => self.acknowledged(&ack, now)?,
                 Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
                 Part::Word(word) => said(Said::Word(word)),
@@ -204,7 +204,7 @@ impl<R: Role> Connection<R> {
 
     fn acknowledged(&self, ack: &sawmill_format::link::part::Ack<'_>, now: u64) -> Result<(), Breach> {
         let link =
-            self.links.get(usize::from(ack.link)).ok_or(Breach("it names a link that there is not"))?;
+            self.links.get(usize::from(ack.link)).ok_or(Breach("it names a link that does not exist"))?;
         link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
     }
 
@@ -330,7 +330,7 @@ impl<R: Role> Connection<R> {
         header.encode(packet);
         if let Err(refused) = self.seals.seal(packet) {
             // Only when the numbers of this link are used up, after years: the peer will hear no more of it.
-            tracing::error!("link {index}: a packet cannot be sealed: {refused}");
+            tracing::error!("link {index}: cannot seal a packet: {refused}");
             // Never in clear.
             packet[HEADER_BYTES..].fill(0);
         }

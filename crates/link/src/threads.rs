@@ -156,7 +156,7 @@ fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, st
         let error = match reach(address, REACH_MAX) {
             Ok((carrier, peer)) => {
                 if !told.is_empty() {
-                    tracing::info!("link {index} ({address}): it is there again");
+                    tracing::info!("link {index} ({address}): reopened");
                     told.clear();
                 }
                 pause = REOPEN_FIRST;
@@ -206,7 +206,7 @@ fn receive_for_initiator(
             return error;
         }
     }
-    io::Error::other("it was told to stop")
+    io::Error::other("stopped on request")
 }
 
 /// The threads of a target: dropped, they end, and so do its connections.
@@ -288,7 +288,7 @@ fn accept(
             Ok(Some((sender, receiver, from))) => {
                 let source = Source::of_ip(from.ip());
                 let Ok(gone) = streams.make_room(source) else {
-                    tracing::debug!("link: {STREAMS_MAX} streams of connections; none for {from}");
+                    tracing::debug!("link: {STREAMS_MAX} streams are open; refused one from {from}");
                     continue;
                 };
                 // It is a stranger's, so its thread is at no device, and ends at once.
@@ -304,7 +304,9 @@ fn accept(
                 });
                 match spawned {
                     Ok(()) => streams.push(Stream { threads, source, known }),
-                    Err(error) => tracing::error!("link: no thread for a stream from {from}: {error}"),
+                    Err(error) => {
+                        tracing::error!("link: cannot start a thread for a stream from {from}: {error}")
+                    }
                 }
             }
             Ok(None) => {}
@@ -344,7 +346,7 @@ fn keep_listening(
         if stop.is_set() {
             return;
         }
-        tracing::warn!("link {address}: {error}; it is opened again");
+        tracing::warn!("link {address}: {error}; reopening it");
         stop.pause(pause);
         pause = (pause * 2).min(REOPEN_MAX);
     }
@@ -381,7 +383,7 @@ fn receive_for_target(
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;
         if is_stranger && known.is_some() && now - began_ns > STRANGER_NS {
-            return io::Error::other("nothing of a connection came by it");
+            return io::Error::other("no packet of a connection arrived on it");
         }
         if !touched.is_empty() {
             known.iter().for_each(|known| known.store(true, Ordering::Relaxed));
@@ -397,5 +399,5 @@ fn receive_for_target(
             return error;
         }
     }
-    io::Error::other("it was told to stop")
+    io::Error::other("stopped on request")
 }

@@ -21,11 +21,11 @@ use crate::{control, memory, seen, wiring};
 /// Where a command that attaches by itself finds what it needs.
 #[derive(Args, Default)]
 pub(crate) struct Attach {
-    /// The journal of a volume that nobody serves at present, when it is not in its usual place.
+    /// The journal of the volume, if no process serves it and the journal is not in its usual place.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 }
@@ -34,15 +34,15 @@ pub(crate) struct Attach {
 #[derive(Args)]
 #[command(next_help_heading = "Attaching")]
 pub(crate) struct AttachToWrite {
-    /// The journal: a file (made when absent) or a block device.
+    /// The journal: a file (created if absent) or a block device.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
-    /// Size of the journal when it is made. A journal made for this command alone is removed after it.
+    /// Size of a new journal. A journal that is created for this command only is removed after it.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     journal_bytes: u64,
 
-    /// Folder for memory that outlives the process: accepted writes on their way to the journal. Without it
+    /// Folder for memory that outlives the process: accepted writes that are not in the journal yet. Default:
     /// as for `serve`.
     #[arg(long, value_name = "FOLDER")]
     staging: Option<PathBuf>,
@@ -130,7 +130,7 @@ impl Attached {
             let failure = Failure::from(error);
             if failure.exit() == Exit::Refused {
                 let text = format!(
-                    "{failure}; if another machine serves {} now, give the command there",
+                    "{failure}; if another machine serves {} now, run the command there",
                     address.name
                 );
                 return Failure::new(Exit::Refused, text);
@@ -150,7 +150,7 @@ impl Attached {
             && let Err(error) = std::fs::remove_file(path)
         {
             // Everything is in the store: it is only in the way.
-            tracing::warn!("the journal {} could not be removed: {error}", path.display());
+            tracing::warn!("cannot remove the journal {}: {error}", path.display());
         }
         Ok(())
     }
@@ -201,9 +201,9 @@ fn demand_clean(store: &dyn ObjectStore, address: &VolumeAddress, record: &Volum
         return Ok(());
     }
     let text = format!(
-        "volume {} was not closed in order, or another machine serves it: the newest writes may be in a \
-         journal and not in its store; serve it and stop it where its journal is, or pass --cut to take \
-         what is stored",
+        "volume {} was not closed cleanly, or another machine serves it: the newest writes may be in a \
+         journal and not in the store; serve and stop it on the machine with its journal, or pass --cut to \
+         take what is stored",
         address.name
     );
     Err(Failure::new(Exit::Refused, text))

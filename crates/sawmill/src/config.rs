@@ -192,9 +192,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let well_formed = name.chars().all(allowed) && !name.starts_with('.');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !well_formed {
         return Err(Failure::usage(format!(
-            "'{name}' cannot be a volume's name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and \
-             '.', \
-             not starting with '.'"
+            "'{name}' is not a valid name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and '.', not \
+             starting with '.'"
         )));
     }
     Ok(())
@@ -288,7 +287,7 @@ mod tests {
     fn names_that_no_volume_can_have_are_refused() {
         for name in ["", ".hidden", "a b", "disk*", &"x".repeat(129)] {
             let error = places().resolve(name).unwrap_err();
-            assert!(error.to_string().contains("cannot be a volume's name"), "{error}");
+            assert!(error.to_string().contains("is not a valid name"), "{error}");
         }
     }
 

@@ -65,7 +65,7 @@ fn attached_within(volume_folder: &Path, patience: Duration) -> Result<Option<Pr
             Some(process) if process.handing_over && process.volumes.is_empty() => {
                 if Instant::now() >= deadline {
                     let text = format!(
-                        "process {} is handing the volume in {} over to another process; try again",
+                        "process {} is handing off the volume in {} to another process; try again",
                         process.pid,
                         volume_folder.display()
                     );
@@ -82,10 +82,7 @@ fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
         if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
-                Failure::new(
-                    Exit::Internal,
-                    format!("{} answered with something that is no status: {error}", socket.display()),
-                )
+                Failure::new(Exit::Internal, format!("{} sent an invalid status: {error}", socket.display()))
             })?;
             return Ok(Some(status));
         }
@@ -147,7 +144,7 @@ pub(crate) fn wait(
     };
     let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     answer["reached"].as_bool().ok_or_else(|| {
-        Failure::new(Exit::Internal, format!("the process that serves {name} gave an answer without meaning"))
+        Failure::new(Exit::Internal, format!("the process that serves {name} sent an invalid answer"))
     })
 }
 
@@ -185,7 +182,7 @@ pub(crate) fn order_shown<T: serde::de::DeserializeOwned>(
 
 fn meaning<T: serde::de::DeserializeOwned>(body: &[u8], name: &str) -> Result<T> {
     serde_json::from_slice(body).map_err(|error| {
-        let text = format!("the process that serves {name} gave an answer without meaning: {error}");
+        let text = format!("the process that serves {name} sent an invalid answer: {error}");
         Failure::new(Exit::Internal, text)
     })
 }
@@ -255,7 +252,7 @@ fn silent(socket: &Path, error: &io::Error) -> Failure {
     Failure::new(
         Exit::Unavailable,
         format!(
-            "a process listens on {} but gives no answer ({error}); look at it before going on",
+            "a process listens on {} but does not answer ({error}); check that process before you continue",
             socket.display()
         ),
     )
@@ -269,7 +266,10 @@ fn request_once(method: &str, socket: &Path, target: &str, patience: Option<Dura
             return Ok(Answer::Nobody);
         }
         Err(error) => {
-            return Err(Failure::io(format!("cannot ask the process behind {}", socket.display()), &error));
+            return Err(Failure::io(
+                format!("cannot connect to the process behind {}", socket.display()),
+                &error,
+            ));
         }
     };
     let silent = |error: io::Error| silent(socket, &error);
@@ -395,7 +395,7 @@ mod tests {
             scope.spawn(|| drop(listener.accept().unwrap()));
             // Twice is not once: an order may have been carried out.
             let failure = resize(folder.path(), 4096).unwrap_err();
-            assert!(failure.to_string().contains("gives no answer"), "{failure}");
+            assert!(failure.to_string().contains("does not answer"), "{failure}");
         });
     }
 

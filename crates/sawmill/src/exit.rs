@@ -59,11 +59,11 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
          `doctor` failed, `serve`, `target` or `attach` was stopped before everything was stored; the output \
          says which",
     ),
-    (Exit::Usage, "the command line, or a value in it, is wrong", "mend it; the text names the option"),
+    (Exit::Usage, "the command line, or a value in it, is wrong", "fix it; the text names the option"),
     (
         Exit::NotFound,
-        "no such volume, snapshot, segment, checkpoint or bucket; a state of the past that is not kept; a \
-         program that is needed is not installed",
+        "no such volume, snapshot, segment, checkpoint or bucket; a past state that is not kept; a required \
+         program that is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),
     (
@@ -73,18 +73,22 @@ pub(crate) const TABLE: &[(Exit, &str, &str)] = &[
     ),
     (
         Exit::Refused,
-        "going on could lose data or hide a loss",
-        "read the text; it names the option that goes on regardless, where there is one",
+        "continuing could lose data or hide a loss",
+        "read the text; it names the option to continue anyway, if there is one",
     ),
-    (Exit::Fenced, "another writer has taken the volume over", "find out who; serve it from one place only"),
-    (Exit::Unavailable, "the store, a disk or a target cannot be asked at present", "try again later"),
+    (
+        Exit::Fenced,
+        "another writer has taken the volume over",
+        "find the other writer; serve the volume from one place only",
+    ),
+    (Exit::Unavailable, "the store, a disk or a target is unreachable at present", "try again later"),
     (
         Exit::Denied,
-        "the store, the system or the other end of a link refuses access, or the bucket is not there",
+        "the store, the system or the other end of a link refuses access, or the bucket does not exist",
         "check credentials, permissions, the bucket's name, and the key files of both ends",
     ),
     (Exit::Corrupt, "bytes failed their checksum or identity", "run `sawmill check`; keep everything"),
-    (Exit::Full, "no space is left", "free some, or choose another place"),
+    (Exit::Full, "no space is left", "free some space, or choose another place"),
     (
         Exit::InUse,
         "held by another process: journal, cache, socket; or the volume is served, or attached elsewhere",

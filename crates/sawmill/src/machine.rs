@@ -55,7 +55,7 @@ pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
         device(
             "ublk",
             "/dev/ublk-control",
-            "needs Linux 6.0 and the module (modprobe ublk_drv), as root; needed for the ublk door only",
+            "needs Linux 6.5 and the module (modprobe ublk_drv), as root; needed for the ublk door only",
         ),
         io_uring(),
     ])

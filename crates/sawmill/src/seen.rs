@@ -30,7 +30,7 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
     };
     let seen = bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
     let seen = seen.inspect_err(|error| {
-        tracing::warn!("{}: {error}; whether the store is older than it was cannot be told", path.display());
+        tracing::warn!("{}: {error}; cannot tell whether the store is older than before", path.display());
     });
     seen.ok()
 }
@@ -115,7 +115,7 @@ pub(crate) fn remarks(
     let older = older.map(|(seen, (epoch, sequence))| {
         format!(
             "the store is older than what this machine has seen in it ({}: epoch {}, segment {}): it ends in \
-             epoch {epoch} with segment {sequence}. It was put back from a backup, is an old copy, or has \
+             epoch {epoch} with segment {sequence}. It was restored from a backup, is an old copy, or has \
              lost objects",
             human_time(seen.wall_unix_ms),
             seen.epoch,
@@ -128,8 +128,8 @@ pub(crate) fn remarks(
             _ => String::new(),
         };
         format!(
-            "this machine knows the same volume in {}{when}: one of the two is a copy or a replica, or it is \
-             one place by two names",
+            "this machine knows the same volume in {}{when}: one of the two is a copy or a replica, or both \
+             names mean the same place",
             other.store
         )
     });

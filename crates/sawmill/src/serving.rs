@@ -118,7 +118,7 @@ impl Served {
             Held::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
             Held::Away(absent) | Held::GivenUp(absent) => (None, std::mem::take(&mut absent.last)),
         };
-        let reason = "it is being handed over to another process; try again".to_owned();
+        let reason = "it is being handed off to another process; try again".to_owned();
         *held = Held::Away(Absent { last, reason });
         drop(held);
         let Some(volume) = closed else { return Ok(None) };
@@ -133,7 +133,7 @@ impl Served {
         // One that has failed has nothing more to log, and says so to its users.
         match volume.wait(Safety::Logged, Some(patience)) {
             Ok(false) => {
-                let text = format!("the journal of {} took no writes for {patience:?}", self.name());
+                let text = format!("the journal of {} accepted no writes for {patience:?}", self.name());
                 Err(Error::new(ErrorKind::Unavailable, text))
             }
             _ => Ok(()),
@@ -151,8 +151,7 @@ impl Served {
     /// The volume cannot be opened again at present: its users wait.
     pub(crate) fn keep_away(&self, why: &Failure) {
         if let Held::Away(absent) = &mut *self.held.write() {
-            absent.reason =
-                format!("a hand-off was taken back, and it cannot be opened again; it is tried on: {why}");
+            absent.reason = format!("a hand-off was rolled back; reopen failed, retrying: {why}");
         }
     }
 
@@ -161,8 +160,8 @@ impl Served {
         let mut held = self.held.write();
         if let Held::Away(absent) = &mut *held {
             let reason = format!(
-                "a hand-off was taken back, and it could not be opened again; what was accepted is in its \
-                 journal; mend what is wrong and hand off again, or start its server anew: {why}"
+                "a hand-off was rolled back and reopen failed; accepted writes are in its journal; fix the \
+                 cause and retry the hand-off, or restart the server: {why}"
             );
             *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
         }
@@ -256,7 +255,7 @@ impl BlockDevice for Away {
     }
 
     fn submit(&self, request: Request) {
-        let text = "the volume was closed for a hand-off, and could not be opened again; see the log";
+        let text = "the volume was closed for a hand-off and could not be reopened; see the log";
         request.fail(Error::new(ErrorKind::Unavailable, text));
     }
 }
@@ -388,8 +387,8 @@ impl Serving {
         let current = volume.status().size_bytes;
         if size_bytes < current {
             let text = format!(
-                "volume {name} has {current} bytes and is served: a disk does not shrink under its users; \
-                 stop serving it first"
+                "volume {name} has {current} bytes and is served: it cannot shrink while it is served; stop \
+                 its server first"
             );
             return Err(Failure::new(Exit::InUse, text));
         }
@@ -462,7 +461,7 @@ impl Serving {
 
     fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<serde_json::Value> {
         if self.is_handing_off.load(Ordering::Acquire) {
-            return Err(Failure::new(Exit::InUse, "a hand-off is on its way; add the door afterwards"));
+            return Err(Failure::new(Exit::InUse, "a hand-off is in progress; add the door afterwards"));
         }
         // A door to nothing would only take requests and let them wait.
         drop(served.volume()?);
@@ -483,9 +482,9 @@ impl Serving {
         for served in &self.volumes {
             let left = served.added.iter().flat_map(|added| added.left(of_serve));
             for plan in left {
-                tracing::info!(volume = served.name(), "a door that was added comes back: {plan}");
+                tracing::info!(volume = served.name(), "reopening a door that was added: {plan}");
                 if let Err(failure) = self.doors.open(plan.clone(), &[served.as_shown()]) {
-                    tracing::error!(volume = served.name(), "the door {plan} does not come back: {failure}");
+                    tracing::error!(volume = served.name(), "cannot reopen the door {plan}: {failure}");
                 }
             }
         }
@@ -500,10 +499,10 @@ impl Serving {
     /// Asks the serving thread to hand everything over, and waits for the outcome.
     fn order_hand_off(&self, order: HandOffOrder) -> Result<serde_json::Value> {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
-            return Err(Failure::new(Exit::InUse, "another hand-off is on its way; wait for that"));
+            return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
         }
         let (answer, hear) = sync_channel(1);
-        let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
+        let ending = || Failure::new(Exit::Unavailable, "the process is stopping");
         let outcome = match (self.hand_off)(Asked { order, answer }) {
             true => hear.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
@@ -526,11 +525,13 @@ impl Serving {
             let Ok(volume) = served.volume() else { continue };
             let name = served.name().to_owned();
             let told = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
-                Ok(report) => tracing::info!(volume = name, "collected: {} bytes moved", report.moved_bytes),
-                Err(error) => tracing::warn!(volume = name, "not collected: {error}"),
+                Ok(report) => {
+                    tracing::info!(volume = name, "garbage collected: {} bytes moved", report.moved_bytes)
+                }
+                Err(error) => tracing::warn!(volume = name, "garbage collection failed: {error}"),
             });
             if let Err(error) = volume.order_collection(self.gc_start, told) {
-                tracing::warn!(volume = served.name(), "not collected: {error}");
+                tracing::warn!(volume = served.name(), "garbage collection failed: {error}");
             }
         }
     }
@@ -555,7 +556,7 @@ impl Cache {
 
     fn save(&self) {
         if let Err(error) = self.cache.save_index() {
-            tracing::warn!("the read cache's index was not saved ({error}); the cache will start empty");
+            tracing::warn!("cannot save the read cache's index ({error}); the cache starts empty next time");
         }
     }
 }

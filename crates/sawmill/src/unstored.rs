@@ -22,7 +22,7 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
     beside.as_mut_os_string().push(".ranges");
     let (image, mut ranges) = (make(to)?, BufWriter::new(make(&beside)?));
     let failed = |path: &PathBuf, error: &std::io::Error| {
-        Error::new(ErrorKind::Unavailable, format!("{} cannot be written: {error}", path.display()))
+        Error::new(ErrorKind::Unavailable, format!("cannot write {}: {error}", path.display()))
     };
     let (to, mut end) = (to.to_owned(), 0);
     let report = unstored_of_journal(journal, &mut |write| {
@@ -32,13 +32,13 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
         writeln!(ranges, "{address} {length} {kind} {position}").map_err(|error| failed(&beside, &error))
     })?;
     let flushed = ranges.flush().and_then(|()| image.sync_all());
-    flushed.map_err(|error| Failure::io(format!("{} cannot be written", to.display()), &error))?;
+    flushed.map_err(|error| Failure::io(format!("cannot write {}", to.display()), &error))?;
     Ok(report)
 }
 
 fn make(path: &Path) -> Result<File> {
     let made = OpenOptions::new().write(true).create_new(true).open(path);
-    made.map_err(|error| Failure::io(format!("cannot make the new file {}", path.display()), &error))
+    made.map_err(|error| Failure::io(format!("cannot create the file {}", path.display()), &error))
 }
 
 /// A hole is zeroes; past the end of the file there is nothing to clear.

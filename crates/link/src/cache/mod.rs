@@ -128,7 +128,7 @@ impl<D> Drop for Cache<D> {
     fn drop(&mut self) {
         let unsaved_bytes = self.0.state.lock().unsaved_bytes;
         if unsaved_bytes > 0 {
-            tracing::warn!(unsaved_bytes, "cache: dropped with bytes that nobody flushed; they are lost");
+            tracing::warn!(unsaved_bytes, "cache: dropped with unflushed bytes; they are lost");
         }
     }
 }

@@ -121,12 +121,12 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
         };
         let address = host.split_once('%').map_or(host, |(address, _)| address);
         if address.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err(wrong(text, "what stands in brackets is no IPv6 address", "write [::1]:9700"));
+            return Err(wrong(text, "the brackets do not hold an IPv6 address", "write [::1]:9700"));
         }
         match after.strip_prefix(':') {
             Some(port) => (host, Some(port)),
             None if after.is_empty() => (host, None),
-            None => return Err(wrong(text, "after the bracket comes no port", "write [::1]:9700")),
+            None => return Err(wrong(text, "no port follows the bracket", "write [::1]:9700")),
         }
     } else {
         match place.split_once(':') {
@@ -143,7 +143,7 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
     let port = match port.map(str::parse::<u16>) {
         None => DEFAULT_PORT,
         Some(Ok(port)) if port > 0 => port,
-        Some(_) => return Err(wrong(text, "its port is no number from 1 to 65535", "write one, or none")),
+        Some(_) => return Err(wrong(text, "its port is not a number from 1 to 65535", "write one, or none")),
     };
     Ok(HostPort { host: host.to_owned(), port, interface })
 }
@@ -151,8 +151,8 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
 fn interface(text: &str, name: &str) -> Result<String, AddressError> {
     let is_wrong = |c: char| c.is_whitespace() || c.is_control() || "/:@".contains(c);
     if name.is_empty() || name.len() >= INTERFACE_NAME_BYTES || name.contains(is_wrong) {
-        let what = format!("\"{name}\" cannot be an interface's name");
-        return Err(wrong(text, &what, "take one that `ip link` shows, like eth0"));
+        let what = format!("\"{name}\" is not a valid interface name");
+        return Err(wrong(text, &what, "use one that `ip link` shows, like eth0"));
     }
     Ok(name.to_owned())
 }
@@ -211,16 +211,16 @@ mod tests {
             ("udp:a b", "names no host"),
             ("udp:::1", "IPv6 needs brackets"),
             ("udp:[::1", "not closed"),
-            ("udp:[::1]9700", "comes no port"),
-            ("udp:[10.0.0.1]:9700", "no IPv6 address"),
+            ("udp:[::1]9700", "no port follows"),
+            ("udp:[10.0.0.1]:9700", "do not hold an IPv6 address"),
             ("tcp:host:0", "its port"),
             ("tcp:host:65536", "its port"),
             ("tcp:host:", "its port"),
-            ("tcp:host@", "\"\" cannot be an interface"),
-            ("eth:", "\"\" cannot be an interface"),
-            ("eth:a/b", "\"a/b\" cannot be"),
-            ("xdp:", "\"\" cannot be an interface"),
-            ("eth:a-name-longer-than-any", "cannot be an interface"),
+            ("tcp:host@", "\"\" is not a valid interface"),
+            ("eth:", "\"\" is not a valid interface"),
+            ("eth:a/b", "\"a/b\" is not"),
+            ("xdp:", "\"\" is not a valid interface"),
+            ("eth:a-name-longer-than-any", "is not a valid interface"),
         ];
         for (written, what) in table {
             let error = written.parse::<LinkAddress>().expect_err(written).to_string();

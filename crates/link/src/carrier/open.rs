@@ -89,28 +89,31 @@ fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
     let is_express = matches!(address, LinkAddress::Express(_));
     let hint = match Errno::from_io_error(error) {
         Some(Errno::PERM | Errno::ACCESS) if is_express => {
-            "; it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run it as root, or give it those"
+            "; it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run it as root, or grant it these \
+             capabilities"
         }
         Some(Errno::BUSY) if is_express => {
-            "; the interface has an XDP program already (`ip link` shows it): take eth:, which shares it"
+            "; the interface has an XDP program already (`ip link` shows it): use eth:, which shares it"
         }
         Some(Errno::TOOBIG) if is_express => {
-            "; the interface has several receive queues: `ethtool -L NAME combined 1`, or take eth:"
+            "; the interface has several receive queues: `ethtool -L NAME combined 1`, or use eth:"
         }
-        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => "; the kernel has no AF_XDP: take eth:",
+        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => "; the kernel has no AF_XDP: use eth:",
         Some(Errno::OPNOTSUPP | Errno::RANGE) if is_express => {
             "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller MTU at \
-             both ends, or take eth:"
+             both ends, or use eth:"
         }
-        Some(Errno::PERM | Errno::ACCESS) => "; it needs CAP_NET_RAW: run it as root, or give it that",
+        Some(Errno::PERM | Errno::ACCESS) => {
+            "; it needs CAP_NET_RAW: run it as root, or grant it this capability"
+        }
         Some(Errno::NODEV) => "; no interface has that name: `ip link` shows them",
         Some(Errno::NETDOWN) => "; the interface is down: `ip link set NAME up`",
         Some(Errno::INVAL) if is_express || matches!(address, LinkAddress::Ethernet(_)) => {
             "; the interface carries no Ethernet frames"
         }
-        Some(Errno::ADDRINUSE) => "; somebody listens there: stop that, or take another port",
+        Some(Errno::ADDRINUSE) => "; another process listens there: stop it, or use another port",
         Some(Errno::ADDRNOTAVAIL) => "; this machine has no such address: `ip addr` shows those it has",
-        Some(Errno::CONNREFUSED) => "; nobody listens there",
+        Some(Errno::CONNREFUSED) => "; no process listens there",
         _ => "",
     };
     io::Error::new(error.kind(), format!("link {address}: {error}{hint}"))
@@ -178,6 +181,6 @@ mod tests {
         let nobody: LinkAddress = format!("tcp:127.0.0.1:{}", free_port()).parse().expect("one");
         let error = reach(&nobody, PATIENCE).err().expect("refused");
         assert!(error.kind() == io::ErrorKind::ConnectionRefused, "{error}");
-        assert!(error.to_string().ends_with("nobody listens there"), "{error}");
+        assert!(error.to_string().ends_with("no process listens there"), "{error}");
     }
 }

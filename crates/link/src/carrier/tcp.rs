@@ -295,11 +295,15 @@ impl StreamReceiver {
 }
 
 fn malformed() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the stream carried a packet whose length cannot be")
+    io::Error::new(io::ErrorKind::InvalidData, "the stream carried a packet of an invalid length")
 }
 
 fn closed(is_torn: bool) -> io::Error {
-    let what = if is_torn { "the peer left in the middle of a packet" } else { "the peer closed the stream" };
+    let what = if is_torn {
+        "the peer closed the stream in the middle of a packet"
+    } else {
+        "the peer closed the stream"
+    };
     io::Error::new(io::ErrorKind::UnexpectedEof, what)
 }
 

@@ -308,7 +308,7 @@ impl Initiator {
                 welcome.slots <= self.options.slots && welcome.slot_bytes <= self.options.slot_bytes;
             match granted && welcome.version == VERSION {
                 true => Ok(welcome),
-                false => Err("the target grants what was not asked for".to_owned()),
+                false => Err("the target grants more than the initiator asked for".to_owned()),
             }
         });
         let welcome = match welcome {
@@ -391,7 +391,7 @@ impl Initiator {
         let since_ns = self.patience_ns.load(Ordering::SeqCst);
         if now.saturating_sub(since_ns) >= most_ns && self.pendings.count() > 0 {
             let hint = self.attempt.lock().hint.clone();
-            let hint = hint.map_or(String::new(), |hint| format!(" (the last word, not proved: {hint})"));
+            let hint = hint.map_or(String::new(), |hint| format!(" (last reply, unauthenticated: {hint})"));
             let text = format!("no answer from the target for {} s{hint}", self.options.timeout_s);
             self.fail(Error::new(ErrorKind::Unreachable, text));
         }

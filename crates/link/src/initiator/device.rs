@@ -124,7 +124,7 @@ impl Initiator {
         let mut volumes = self.volumes.write();
         let number = u8::try_from(volumes.len()).ok().filter(|number| *number < u8::MAX);
         let number =
-            number.ok_or_else(|| Error::new(ErrorKind::Full, "too many volumes of one initiator"))?;
+            number.ok_or_else(|| Error::new(ErrorKind::Full, "this initiator has too many volumes open"))?;
         let volume = Arc::new(Volume {
             export: export.to_owned(),
             mode,
@@ -207,7 +207,7 @@ impl Initiator {
             let volume = Arc::clone(volume);
             match outcome.and_then(|bytes| read_opened(&bytes)) {
                 Ok(opened) if opened.size_bytes < volume.opened.size_bytes => {
-                    let text = format!("{}: it came back smaller than it was", volume.export);
+                    let text = format!("{}: the export is smaller than before", volume.export);
                     drop(reopening);
                     return self.fail(Error::new(ErrorKind::Refused, text));
                 }

@@ -283,7 +283,7 @@ impl Initiator {
             // Before anybody finds that there is no connection: see `fail`.
             live.connection.role.abandon()
         };
-        tracing::warn!("link: the connection is dropped: {}", crate::legible(why));
+        tracing::warn!("link: dropping the connection: {}", crate::legible(why));
         chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));
         self.attempt.lock().begin();
     }
@@ -308,7 +308,7 @@ impl Initiator {
     /// Drops the connection and makes another one: what is not answered is asked again there.
     pub fn reconnect(&self) {
         if let Some(live) = self.live() {
-            self.drop_connection(live.local, "it was asked for");
+            self.drop_connection(live.local, "a reconnect was requested");
         }
         self.tick();
     }
@@ -385,7 +385,7 @@ impl Volume {
         Some(Error::new(
             ErrorKind::Unavailable,
             format!(
-                "{}: writes before this flush may be lost: who kept them unflushed at the target is gone",
+                "{}: the target lost its volatile write cache; writes before this flush may be lost",
                 self.export
             ),
         ))

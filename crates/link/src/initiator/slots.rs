@@ -140,7 +140,7 @@ impl Slots {
     }
 
     fn slot(&self, index: u16) -> Result<&Mutex<Slot>, Breach> {
-        self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that there is not"))
+        self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that does not exist"))
     }
 
     fn reply(&self, reply: &Reply, inline: &[u8]) -> Result<(), Breach> {
@@ -150,11 +150,11 @@ impl Slots {
         }
         // One that comes again may carry more of the payload than the first, if it came in a longer packet.
         if reply.status != 0 {
-            let text = str::from_utf8(inline).unwrap_or("(a text that cannot be read)");
+            let text = str::from_utf8(inline).unwrap_or("(unreadable text)");
             slot.failure = Some(error_of(reply.status, text));
         } else {
             if !slot.expects(reply.length.into()) {
-                return Err(Breach("a reply is longer or shorter than what was asked"));
+                return Err(Breach("a reply is longer or shorter than requested"));
             }
             self.place(&mut slot, 0, inline)?;
         }
@@ -178,7 +178,7 @@ impl Slots {
         if part::check_piece(offset.into(), bytes.len(), most).is_err()
             && !(offset as u64 + bytes.len() as u64 <= most && slot.command.operation != Operation::Read)
         {
-            return Err(Breach("bytes outside what was asked"));
+            return Err(Breach("bytes outside the requested range"));
         }
         if !bytes.is_empty() {
             self.pendings.place(slot.chunk.place, slot.chunk.offset + u64::from(offset), bytes);

@@ -42,13 +42,13 @@ pub enum Refused {
         least: usize,
     },
     /// A sealed packet that does not open.
-    #[error("the packet was not sealed by this connection's other end, or was altered on its way")]
+    #[error("the other end of this connection did not seal the packet, or the packet was altered in transit")]
     Forged,
     /// A packet or message in clear whose checksum does not fit.
-    #[error("the checksum does not fit: damaged on its way")]
+    #[error("wrong checksum: the packet was damaged in transit")]
     Damaged,
     /// A packet number that no key may seal; see [`seal::PACKETS_MAX`].
-    #[error("this connection has used up its packet numbers: connect anew")]
+    #[error("this connection has used up its packet numbers: reconnect")]
     Spent,
     /// The peer speaks in clear, this end does not.
     #[error("the peer is insecure and this end has a key: give both the same key, or both --insecure")]
@@ -57,10 +57,10 @@ pub enum Refused {
     #[error("the peer wants a key and this end is --insecure: give both the same key, or both --insecure")]
     PeerSecure,
     /// No message of a hand-shake that this version knows.
-    #[error("not a hand-shake that this version knows")]
+    #[error("not a hand-shake of a known version")]
     Unknown,
     /// A first message where the second is due, or the reverse, as when a message comes back to its sender.
-    #[error("a message of the hand-shake in the wrong place (does the link lead back to this machine?)")]
+    #[error("a hand-shake message out of order (does the link lead back to this machine?)")]
     OutOfTurn,
     /// A message of the hand-shake that does not prove the key.
     #[error("the peer does not prove that it has the same key: compare the key files of both ends")]
@@ -80,7 +80,7 @@ pub enum Refused {
         room: usize,
     },
     /// The system gave no random bytes, or its cryptography failed.
-    #[error("this machine's cryptography failed; is the system's random source there?")]
+    #[error("cryptography failed on this machine; check its random source")]
     Broken,
 }
 

@@ -103,7 +103,7 @@ impl Exports {
         }
         let mut exports = self.0.lock();
         if exports.contains_key(name) {
-            return Err(Error::new(ErrorKind::Exists, format!("{name}: there is such an export already")));
+            return Err(Error::new(ErrorKind::Exists, format!("{name}: this export exists already")));
         }
         let (standing, keep) =
             lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
@@ -117,7 +117,7 @@ impl Exports {
         exports.get(name).cloned().ok_or_else(|| {
             let shown = exports.keys().filter(|name| rights.shows(name));
             let all: Vec<&str> = shown.map(String::as_str).collect();
-            let text = format!("no export {name:?} here; there are: {}", all.join(", "));
+            let text = format!("there is no export {name:?}; the target has: {}", all.join(", "));
             Error::new(ErrorKind::NotFound, text)
         })
     }
@@ -167,7 +167,7 @@ impl Export {
             |user: &User| user.connection != connection && !user.cut && (alone(flags) || alone(user.flags));
         let in_the_way = |user: &User| others(user) && !makes_room(user);
         if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || tenure != 0) {
-            let text = "somebody else has it open; take it over, or have both open it shared";
+            let text = "export in use by another initiator";
             return Err(Error::new(ErrorKind::InUse, text));
         }
         let is_anothers = guest && state.standing.tenure != 0 && !state.standing.shared;
@@ -177,7 +177,7 @@ impl Export {
         state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.cut = true);
         let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
         if state.users.iter().any(busy) {
-            let text = "requests of whoever had it before are not done yet; ask again";
+            let text = "requests of the previous initiator are still in flight; try again";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         state.unclaimed = false;
@@ -206,8 +206,8 @@ impl Export {
         if state.standing.tenure == tenure {
             return Ok(());
         }
-        let text =
-            "it is not yours any more: somebody else had it, or the target cannot know that nobody did";
+        let text = "reservation conflict: another initiator took the export over, or the target cannot \
+                    verify the reservation; attach again";
         Err(Error::new(ErrorKind::Fenced, text))
     }
 
@@ -225,9 +225,10 @@ impl Export {
         let is_his =
             |user: &&User| user.connection == connection && !user.cut && user.away_until_ns.is_none();
         let user = state.users.iter().find(is_his);
-        let user = user.ok_or_else(|| Error::new(ErrorKind::Fenced, "somebody else has taken it over"))?;
+        let user =
+            user.ok_or_else(|| Error::new(ErrorKind::Fenced, "another initiator has taken the export over"))?;
         if changes && user.flags & OPEN_READ_ONLY != 0 {
-            return Err(Error::new(ErrorKind::ReadOnly, "it was opened to be read only"));
+            return Err(Error::new(ErrorKind::ReadOnly, "the export was opened read-only"));
         }
         user.at_work.fetch_add(1, Ordering::SeqCst);
         Ok(AtWork { export: Arc::clone(self), count: Arc::clone(&user.at_work), syncs })
@@ -238,7 +239,7 @@ impl Export {
         let mut state = self.state.lock();
         let own = |user: &User| user.connection == connection && !user.cut;
         if state.users.iter().any(|user| own(user) && user.is_at_work()) {
-            return Err(Error::new(ErrorKind::Invalid, "commands for it are under way"));
+            return Err(Error::new(ErrorKind::Invalid, "commands for this export are in flight"));
         }
         state.users.retain(|user| !own(user));
         Ok(())
@@ -253,7 +254,9 @@ impl Export {
         }
         state.standing.failed_syncs += 1;
         if let Some(Err(error)) = self.keep.as_ref().map(|keep| keep.keep(&state.standing)) {
-            tracing::error!("link: a sync failed, and the next target will not know of it: {error}");
+            tracing::error!(
+                "link: a sync failed and could not be recorded; the next target will not know of it: {error}"
+            );
         }
     }
 

@@ -246,8 +246,8 @@ impl Target {
             idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
         };
         let Some(goes) = goes else { return false };
-        tracing::debug!("link: {} has opened nothing and makes room", goes.name);
-        goes.connection.send_close(7, "the target has no room, and this connection has opened nothing");
+        tracing::debug!("link: dropping {}, which has opened nothing, for another connection", goes.name);
+        goes.connection.send_close(7, "the target has no free connection, and this one has opened nothing");
         self.drop_connection(&goes, false);
         true
     }

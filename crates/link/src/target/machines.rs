@@ -73,7 +73,7 @@ impl Rights {
                 name => rights.named.insert(name.to_owned(), access),
             };
             if before.is_some() {
-                return Err(format!("'{name}' stands there twice"));
+                return Err(format!("'{name}' is listed twice"));
             }
         }
         Ok(rights)
@@ -102,7 +102,7 @@ impl Rights {
                 denied(format!("this machine's key may only read {export:?}: open it read-only"))
             }
             Some(Access::Read) if flags & OPEN_TAKE_OVER != 0 => {
-                denied(format!("this machine's key may only read {export:?}, and take it over from nobody"))
+                denied(format!("this machine's key may only read {export:?}: it may not take it over"))
             }
             Some(Access::Read) => Ok(()),
             None => denied(format!("this machine's key does not open {export:?}")),
@@ -126,7 +126,7 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
         }
         let machine = machine(line).map_err(|why| wrong(index + 1, why))?;
         if machines.iter().any(|other| other.name == machine.name) {
-            return Err(wrong(index + 1, format!("a machine {} stands there already", machine.name)));
+            return Err(wrong(index + 1, format!("machine {} is listed twice", machine.name)));
         }
         if let Some(other) = machines.iter().find(|other| other.key.is_same(&machine.key)) {
             let text = format!("{} has the key of {}: make each a key of its own", machine.name, other.name);
@@ -135,7 +135,7 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
         machines.push(machine);
     }
     if machines.is_empty() {
-        return Err(wrong(text.lines().count().max(1), "no machine stands there".into()));
+        return Err(wrong(text.lines().count().max(1), "the file lists no machine".into()));
     }
     Ok(machines)
 }
@@ -143,7 +143,7 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
 fn machine(line: &str) -> std::result::Result<Machine, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [name, key, exports] = words[..] else {
-        return Err(format!("{} words, and not NAME KEY EXPORTS", words.len()));
+        return Err(format!("{} words, but expected NAME KEY EXPORTS", words.len()));
     };
     if name.len() > NAME_BYTES_MAX {
         return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
@@ -194,7 +194,7 @@ mod tests {
             ("# nobody\n".into(), 1, "no machine"),
             (format!("db1 {one}"), 1, "2 words"),
             (format!("a {one} *\n\ndb1 {two}9 *"), 3, "not a key of 64 hex digits"),
-            (format!("a {one} *\na {two} *"), 2, "a stands there already"),
+            (format!("a {one} *\na {two} *"), 2, "machine a is listed twice"),
             (format!("a {one} *\nb {one} *"), 2, "b has the key of a"),
             (format!("{one} db1 *"), 1, "the name is a key"),
             (format!("{}9 db1 *", &one[..63]), 1, "the name is a key"),

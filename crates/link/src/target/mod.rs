@@ -278,7 +278,7 @@ impl Target {
         });
         match came {
             Err(breach) => {
-                tracing::warn!("link: {} is cut off: {}", served.name, breach.0);
+                tracing::warn!("link: disconnecting {}: {}", served.name, breach.0);
                 served.connection.send_close(1, breach.0);
                 self.drop_connection(&served, false);
             }
@@ -425,7 +425,7 @@ impl Target {
         self.greeted.lock().waiting.clear();
         let all: Vec<Arc<Served>> = self.connections.read().values().cloned().collect();
         for served in all {
-            served.connection.send_close(12, "the target ends");
+            served.connection.send_close(12, "the target is stopping");
             self.drop_connection(&served, false);
         }
     }

@@ -243,7 +243,7 @@ impl Served {
     /// Opens the export that the payload names; the answer lies in the buffer.
     fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
         let name = str::from_utf8(&carried.buffer[..carried.length]);
-        let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name is UTF-8"))?;
+        let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
         self.holder.rights.allow(name, command.flags)?;
         let export = self.exports.find(name, &self.holder.rights)?;
         let mut volumes = self.volumes.write();

@@ -106,7 +106,7 @@ impl Slots {
 
     /// The slot, ready for parts of use `sequence`; none: they are late, or here already.
     fn gathering(&self, index: u16, sequence: u64) -> Result<Option<MutexGuard<'_, Slot>>, Breach> {
-        let slot = self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that there is not"))?;
+        let slot = self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that does not exist"))?;
         let mut slot = slot.lock();
         if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering) {
             return Ok(None);
@@ -216,7 +216,7 @@ impl Slot {
         let payload = if command.operation.sends_payload() { command.length as usize } else { 0 };
         let needs = grains_of(payload);
         if self.come.end() > needs {
-            return Err(Breach("more bytes came than the command has"));
+            return Err(Breach("more bytes arrived than the command has"));
         }
         if self.come.count() < needs {
             return Ok(None);

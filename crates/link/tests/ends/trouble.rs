@@ -68,7 +68,7 @@ fn an_export_that_is_not_there_and_another_key_are_said() {
     let answer = attached.initiator().ask_open("disc", OpenMode::default()).wait(PATIENCE);
     let error = answer.expect_err("no such export");
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.to_string().contains("there are: disk"), "{error}");
+    assert!(error.to_string().contains("the target has: disk"), "{error}");
     let other = Security::Key(PreSharedKey::from_bytes([1; 32]));
     let options = InitiatorOptions { timeout_s: 1, ..InitiatorOptions::default() };
     let stranger = attach(&addresses, other, options);

@@ -205,7 +205,8 @@ fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
 #[test]
 fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds() {
     scenes(|scene, trust, told| {
-        let hellos = scene.recorded(40, trust);
+        // So many that hardly one of them waits for its connection already when it is said again.
+        let hellos = scene.recorded(2000, trust);
         let mut count = 0usize;
         let mut flood = |scene: &mut Scene| {
             for _ in 0..3 {
@@ -214,8 +215,8 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seco
                 Way::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
             }
         };
-        // It lasts already.
-        for _ in 0..1000 {
+        // It lasts already, and has the places of strangers for the next 600 ms.
+        for _ in 0..1400 {
             flood(scene);
             scene.pass();
         }

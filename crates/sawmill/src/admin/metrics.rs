@@ -51,13 +51,13 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) 
 /// Per process, without labels.
 const PROCESS: &[Metric<ProcessStatus>] = &[
     gauge("sawmill_uptime_seconds", "Seconds since the process started.", |p| p.uptime_ms / 1000),
-    gauge("sawmill_volumes", "Volumes that are served.", |p| p.volumes.len() as u64),
+    gauge("sawmill_volumes", "Served volumes.", |p| p.volumes.len() as u64),
 ];
 
 /// Per process that can have NBD doors.
 const NBD_MEMORY: &[Metric<NbdMemoryStatus>] = &[
-    gauge("sawmill_nbd_memory_bytes", "Set aside for or taken by NBD connections.", |m| m.bytes),
-    gauge("sawmill_nbd_memory_bytes_max", "The most that can be.", |m| m.bytes_max),
+    gauge("sawmill_nbd_memory_bytes", "Memory that NBD connections reserve or use.", |m| m.bytes),
+    gauge("sawmill_nbd_memory_bytes_max", "Limit of that memory.", |m| m.bytes_max),
     gauge("sawmill_nbd_memory_waiting", "NBD connections that wait for memory.", |m| m.waiting),
 ];
 
@@ -101,7 +101,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_dead_object_bytes", "Bytes of segments without live data that wait to be deleted.", |v| {
         v.dead_object_bytes
     }),
-    gauge("sawmill_gc_left_bytes", "Live bytes that garbage collection means to move at present.", |v| {
+    gauge("sawmill_gc_left_bytes", "Live bytes that garbage collection plans to move now.", |v| {
         v.gc_left_bytes
     }),
     gauge("sawmill_segments", "Segments in the store.", |v| v.segments),
@@ -114,7 +114,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter("sawmill_reads_total", "Reads.", |v| v.counters.reads),
     counter("sawmill_flushes_total", "Flushes answered.", |v| v.counters.flushes),
     counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |v| v.counters.discards),
-    counter("sawmill_writes_stalled_total", "Writes that had to wait for room in the journal.", |v| {
+    counter("sawmill_writes_stalled_total", "Writes that had to wait for space in the journal.", |v| {
         v.counters.writes_stalled
     }),
     counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| v.counters.journal_syncs),
@@ -129,7 +129,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     ),
     counter(
         "sawmill_coalesced_bytes_total",
-        "Data bytes that later writes of the same batch made needless to store.",
+        "Data bytes that were not stored because later writes of the same batch replaced them.",
         |v| v.counters.coalesced_bytes,
     ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |v| v.counters.checkpoints),
@@ -137,7 +137,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter("sawmill_segments_moved_total", "Segments written by garbage collection.", |v| {
         v.counters.segments_moved
     }),
-    counter("sawmill_moved_bytes_total", "Live bytes that garbage collection wrote anew.", |v| {
+    counter("sawmill_moved_bytes_total", "Live bytes that garbage collection rewrote.", |v| {
         v.counters.moved_bytes
     }),
     counter(
@@ -148,7 +148,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     counter("sawmill_collections_total", "Plans of garbage collection.", |v| v.counters.collections),
     counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| v.counters.reads_journal),
     counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| v.counters.reads_cache),
-    counter("sawmill_reads_store_total", "Reads that had to ask the store.", |v| v.counters.reads_store),
+    counter("sawmill_reads_store_total", "Reads served from the store.", |v| v.counters.reads_store),
     counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |v| {
         v.counters.prefetched_frames
     }),
@@ -182,7 +182,8 @@ const DOOR: &[Metric<DoorStatus>] = &[
     ),
     counter(
         "sawmill_door_connections_cut_total",
-        "Connections closed for others: in a handshake, or since replies were not taken.",
+        "Connections closed to serve others: during the handshake, or because the client did not read its \
+         replies.",
         |d| d.connections_cut,
     ),
     counter("sawmill_door_requests_total", "Requests received.", |d| d.requests),
@@ -216,7 +217,7 @@ const CACHE: &[Metric<CacheStatus>] = &[
 
 /// Per store, label `store`.
 const STORE: &[Metric<StoreStatus>] =
-    &[gauge("sawmill_store_up", "1 while the store answers, 0 since its newest request failed.", |s| {
+    &[gauge("sawmill_store_up", "1 while the store answers, 0 after its newest request failed.", |s| {
         u64::from(s.unavailable_since_unix_ms.is_none())
     })];
 
@@ -225,7 +226,9 @@ const CALL: &[Metric<CallStatus>] = &[
     counter("sawmill_store_requests_total", "Requests sent to the store, repeated ones too.", |c| c.requests),
     counter("sawmill_store_errors_total", "Requests that failed; 'not found' is an answer.", |c| c.errors),
     counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
-    counter("sawmill_store_stalls_total", "Requests cut, since none of their bytes moved.", |c| c.stalls),
+    counter("sawmill_store_stalls_total", "Requests cancelled because none of their bytes moved.", |c| {
+        c.stalls
+    }),
     counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |c| c.bytes_in),
     counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |c| c.bytes_out),
 ];
@@ -236,20 +239,20 @@ const CALL_LATENCY: (&str, &str) = ("sawmill_store_request_seconds", "Duration o
 /// Per end of links, without labels.
 const END: &[Metric<EndTold>] = &[gauge(
     "sawmill_link_connections",
-    "Connections of a target that initiators have; of an `attach`, whether it is connected.",
+    "Initiators connected to a target; for an `attach`, whether it is connected.",
     |e| e.connections.iter().filter(|c| c.connected).count() as u64,
 )];
 
 /// Per connection, labels `connection` (the same at both ends) and `peer`.
 const CONNECTION: &[Metric<ConnectionTold>] = &[
-    gauge("sawmill_link_connected", "1 while there is a connection, 0 while the target is away.", |c| {
+    gauge("sawmill_link_connected", "1 while connected, 0 while the target is unreachable.", |c| {
         u64::from(c.connected)
     }),
-    gauge("sawmill_link_unheard_seconds", "Seconds since anything was heard of the other end.", |c| {
+    gauge("sawmill_link_unheard_seconds", "Seconds since the last packet of the other end.", |c| {
         c.heard_ms / 1000
     }),
-    gauge("sawmill_link_credits", "Requests that the target has room for.", |c| c.slots as u64),
-    gauge("sawmill_link_credits_in_use", "Credits with a request that is not done.", |c| {
+    gauge("sawmill_link_credits", "Requests that the target accepts at a time.", |c| c.slots as u64),
+    gauge("sawmill_link_credits_in_use", "Credits in use: their requests are not done.", |c| {
         c.slots.saturating_sub(c.slots_free) as u64
     }),
     gauge("sawmill_link_requests_in_flight", "Requests that wait for their answer.", |c| c.pending as u64),
@@ -269,7 +272,7 @@ const LINK: &[Metric<LinkTold>] = &[
     gauge("sawmill_link_packet_bytes", "Bytes of the longest packet that the link carries.", |l| {
         l.packet_bytes as u64
     }),
-    gauge("sawmill_link_window_bytes", "Bytes that may be on their way.", |l| l.window_bytes as u64),
+    gauge("sawmill_link_window_bytes", "Bytes that may be in flight.", |l| l.window_bytes as u64),
     counter("sawmill_link_sent_packets_total", "Packets sent.", |l| l.sent_packets),
     counter("sawmill_link_sent_bytes_total", "Bytes of packets sent.", |l| l.sent_bytes),
     counter("sawmill_link_received_packets_total", "Packets received that were good and new.", |l| {
@@ -283,20 +286,23 @@ const LINK: &[Metric<LinkTold>] = &[
         |l| l.sent_again,
     ),
     counter("sawmill_link_time_outs_total", "Times that an answer was overdue.", |l| l.time_outs),
-    counter("sawmill_link_refused_packets_total", "Packets dropped because they did not open.", |l| {
-        l.refused_packets
-    }),
-    counter("sawmill_link_doubled_packets_total", "Packets dropped because they had come before.", |l| {
-        l.doubled_packets
-    }),
+    counter(
+        "sawmill_link_refused_packets_total",
+        "Packets dropped because they failed authentication or their checksum.",
+        |l| l.refused_packets,
+    ),
+    counter("sawmill_link_doubled_packets_total", "Packets dropped as duplicates.", |l| l.doubled_packets),
 ];
 
 /// Per link as well.
-const LINK_RTT: (&str, &str) = ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its receipt.");
+const LINK_RTT: (&str, &str) =
+    ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its acknowledgement.");
 
 /// The byte-granular cache of an `attach`, without labels.
 const LINK_CACHE: &[Metric<CacheTold>] = &[
-    gauge("sawmill_link_cache_dirty_bytes", "Bytes that the target does not have yet.", |k| k.dirty_bytes),
+    gauge("sawmill_link_cache_dirty_bytes", "Dirty bytes: the target does not have them yet.", |k| {
+        k.dirty_bytes
+    }),
     gauge("sawmill_link_cache_pages", "Pages in the cache.", |k| k.pages),
     counter("sawmill_link_cache_written_bytes_total", "Payload bytes of writes.", |k| {
         k.written_by_user_bytes
@@ -307,11 +313,9 @@ const LINK_CACHE: &[Metric<CacheTold>] = &[
         "Bytes written to the target, with their positions.",
         |k| k.sent_bytes,
     ),
-    counter(
-        "sawmill_link_cache_saved_bytes_total",
-        "Bytes that writing whole pages would have sent more.",
-        |k| k.saved_bytes,
-    ),
+    counter("sawmill_link_cache_saved_bytes_total", "Bytes saved by not writing whole pages.", |k| {
+        k.saved_bytes
+    }),
     counter("sawmill_link_cache_fetched_bytes_total", "Bytes read from the target.", |k| k.fetched_bytes),
     counter("sawmill_link_cache_errors_total", "Writes that the target answered with an error.", |k| {
         k.write_back_errors

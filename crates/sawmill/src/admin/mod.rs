@@ -206,7 +206,7 @@ impl Admin {
 
     /// The loopback address's socket once more, for another process.
     pub(crate) fn listener(&self) -> Option<Result<OwnedFd>> {
-        let cannot = |error| Failure::io("cannot hand the admin server's socket over", &error);
+        let cannot = |error| Failure::io("cannot hand over the admin server's socket", &error);
         let listener = self.loopback.as_ref()?.try_clone();
         Some(listener.map(OwnedFd::from).map_err(cannot))
     }
@@ -402,7 +402,10 @@ async fn answer(
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
     }
     if only.is_none() && is_of_another_site(request) {
-        return refuse(StatusCode::FORBIDDEN, &Failure::usage("another site's page cannot ask here"));
+        return refuse(
+            StatusCode::FORBIDDEN,
+            &Failure::usage("requests from pages of other sites are refused"),
+        );
     }
     if request.method() == Method::POST
         && let Some(volume) = only
@@ -411,11 +414,11 @@ async fn answer(
         return match Order::parse(path, query) {
             Some(Ok(order)) => carry_out(order, shared, volume.to_owned()).await,
             Some(Err(failure)) => refuse(StatusCode::BAD_REQUEST, &failure),
-            None => refuse(StatusCode::NOT_FOUND, &Failure::usage(format!("there is no order {path}"))),
+            None => refuse(StatusCode::NOT_FOUND, &Failure::usage(format!("unknown order {path}"))),
         };
     }
     if request.method() != Method::GET {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is understood"));
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
     }
     match request.uri().path() {
         "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
@@ -430,12 +433,12 @@ async fn answer(
         "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
         path => refuse(
             StatusCode::NOT_FOUND,
-            &Failure::usage(format!("there is no {path} here; try /, /status, /metrics or /wait")),
+            &Failure::usage(format!("unknown path {path}; try /, /status, /metrics or /wait")),
         ),
     }
 }
 
-/// A browser sends the name it was told; one that only resolves to this machine is somebody's trick.
+/// A browser sends the name it was given. A name that only resolves to this machine is DNS rebinding.
 fn names_this_machine(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let host = match host.strip_prefix('[') {
@@ -499,7 +502,7 @@ async fn blocking<T: Send + 'static>(
     if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
         shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
         let failure =
-            Failure::new(Exit::Unavailable, format!("{places} others wait already; try again later"));
+            Failure::new(Exit::Unavailable, format!("{places} other requests wait already; try again later"));
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     }
     let waiting = Arc::clone(shared);
@@ -534,14 +537,14 @@ fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option
             ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
             (name, value) => {
                 return Err(Failure::usage(format!(
-                    "{name}={value} is not understood; say safety=stored or safety=logged, timeout_ms=N, \
+                    "cannot read {name}={value}; give safety=stored or safety=logged, timeout_ms=N, \
                      volume=NAME"
                 )));
             }
         }
     }
-    let safety = safety.ok_or_else(|| Failure::usage("say safety=stored or safety=logged"))?;
-    let volume = volume.ok_or_else(|| Failure::usage("say volume=NAME"))?;
+    let safety = safety.ok_or_else(|| Failure::usage("give safety=stored or safety=logged"))?;
+    let volume = volume.ok_or_else(|| Failure::usage("give volume=NAME"))?;
     Ok((volume, safety, timeout))
 }
 

@@ -56,15 +56,15 @@ impl Order {
 
     fn parse_gc(query: &str) -> Result<Order> {
         let threshold = query.strip_prefix("threshold=").and_then(|text| text.parse().ok());
-        let threshold = threshold
-            .ok_or_else(|| Failure::usage(format!("'{query}' is not understood; say threshold=0.3")))?;
+        let threshold =
+            threshold.ok_or_else(|| Failure::usage(format!("cannot read '{query}'; give threshold=0.3")))?;
         Ok(Order::CollectGarbage { threshold })
     }
 
     fn parse_resize(query: &str) -> Result<Order> {
         let size_bytes = query.strip_prefix("size_bytes=").and_then(|text| text.parse().ok());
-        let size_bytes = size_bytes
-            .ok_or_else(|| Failure::usage(format!("'{query}' is not understood; say size_bytes=N")))?;
+        let size_bytes =
+            size_bytes.ok_or_else(|| Failure::usage(format!("cannot read '{query}'; give size_bytes=N")))?;
         Ok(Order::Resize { size_bytes })
     }
 }
@@ -79,12 +79,12 @@ impl Order {
                 "binary" => binary = Some(PathBuf::from(decoded(value)?)),
                 "timeout_ms" => timeout = time(),
                 "stall_max_ms" => stall_max = time(),
-                _ => return Err(Failure::usage(format!("'{pair}' is not understood here"))),
+                _ => return Err(Failure::usage(format!("unknown parameter '{pair}'"))),
             }
         }
         match (timeout, stall_max) {
             (Some(timeout), Some(stall_max)) => Ok(HandOffOrder { binary, timeout, stall_max }),
-            _ => Err(Failure::usage("say timeout_ms=N and stall_max_ms=N")),
+            _ => Err(Failure::usage("give timeout_ms=N and stall_max_ms=N")),
         }
     }
 }

@@ -44,45 +44,45 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 /// How often the target is asked whether this is still our device.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// Have a device of another machine (see `sawmill target`) behind doors of this one.
+/// Attach a remote export (see `sawmill target`) and expose it locally.
 ///
-/// Prints one line per door when it is ready; without a door that is asked for it is an NBD socket. While
-/// the target is away requests wait, as long as --timeout allows. SIGTERM or SIGINT closes the doors,
-/// flushes, and ends with 0; a second signal ends at once with 1, and what a cache had not flushed is lost.
-/// When another takes the device over it ends with 6.
+/// Prints one line per door when it is ready. Default: an NBD Unix socket. While the target is unreachable,
+/// requests wait for up to --timeout. SIGTERM or SIGINT closes the doors, flushes, and exits with 0. A second
+/// signal exits immediately with 1; writes in the cache that were not flushed are then lost. When another
+/// initiator takes over, the command exits with 6.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Where: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT],
-    /// eth:INTERFACE or xdp:INTERFACE; all of them lead to one target, and are used at once.
+    /// The export: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT],
+    /// eth:INTERFACE or xdp:INTERFACE. All addresses lead to one target and are used in parallel.
     #[arg(value_name = "LINK")]
     link: String,
 
     #[command(flatten)]
     key: KeyOptions,
 
-    /// A name for it on this machine. Without it the export's.
+    /// Name of the device on this machine. Default: the export's name.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// For reading only. Others may read too.
+    /// Attach read-only. Other initiators may read too.
     #[arg(long)]
     read_only: bool,
 
-    /// Cut off whoever has it: from now on they get errors.
+    /// Take over: fence the current initiators. Their requests fail from then on.
     #[arg(long)]
     take_over: bool,
 
-    /// Others may have it too, if they say so as well. Who writes what is theirs to agree on; a cache would
-    /// not see it.
+    /// Allow concurrent initiators (each must pass --shared); write coordination is yours. Not with --cache:
+    /// a cache does not see the writes of others.
     #[arg(long, conflicts_with_all = ["take_over", "cache"])]
     shared: bool,
 
-    /// Let requests fail when nothing was heard of the target for so long, whole seconds; 0: they wait.
+    /// Fail requests after this long without contact to the target, whole seconds; 0: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
     timeout: Duration,
 
-    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback address,
-    /// 127.0.0.1:9101 say.
+    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback address, for
+    /// example 127.0.0.1:9101.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
@@ -100,20 +100,21 @@ pub(super) struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "Cache")]
 struct CacheOptions {
-    /// Keep bytes in memory. write-back: writes are answered at once and reach the target later; what was not
-    /// flushed is lost with this process, as with the cache of a disk. The others lose nothing.
+    /// Cache the device in memory. write-back answers writes immediately and sends them to the target later;
+    /// if this process dies, unflushed writes are lost, as with a disk's volatile cache. The other policies
+    /// lose nothing.
     #[arg(long, value_name = "POLICY")]
     cache: Option<PolicyName>,
 
-    /// Memory for it.
+    /// Memory for the cache.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M", requires = "cache")]
     cache_bytes: u64,
 
-    /// Bytes that may wait to be written; above it writers wait. Without it a quarter of --cache-bytes.
+    /// Dirty bytes to hold at most; above this, writers wait. Default: a quarter of --cache-bytes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "cache")]
     dirty_bytes: Option<u64>,
 
-    /// How long written bytes wait at most when nobody flushes, whole seconds.
+    /// Interval at which dirty bytes are written back without a flush, whole seconds.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s",
           requires = "cache")]
     flush_interval: Duration,
@@ -226,7 +227,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     // Sockets are their owner's alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+        tracing::debug!("cannot mark threads as serving disks: {error}");
     }
     let began = Instant::now();
     let place = LinkPlace::parse(&arguments.link)?;
@@ -280,7 +281,9 @@ fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
             let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
             let name: String = export.chars().map(plain).collect();
             check_name(&name).map_err(|_| {
-                Failure::usage(format!("'{export}' cannot be a name here; give one: --name NAME"))
+                Failure::usage(format!(
+                    "the export name '{export}' is not a valid local name; give one: --name NAME"
+                ))
             })?;
             Ok(name)
         }
@@ -317,7 +320,8 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
         link: Some(tell()),
         ..ProcessStatus::default()
     };
-    let no_volume = || Failure::usage("an attached device is no volume: its target knows what is stored");
+    let no_volume =
+        || Failure::usage("an attached device is not a volume: only its target knows what is stored");
     let subject = Subject {
         status: Box::new(status),
         wait: Box::new(move |_, _, _, _| Err(no_volume())),
@@ -429,7 +433,7 @@ impl Attachment {
             return;
         }
         match now {
-            (false, _) => tracing::warn!("{}: the target is away; requests wait", self.name),
+            (false, _) => tracing::warn!("{}: the target is unreachable; requests wait", self.name),
             (true, open) => tracing::info!("{}: {open} of {links} links carry requests", self.name),
         }
         self.emit(&Event::Link { connected: now.0, links_open: open, links });
@@ -450,7 +454,7 @@ impl Attachment {
         let flushed = match hear.recv() {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
-                tracing::warn!("ending at once; what was not flushed is lost");
+                tracing::warn!("exiting immediately; unflushed writes are lost");
                 // What waits for the target fails. A kernel that has a request of this process otherwise, of
                 // a thread that flushes a device of ours even, would not let the process end.
                 self.remote.initiator().close();
@@ -466,7 +470,7 @@ impl Attachment {
             (None, Ok(())) => Ok(Exit::Ok),
             (None, Err(failure)) => Err(Failure::new(
                 failure.exit(),
-                format!("{}: the last flush failed, and what it was for may be lost: {failure}", self.name),
+                format!("{}: the last flush failed; the writes before it may be lost: {failure}", self.name),
             )),
         }
     }

@@ -7,13 +7,13 @@ use crate::attach::served;
 use crate::exit::{Exit, Failure, Result};
 use crate::{control, output, wiring};
 
-/// Make a volume that begins as another one is now, or was at a cut. No data is copied.
+/// Make a volume from the present state of another one, or from a cut of it. No data is copied.
 ///
 /// VOL@CUT is a snapshot, a time or a position: disk1@before, disk1@2026-11-21T10:00:00Z, disk1@position:N.
-/// Either can be deleted first: what the other needs stays.
+/// You can delete either volume first: the data that the other one needs stays.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The volume to begin from, with or without @CUT.
+    /// The volume to clone, with or without @CUT.
     #[arg(value_name = "VOL[@CUT]")]
     base: String,
 
@@ -21,7 +21,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "NEW")]
     name: String,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 }
@@ -32,7 +32,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         let new = context.places.resolve(&arguments.name)?;
         if new.store_url != base.store_url {
             return Err(Failure::usage(format!(
-                "{} and {} are in different stores; a clone shares its base's data, so it is in the same one",
+                "{} and {} are in different stores; a clone shares its base's data and must be in the same \
+                 store",
                 base.name, new.name
             )));
         }

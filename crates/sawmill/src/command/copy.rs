@@ -12,8 +12,8 @@ use crate::transfer::ends::VolumeEnd;
 
 /// Copy a volume to a new one, in this store or another.
 ///
-/// A volume that is served on this machine is copied as it is when the command begins: everything accepted
-/// by then is stored first. The same command again goes on where an interrupted one was.
+/// If this machine serves the volume, everything accepted so far is stored first, and the copy has the state
+/// at the start of the command. Resumable: rerun to continue.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -24,11 +24,12 @@ pub(super) struct Arguments {
     #[arg(value_name = "DEST")]
     destination: String,
 
-    /// Copy what is stored, although newer writes may be in a journal elsewhere.
+    /// Copy what is stored, even if a journal elsewhere may hold newer writes.
     #[arg(long)]
     cut: bool,
 
-    /// Go on although the destination's store lets two writers win; you promise that there is one.
+    /// Accept a destination store that cannot fence (no atomic conditional PUT); you guarantee a single
+    /// writer.
     #[arg(long)]
     no_fencing: bool,
 

@@ -17,7 +17,8 @@ pub(super) struct Arguments {
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Size of the disk: 4096, 512M, 10G, 1T (of 1024). Nothing is reserved; an empty disk takes no space.
+    /// Size of the disk: 4096, 512M, 10G, 1T (powers of 1024). Nothing is reserved; an empty disk takes no
+    /// space.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: u64,
 
@@ -28,15 +29,16 @@ pub(super) struct Arguments {
 /// What a volume is born with besides its size.
 #[derive(Args, Clone, Copy)]
 pub(super) struct Shape {
-    /// Logical block shown by doors that have sectors: 512 or 4096. Requests need not be aligned to it.
+    /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to it.
     #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
     block_size: u32,
 
-    /// A batch of writes becomes an object at this size: a power of two from 256K to 64M.
+    /// Size at which a batch of writes becomes an object: a power of two from 256K to 64M.
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32, default_value = "8M")]
     segment_bytes: u32,
 
-    /// What a completed flush means: on the local disk, in the store, or a mere barrier.
+    /// What a completed flush guarantees: logged (on the local disk), stored (in the store) or weak (order
+    /// only: nothing is durable).
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: Flush,
 
@@ -44,7 +46,7 @@ pub(super) struct Shape {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
     retention: Duration,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 }
@@ -56,7 +58,7 @@ enum Flush {
     Logged,
     /// Flushed writes survive the loss of the machine: they are in the store.
     Stored,
-    /// A flush orders writes and makes nothing durable.
+    /// A flush only orders writes; it makes nothing durable.
     Weak,
 }
 

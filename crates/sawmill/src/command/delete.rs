@@ -78,7 +78,10 @@ fn report(context: &Context, address: &VolumeAddress, deleted: &Deleted) -> Resu
         let bytes = human_size(deleted.bytes);
         if !deleted.pinned_by.is_empty() {
             let clones = deleted.pinned_by.join(", ");
-            output::line(&format!("deleted {}; its data goes with its clones: {clones}", address.name))?;
+            output::line(&format!(
+                "deleted {}; its data stays until these clones no longer need it: {clones}",
+                address.name
+            ))?;
             return Ok(Exit::Ok);
         }
         output::line(&format!("deleted {} ({} objects, {bytes})", address.name, deleted.objects))?;
@@ -89,7 +92,7 @@ fn report(context: &Context, address: &VolumeAddress, deleted: &Deleted) -> Resu
 fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
     if !io::stdin().is_terminal() {
         return Err(Failure::usage(format!(
-            "deleting {name} needs a yes, and there is no terminal to ask on; add --yes"
+            "cannot ask before deleting {name}: there is no terminal; pass --yes"
         )));
     }
     let size = human_size(size_bytes);

@@ -15,8 +15,8 @@ use crate::{control, output};
 
 /// List, delete and recover ublk devices.
 ///
-/// When the server of a device dies, its users wait. `sawmill serve VOL --ublk` takes the device of its
-/// volume over by itself; here is what else can be done.
+/// When the server of a device dies, the users of the device wait. `sawmill serve VOL --ublk` takes over the
+/// device of its volume automatically; these commands are for all other cases.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -27,15 +27,15 @@ pub(super) struct Arguments {
 enum What {
     /// List all ublk devices of this machine.
     List,
-    /// Remove a device that nobody serves; its users get errors from now on.
+    /// Remove a device that no process serves. Its users get errors from then on.
     Delete(Device),
-    /// Have the process that serves the device's volume take the device over.
+    /// Make the process that serves the device's volume take over the device.
     Recover(Device),
 }
 
 #[derive(Args)]
 struct Device {
-    /// Its number: 3 for /dev/ublkb3.
+    /// Number of the device: 3 for /dev/ublkb3.
     #[arg(value_name = "ID")]
     id: u32,
 }
@@ -124,8 +124,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
         Failure::new(Exit::NotFound, format!("there is no ublk device {id}; see: sawmill device list"))
     })?;
     if !found.is_orphan() {
-        let text =
-            format!("ublk device {id} does not wait for a server of sawmill; see: sawmill device list");
+        let text = format!("ublk device {id} is not waiting for a sawmill server; see: sawmill device list");
         return Err(Failure::new(Exit::Refused, text));
     }
     let name = found.link.clone().unwrap_or_else(|| "VOL".into());
@@ -141,13 +140,13 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     match served {
         Some(folder) => {
             let Added { address } = control::order_shown(&folder, &name, &target)?;
-            output::line(&format!("{address} goes on"))?;
+            output::line(&format!("{address} has resumed"))?;
             Ok(Exit::Ok)
         }
         None => {
             let text = format!(
-                "nobody of this user serves the volume of ublk device {id}; start it: sawmill serve {name} \
-                 --ublk"
+                "no process of this user serves the volume of ublk device {id}; start one: sawmill serve \
+                 {name} --ublk"
             );
             Err(Failure::new(Exit::NotFound, text))
         }

@@ -10,11 +10,11 @@ use crate::{output, wiring};
 
 /// Check a store and this machine, and say what is missing and how to get it.
 ///
-/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 when the store fails
-/// a check; what the machine lacks is told but does not fail.
+/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 if the store fails a
+/// check. Missing features of the machine are listed; they do not change the exit code.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// URL of the store; without it the default store.
+    /// URL of the store. Default: the default store.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 }
@@ -43,11 +43,15 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         })
         .collect();
     let mut machine_checks = machine::examine(&context.places)?;
-    machine_checks.extend(store.exposed_endpoint().map(|endpoint| Finding {
-        name: "encryption on the way to the store".to_owned(),
-        ok: false,
-        detail: format!("{endpoint} is spoken to without encryption"),
-        advice: "use an https:// endpoint: whoever is on the way can read and change all data".to_owned(),
+    machine_checks.extend(store.exposed_endpoint().map(|endpoint| {
+        Finding {
+            name: "encryption on the way to the store".to_owned(),
+            ok: false,
+            detail: format!("{endpoint} is used without encryption"),
+            advice: "use an https:// endpoint: otherwise anyone on the network path can read and change all \
+                     data"
+                .to_owned(),
+        }
     }));
     let ok = store_checks.iter().all(|check| check.ok);
     let document = Document { store: url, ok, store_checks, machine_checks };

@@ -11,10 +11,10 @@ use crate::doors::plan::DoorOptions;
 use crate::exit::{Exit, Failure, Result};
 use crate::{control, output};
 
-/// List, add and remove the doors of a volume that is served on this machine.
+/// List, add and remove the doors of a volume that this machine serves.
 ///
-/// Any set of doors may show one volume at once; all see the same bytes. What users do at the same time
-/// through different doors is theirs to agree on, as with one disk on two cables.
+/// A volume can have any set of doors at the same time; all show the same bytes. Coordinating the users of
+/// different doors is your task, as with one disk on two cables.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -25,12 +25,12 @@ pub(super) struct Arguments {
 enum What {
     /// List the doors of a volume.
     List(Volume),
-    /// Open doors beside those that are there.
+    /// Open more doors on a volume.
     ///
-    /// They move with a hand-off, and come back when the server is started again after a crash. A server that
-    /// is stopped in order forgets them: what shall always be there belongs to the options of `serve`.
+    /// They move with a hand-off, and return when the server restarts after a crash. A server that is stopped
+    /// cleanly forgets them: give permanent doors as options of `serve`.
     Add(Add),
-    /// Close a door: requests in flight finish, its users see the device end.
+    /// Close a door. Requests in flight finish; then its users see the device disappear.
     Remove(Remove),
 }
 
@@ -55,7 +55,7 @@ struct Remove {
     #[command(flatten)]
     volume: Volume,
 
-    /// Which, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a loop device.
+    /// The door to close, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a loop device.
     #[arg(value_name = "ADDRESS")]
     address: String,
 }
@@ -100,7 +100,7 @@ fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
 fn add(context: &Context, arguments: &Add) -> Result<Exit> {
     let plans = arguments.doors.plans();
     if plans.is_empty() {
-        return Err(Failure::usage("say which door: --nbd, --ublk, --vhost-user or --fuse"));
+        return Err(Failure::usage("name a door: --nbd, --ublk, --vhost-user or --fuse"));
     }
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {

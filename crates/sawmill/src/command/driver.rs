@@ -15,7 +15,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::output;
 use crate::units::human_size;
 
-/// Ask about, flush, end and replace devices with drivers (see `sawmill run`).
+/// Show, flush, end and replace devices with drivers (see `sawmill run`).
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -24,15 +24,15 @@ pub(super) struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// List the devices whose host runs.
+    /// List the devices that have a running host.
     List,
     /// Print the path of a device's driver socket.
     Socket(Device),
-    /// Have the driver make everything durable.
+    /// Make the driver flush: everything it has answered becomes durable.
     Flush(Device),
-    /// End a device: its doors close, the driver answers and flushes everything and goes.
+    /// End a device: its doors close; then the driver answers and flushes everything and exits.
     End(End),
-    /// Start the driver's command anew, in the place of the driver that is there.
+    /// Replace the running driver: start the driver's command again.
     Replace(Device),
 }
 
@@ -48,7 +48,7 @@ struct End {
     #[command(flatten)]
     device: Device,
 
-    /// At once: requests that wait fail, what was not flushed may be lost.
+    /// Immediately: waiting requests fail, and unflushed writes may be lost.
     #[arg(long)]
     now: bool,
 }
@@ -94,7 +94,7 @@ fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::new(
             Exit::NotFound,
-            format!("no device '{name}' has a host here; see: sawmill driver list"),
+            format!("device '{name}' has no running host here; see: sawmill driver list"),
         ),
         _ => error.into(),
     })?;
@@ -107,7 +107,7 @@ fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     match facts.parsed("errno")? {
         0 => Ok(facts),
         _ => {
-            let message = facts.get("message").unwrap_or("it does not say why");
+            let message = facts.get("message").unwrap_or("the host gave no reason");
             Err(Failure::new(Exit::Unavailable, format!("{name}: {message}")))
         }
     }

@@ -27,9 +27,9 @@ use crate::wiring;
 
 /// Export a volume to a file or to an NBD export.
 ///
-/// What is exported is one cut. A volume that is served on this machine: as it is when the command begins,
-/// everything accepted by then is stored first. Another: what its store holds. Holes stay holes. The same
-/// command again goes on where an interrupted one was.
+/// Exports one cut. If this machine serves the volume, everything accepted so far is stored first, and the
+/// export has the state at the start of the command. Otherwise it has what the store holds. Holes stay holes.
+/// Resumable: rerun to continue.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -39,19 +39,19 @@ pub(super) struct Arguments {
     #[command(flatten)]
     to: To,
 
-    /// What to make of FILE. Images other than raw ones are written by QEMU's tools.
+    /// Format of FILE. QEMU's tools write all formats except raw.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "raw", conflicts_with = "to_nbd")]
     format: Format,
 
-    /// Replace FILE when it is there; also needed for a block device, whose content is lost.
+    /// Replace FILE if it exists. Also required for a block device, whose content is lost.
     #[arg(long, conflicts_with = "to_nbd")]
     overwrite: bool,
 
-    /// Start over instead of going on where an interrupted command was.
+    /// Start over instead of resuming an interrupted command.
     #[arg(long)]
     restart: bool,
 
-    /// Export what is stored, although newer writes may be in a journal elsewhere.
+    /// Export what is stored, even if a journal elsewhere may hold newer writes.
     #[arg(long)]
     cut: bool,
 }
@@ -60,11 +60,11 @@ pub(super) struct Arguments {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct To {
-    /// A file to make, or a block device.
+    /// A file to create, or a block device.
     #[arg(long, value_name = "FILE")]
     to_file: Option<PathBuf>,
 
-    /// An NBD export, at least as large; what it holds is lost. nbd://host/name,
+    /// An NBD export at least as large as the volume; its content is lost. nbd://host/name,
     /// nbd+unix:///name?socket=/path.
     #[arg(long, value_name = "URI")]
     to_nbd: Option<String>,
@@ -102,7 +102,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let (target, moved) = match (&arguments.to.to_file, &arguments.to.to_nbd) {
         (Some(path), _) => (path.display().to_string(), job.fill_path(path, arguments)?),
         (None, Some(uri)) => (uri.clone(), job.fill_nbd(uri)?),
-        (None, None) => return Err(Failure::usage("say --to-file FILE or --to-nbd URI")),
+        (None, None) => return Err(Failure::usage("give --to-file FILE or --to-nbd URI")),
     };
     bar.end()?;
     let document = Document { volume: &address.name, target: &target, position, moved };
@@ -139,7 +139,7 @@ impl Job<'_> {
         let known = &file.known;
         if earlier.position != known.position || earlier.size_bytes != known.size_bytes {
             let text = format!(
-                "the volume was written since its export to {} was interrupted; pass --restart to export it \
+                "the volume has changed since its export to {} was interrupted; pass --restart to export it \
                  as it is now",
                 known.far_name
             );
@@ -153,7 +153,7 @@ impl Job<'_> {
         end.demand_writable()?;
         if end.size_bytes() < self.size_bytes() {
             let text = format!(
-                "{uri} has {} bytes, and the volume {}: it does not fit",
+                "the volume does not fit: {uri} has {} bytes, the volume {}",
                 end.size_bytes(),
                 self.size_bytes()
             );
@@ -192,7 +192,7 @@ impl Job<'_> {
     fn fill_device(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
         if !arguments.overwrite || arguments.format != Format::Raw {
             let text = format!(
-                "{} is a block device: all it holds would be lost; pass --overwrite, and no --format",
+                "{} is a block device, and its content would be lost; pass --overwrite, without --format",
                 path.display()
             );
             return Err(Failure::new(Exit::Refused, text));
@@ -220,7 +220,7 @@ impl Job<'_> {
         let earlier = self.earlier(&file)?;
         if earlier.is_none() && !part.is_empty()? && !self.restart {
             let text = format!(
-                "{} is there and is no interrupted export of this volume: remove it, or pass --restart",
+                "{} exists and is not an interrupted export of this volume: remove it, or pass --restart",
                 part.path.display()
             );
             return Err(Failure::new(Exit::Exists, text));

@@ -13,10 +13,11 @@ use crate::wiring;
 /// allows it to go, and two without it.
 const ROUNDS_MAX: u32 = 5;
 
-/// Copy what a clone shares with its ancestors into segments of its own, so that it needs them no more.
+/// Copy the data that a clone shares with its ancestors into segments of its own, so that it no longer needs
+/// them.
 ///
 /// The volume must not be served. Snapshots of the clone that hold shared data keep the ancestors: delete
-/// them first, and give the command again.
+/// them first, then rerun the command.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -60,7 +61,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if context.json {
         output::json(&Document { volume: &address.name, copied_bytes, released })?;
     } else if released {
-        output::line(&format!("{} stands alone ({size} copied)", address.name))?;
+        output::line(&format!("{} no longer needs its ancestors ({size} copied)", address.name))?;
     } else {
         let text = format!("{}: {size} copied; a snapshot of it still needs its ancestors", address.name);
         output::line(&text)?;

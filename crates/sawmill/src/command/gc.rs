@@ -17,30 +17,30 @@ use crate::{control, output, wiring};
 /// How often the served volume is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Collect garbage now: write the live data of emptied segments anew and delete what is left.
+/// Collect garbage now: rewrite the live data of sparse segments and delete what is dead.
 ///
-/// A served volume collects by itself (serve --gc-start); this goes further. On a volume that is served on
-/// this machine its process does the work, beside its clients; one at rest is attached for the time of the
-/// command. SIGUSR1 to a serving process collects with its own --gc-start as the threshold.
+/// A served volume collects automatically (serve --gc-start); this command goes further. If this machine
+/// serves the volume, its server does the work while it serves clients. Otherwise the command attaches the
+/// volume until it is done. SIGUSR1 makes a server collect with its own --gc-start as the threshold.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Empty segments of which less than this share is live: 0 to 1. With 1 all data is written anew, so that
-    /// the whole volume lies in address order.
+    /// Empty segments with a smaller share of live data than this: 0 to 1. With 1, all data is rewritten, so
+    /// that the whole volume lies in address order.
     #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_threshold)]
     threshold: f64,
 
-    /// Say what would be moved and freed, and change nothing.
+    /// Print what would be moved and freed; change nothing.
     #[arg(long)]
     dry_run: bool,
 
     #[command(flatten)]
     attach: AttachToWrite,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 }
@@ -77,7 +77,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let answer = match served {
         Some((_, process)) if process.volumes.iter().any(|volume| volume.read_only) => {
             let text = format!(
-                "volume {} is served for reading only by process {}; collect where it is written",
+                "volume {} is served read-only by process {}; run the command where the volume is served for \
+                 writing",
                 address.name, process.pid
             );
             return Err(Failure::new(Exit::InUse, text));

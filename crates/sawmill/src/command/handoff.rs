@@ -12,18 +12,19 @@ use crate::handoff::Done;
 use crate::units::parse_duration;
 use crate::{control, output};
 
-/// Replace the process that serves a volume by a new one, of the same or a newer version, under its users.
+/// Replace the process that serves a volume with a new one, of the same or a newer version, without
+/// disconnecting clients.
 ///
-/// The new process gets ready while the old one serves on; then it takes over all volumes and doors of the
-/// old process: connections and devices stay, requests wait a moment. If the new one is not ready in time,
-/// fails or dies, the old one goes on as before. Also by `systemctl reload`.
+/// The new process gets ready while the old one still serves. Then it takes over all volumes and doors of the
+/// old process: connections and devices stay, and requests wait a moment. If the new process is not ready in
+/// time, fails or dies, the old one resumes. `systemctl reload` does the same.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// A volume that the process serves: name in the default store, or a URL ending in the name.
+    /// A volume that the process serves: a name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// The program that takes over. Without it the file from which the old process was started.
+    /// The program that takes over. Default: the file that the old process was started from.
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
@@ -31,7 +32,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
     timeout: Duration,
 
-    /// Time in which nobody serves; past it the old process goes on.
+    /// Longest interruption of service; after it, the old process resumes.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     stall_max: Duration,
 }
@@ -52,8 +53,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let done: Done = control::order_shown(&folder, &address.name, &target)?;
     if done.unheard {
         let text = format!(
-            "process {} took over and was not heard of again: see whether it serves, else start a server; \
-             what was accepted is in the journals: {}",
+            "process {} took over and then did not report: check that it serves, or start a server; accepted \
+             writes are in the journals: {}",
             done.pid,
             done.lost_doors.join("; ")
         );
@@ -63,7 +64,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         output::json(&done)?;
     } else {
         output::line(&format!(
-            "process {} serves in the place of {}, sawmill {}; requests waited {} ms",
+            "process {} replaced process {}, sawmill {}; requests waited {} ms",
             done.pid, process.pid, done.version, done.stall_ms
         ))?;
         done.lost_doors.iter().try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;

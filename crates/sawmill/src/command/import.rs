@@ -25,12 +25,12 @@ use crate::wiring;
 
 /// Import a file, a disk image, a block device or an NBD export into a volume.
 ///
-/// The volume is made when it is not there, as large as the source. Holes and zeroes take nothing. The same
-/// command again goes on where an interrupted one was, if the source is still what it was.
+/// Creates the volume if it does not exist, as large as the source. Holes and zeroes take no space.
+/// Resumable: rerun to continue, if the source has not changed.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// A raw file, an image (by its name's ending, or --format), a block device, or a URI: nbd://host/name,
-    /// nbd+unix:///name?socket=/path.
+    /// A raw file, a disk image (known by its file name extension, or by --format), a block device, or a URI:
+    /// nbd://host/name, nbd+unix:///name?socket=/path.
     #[arg(value_name = "SOURCE")]
     source: String,
 
@@ -38,11 +38,11 @@ pub(super) struct Arguments {
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// What the source is made of. Images other than raw ones are read by QEMU's tools.
+    /// Format of the source. QEMU's tools read all formats except raw.
     #[arg(long, value_name = "FORMAT", value_enum)]
     format: Option<Format>,
 
-    /// Also read the file that an image is a layer over.
+    /// Also read the backing file of an image.
     #[arg(long)]
     follow_backing: bool,
 
@@ -59,11 +59,11 @@ pub(super) struct Arguments {
 /// What to do about what is there already.
 #[derive(Args, Clone, Copy)]
 pub(super) struct Again {
-    /// Import into a volume that exists: all it holds is lost. Its size must be that of the source.
+    /// Import into an existing volume; all its content is lost. It must have the size of the source.
     #[arg(long)]
     overwrite: bool,
 
-    /// Start over instead of going on where an interrupted command was.
+    /// Start over instead of resuming an interrupted command.
     #[arg(long)]
     restart: bool,
 }
@@ -246,8 +246,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
             return Ok(fresh());
         }
         let text = format!(
-            "there is a volume {name} already, and no interrupted import of {} into it: choose another name, \
-             or pass --overwrite to lose all it holds",
+            "volume {name} exists already, without an interrupted import of {}: choose another name, or pass \
+             --overwrite to replace its content",
             known.far_name
         );
         return Err(Failure::new(Exit::Exists, text));
@@ -255,8 +255,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
     let untouched = earlier.epoch == known.epoch && earlier.size_bytes == known.size_bytes;
     if !untouched && !again.overwrite {
         let text = format!(
-            "volume {name} has been attached by others since its import was interrupted; pass --overwrite to \
-             lose all it holds and start over"
+            "volume {name} has been attached since its import was interrupted; pass --overwrite to discard \
+             its content and start over"
         );
         return Err(Failure::new(Exit::Refused, text));
     }

@@ -12,7 +12,7 @@ use crate::seen::Elsewhere;
 use crate::units::{human_count, human_size, human_time};
 use crate::{control, output, seen, wiring};
 
-/// Show a volume: size, positions, what it takes in the store, who is attached.
+/// Show a volume: size, positions, space used in the store, who is attached.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -213,12 +213,12 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
         let stall = volume.stall.as_deref().filter(|_| volume.stalled_requests > 0);
         rows.extend(stall.map(|stall| {
             let lacks = match stall {
-                "staging" => "the journal's disk is slower than they are".to_owned(),
+                "staging" => "the journal's disk cannot keep up".to_owned(),
                 "journal_records" => {
                     format!("{} records are not yet stored", human_count(volume.journal_unstored_records))
                 }
-                "unstored_age" => "the oldest write that is not stored is too old".to_owned(),
-                _ => "the journal is full of what is not yet stored".to_owned(),
+                "unstored_age" => "the oldest unstored write has reached --unstored-age-max".to_owned(),
+                _ => "the journal is full of unstored writes".to_owned(),
             };
             ("", format!("{} writes wait: {lacks}", human_count(volume.stalled_requests)))
         }));
@@ -239,7 +239,7 @@ fn attachment_facts(document: &Document) -> Vec<(&'static str, String)> {
         let last = match document.clean {
             Some(true) if document.epoch > 0 => "the last attachment ended with everything stored",
             Some(true) => "never attached",
-            _ => "the last attachment has not ended cleanly, or lives elsewhere",
+            _ => "the last attachment did not end cleanly, or is on another machine",
         };
         return vec![("attached", format!("not on this machine; {last}"))];
     };

@@ -17,7 +17,7 @@ use crate::{output, wiring};
 /// Rows of a long table that are printed without `--json`.
 const ROWS_MAX: usize = 40;
 
-/// Look at a volume's parts. Reads what is there and changes nothing.
+/// Show the parts of a volume. Changes nothing.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -35,17 +35,18 @@ enum Part {
         #[arg(value_name = "SEQUENCE")]
         sequence: u64,
     },
-    /// A journal: whose it is, what it marks as safe, and which records can be read from it.
+    /// A journal: which volume owns it, what it marks as safe, and which records can be read.
     Journal {
-        /// Path of a journal, or the volume whose journal in the state folder is meant.
+        /// Path of a journal, or a volume: then its journal in the state folder.
         #[arg(value_name = "PATH|VOL")]
         journal: String,
-        /// Write what it holds and its store may lack to this new file, each write at its address on the
-        /// disk; FILE.ranges lists them. For a journal that is refused, as others have attached since.
+        /// Write what the journal holds and the store may lack to this new file, each write at its address on
+        /// the disk; FILE.ranges lists them. For a journal that is refused because the volume has been
+        /// attached since.
         #[arg(long, value_name = "FILE")]
         unstored_to: Option<PathBuf>,
     },
-    /// A checkpoint: the newest, or the one of this number.
+    /// A checkpoint: the newest, or the one with this number.
     Checkpoint {
         /// Name in the default store, or a URL ending in the name.
         #[arg(value_name = "VOL")]
@@ -54,12 +55,12 @@ enum Part {
         #[arg(value_name = "NUMBER")]
         number: Option<u64>,
     },
-    /// What serving the volume would do first: a dry run of recovery.
+    /// A dry run of recovery: what `serve` would do first.
     Recovery {
         /// Name in the default store, or a URL ending in the name.
         #[arg(value_name = "VOL")]
         volume: String,
-        /// The journal, when it is not in the state folder.
+        /// The journal, if it is not in the state folder.
         #[arg(long, value_name = "PATH")]
         journal: Option<PathBuf>,
     },
@@ -208,6 +209,7 @@ struct CheckpointDocument {
     position: u64,
     wall_unix_ms: u64,
     attached_ms: u64,
+    repeats: u64,
     size_bytes: u64,
     clean: bool,
     extents: u64,
@@ -238,6 +240,7 @@ impl CheckpointDocument {
             position: checkpoint.position,
             wall_unix_ms: checkpoint.wall_unix_ms,
             attached_ms: checkpoint.attached_ms,
+            repeats: checkpoint.repeats,
             size_bytes: checkpoint.size_bytes,
             clean: checkpoint.clean,
             extents: checkpoint.extent_total,

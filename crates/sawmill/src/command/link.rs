@@ -32,7 +32,7 @@ const SEEK_EVERY: Duration = Duration::from_millis(250);
 /// The longest answer.
 const FOUND_BYTES_MAX: usize = 2048;
 
-/// Make keys for links, find targets, list what they show, and see how links do.
+/// Make keys for links, find targets, list their exports, and show link status.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -41,35 +41,36 @@ pub(super) struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Make a key: a new file that only its owner can read, for both ends of a link.
+    /// Make a key for both ends of a link: a new file that only its owner can read.
     Key(Key),
-    /// Ask who is there. Any machine of the network can answer: what is found proves nothing.
+    /// Find targets. Discovery replies are unauthenticated: they prove nothing.
     Find(Find),
-    /// List what a target shows.
+    /// List the exports of a target.
     List(List),
-    /// Show how the links of this user's running `target` and `attach` do.
+    /// Show the links of this user's running `target` and `attach` processes.
     Status(Status),
 }
 
 #[derive(Args)]
 struct Key {
-    /// The file to make. One that is there stays as it is.
+    /// The file to create. An existing file is never overwritten.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
 #[derive(Args)]
 struct Find {
-    /// Ask by raw Ethernet on this interface (needs CAP_NET_RAW); as often as there are.
+    /// Ask by raw Ethernet on this interface (needs CAP_NET_RAW). May be repeated.
     #[arg(long, value_name = "INTERFACE")]
     interface: Vec<String>,
 
-    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address; as often as
-    /// there are. Without any question asked for: 255.255.255.255 on each interface.
+    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address. May be
+    /// repeated. Without --udp and --interface, the default is a broadcast (255.255.255.255) on every
+    /// interface.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_asked)]
     udp: Vec<AskedAt>,
 
-    /// Only the target of this name.
+    /// Find only the target with this name.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
@@ -89,7 +90,9 @@ struct AskedAt {
 fn parse_asked(text: &str) -> Result<AskedAt, String> {
     let text = if text.starts_with("udp:") { text.to_owned() } else { format!("udp:{text}") };
     let read = text.parse().map_err(|error: AddressError| error.to_string())?;
-    let LinkAddress::Udp(place) = read else { return Err(format!("'{text}' is no address of UDP")) };
+    let LinkAddress::Udp(place) = read else {
+        return Err(format!("'{text}' is not a UDP address; write HOST[:PORT][@INTERFACE]"));
+    };
     let to = place.resolve().map_err(|error| format!("'{text}': {error}"))?;
     Ok(AskedAt { to, interface: place.interface })
 }
@@ -113,7 +116,7 @@ fn everybody() -> Vec<AskedAt> {
 
 #[derive(Args)]
 struct List {
-    /// Where: link:ADDRESS[,ADDRESS...].
+    /// The target: link:ADDRESS[,ADDRESS...].
     #[arg(value_name = "LINK")]
     link: String,
 
@@ -123,7 +126,7 @@ struct List {
 
 #[derive(Args)]
 struct Status {
-    /// Measure rates over so long; 0: none.
+    /// Measure rates over this long; 0: no rates.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     over: Duration,
 }
@@ -136,7 +139,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             match context.json {
                 true => output::json(&serde_json::json!({ "key_file": file }))?,
                 false => {
-                    output::line(&format!("{file}: a new key; bring it to the other end unseen by others"))?
+                    output::line(&format!("{file}: new key; copy it to the other end over a secure channel"))?
                 }
             }
             Ok(Exit::Ok)
@@ -282,7 +285,7 @@ fn seek_ethernet(interface: &str, question: &[u8], token: u64, deadline: Instant
         let wait = deadline.min(next).saturating_duration_since(now);
         let mut each = |peer: &Peer, packet: &mut [u8]| {
             // `attach` finds it again by its interface.
-            tracing::debug!("{address}: {peer:?} says something");
+            tracing::debug!("{address}: packet from {peer:?}");
             found.extend(found_in(packet, token, address.clone()));
         };
         carrier.receiver.receive(Some(wait), false, &mut each).map_err(|error| cannot(&error))?;
@@ -302,7 +305,7 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     let remote = Remote::connect(&place, asked.key.security()?, options)?;
     let exports = remote.exports()?;
     if exports.left_out > 0 {
-        tracing::warn!("{} more exports did not fit the target's answer", exports.left_out);
+        tracing::warn!("{} more exports do not fit into the target's answer", exports.left_out);
     }
     let exports = exports.named.into_iter().map(|(name, size_bytes)| Shown { name, size_bytes });
     match context.json {

@@ -16,12 +16,12 @@ use crate::{control, output, wiring};
 /// List the volumes of a store.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// URL of the store; without it the default store.
+    /// URL of the store. Default: the default store.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Also what no name means, by its id: volumes that have lost their names (`sawmill rename ID NEW` names
-    /// one), and what is left of deleted ones. Lists every object of the store.
+    /// Also list volumes without a name, by id: those that lost their names (`sawmill rename ID NEW` names
+    /// one), and the remains of deleted ones. Lists every object of the store.
     #[arg(long)]
     all: bool,
 }
@@ -49,7 +49,7 @@ struct UnnamedDocument {
 impl UnnamedDocument {
     fn said(&self) -> String {
         let size = self.size_bytes.map_or_else(|| "unreadable".to_owned(), human_size);
-        format!("{size}, {}", if self.deleted { "deleted: clones may need it" } else { "no name means it" })
+        format!("{size}, {}", if self.deleted { "deleted: clones may need it" } else { "it has no name" })
     }
 }
 

@@ -12,10 +12,10 @@ use crate::moment::moment;
 use crate::units::{human_duration, human_size};
 use crate::{output, wiring};
 
-/// List the states of a volume's past that can be served, cloned, or rolled back to.
+/// List the past states of a volume that you can serve, clone or roll back to.
 ///
-/// Inside the retention window every stored moment can be had, not only those listed: VOL@TIME is the newest
-/// state at or before that time.
+/// Inside the retention window you can use every stored moment, not only the listed ones: VOL@TIME is the
+/// newest state at or before that time.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -92,12 +92,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             let name = if row.name.is_empty() { "-".to_owned() } else { row.name.clone() };
             vec![row.time.clone(), row.kind.into(), name, row.position.to_string(), size]
         });
-        output::table(&["time", "kind", "name", "position", "alone keeps"], cells.collect())?;
+        output::table(&["time", "kind", "name", "position", "unique"], cells.collect())?;
     }
     let window = human_duration(Duration::from_secs(document.retention_s));
     output::line(&match &document.from {
         Some(from) => format!("every stored moment from {from} to {} (kept for {window})", document.through),
-        None => "no retention: only what has a name; `sawmill set --retention 24h` keeps every moment".into(),
+        None => {
+            "no retention: only snapshots are kept; `sawmill set --retention 24h` keeps every moment".into()
+        }
     })?;
     Ok(Exit::Ok)
 }

@@ -18,15 +18,15 @@ use crate::wiring::{self, CachePlan, JournalPlan, Plan};
 /// Where the local parts of volumes are, and what may be lost.
 #[derive(Args)]
 pub(super) struct Opening {
-    /// The journal: a file (made when absent) or a block device; with several volumes a folder.
+    /// The journal: a file (created if absent) or a block device; with several volumes, a folder.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
-    /// Size of a journal when it is made.
+    /// Size of a new journal.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     journal_bytes: u64,
 
-    /// The read cache: a file (made when absent) or a block device.
+    /// The read cache: a file (created if absent) or a block device.
     #[arg(long, value_name = "PATH")]
     cache: Option<PathBuf>,
 
@@ -34,24 +34,25 @@ pub(super) struct Opening {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
     cache_bytes: u64,
 
-    /// Serve for reading only: no journal, no new attachment, nothing is written. Fits beside a writer.
+    /// Serve read-only: no journal, no new attachment, no writes. Can run alongside a writer.
     #[arg(long)]
     pub(super) read_only: bool,
 
-    /// Go on although the journal with the newest writes is lost; the volume becomes a cut of the past.
+    /// Accept a missing or unusable journal: its newest writes are lost, and the volume rolls back to an
+    /// earlier cut.
     #[arg(long, conflicts_with = "read_only")]
     accept_journal_loss: bool,
 
-    /// Go on although memory with accepted writes is lost (the journal says that it must be there); what was
-    /// flushed is kept.
+    /// Accept that memory with accepted writes is lost (the journal says that it must exist). Flushed writes
+    /// are kept.
     #[arg(long, conflicts_with = "read_only")]
     accept_memory_loss: bool,
 
-    /// Go on although the store is older than what this machine has seen in it: a backup that was put back.
+    /// Accept a store that is older than this machine has seen it: one that was restored from a backup.
     #[arg(long, conflicts_with = "read_only")]
     accept_older_store: bool,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 }
@@ -60,11 +61,11 @@ pub(super) struct Opening {
 #[derive(Args)]
 #[command(next_help_heading = "Tuning")]
 pub(super) struct Tuning {
-    /// Store a batch that is this old, even if small; 0: never by age.
+    /// Store a batch at this age, even if it is small; 0: never by age.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     segment_age: Duration,
 
-    /// Let writes and flushes wait while an accepted write is this old and not stored, at least 1s; 0: never.
+    /// Make writes and flushes wait while an accepted write of this age is not stored, at least 1s; 0: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_age, default_value = "0s")]
     unstored_age_max: Duration,
 
@@ -72,22 +73,22 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     checkpoint_bytes: u64,
 
-    /// Segments on their way to the store at once, at most 32.
+    /// Segments to upload in parallel, at most 32.
     #[arg(long, value_name = "N", default_value_t = limits::UPLOADS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
     uploads: u32,
 
-    /// Folder for memory that outlives the process: accepted writes on their way to the journal. Without it
-    /// /dev/shm/sawmill-UID where that lasts as long as the machine runs; in a container, or for a user who
-    /// logs in, the journal's folder.
+    /// Folder for memory that outlives the process: accepted writes that are not in the journal yet. Default:
+    /// /dev/shm/sawmill-UID if it lasts until the machine reboots; otherwise (in a container, or for a user
+    /// who logs in) the folder of the journal.
     #[arg(long, value_name = "FOLDER")]
     staging: Option<PathBuf>,
 
-    /// Room in that folder for one volume.
+    /// Memory in that folder for one volume.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "32M")]
     staging_bytes: u64,
 
-    /// Bytes read ahead of a sequential reader; 0: none.
+    /// Bytes to read ahead of a sequential reader; 0: none.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1M")]
     prefetch: u64,
 
@@ -95,7 +96,7 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "SHARE", default_value_t = GcPolicy::default().start)]
     gc_start: f64,
 
-    /// Stop collecting when at least this share is live. Without it 0.02 above --gc-start.
+    /// Stop collecting when at least this share is live. Default: 0.02 above --gc-start.
     #[arg(long, value_name = "SHARE")]
     gc_stop: Option<f64>,
 
@@ -103,7 +104,7 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy", "cost-benefit"])]
     gc_choice: String,
 
-    /// Live data to move a second at most; 0: no limit.
+    /// Live data to move per second at most; 0: no limit.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     gc_rate: u64,
 }
@@ -128,7 +129,7 @@ impl Opening {
         for (index, address) in volumes.iter().enumerate() {
             if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
                 return Err(Failure::usage(format!(
-                    "the volume name {} is given twice; exports need different names: serve one of them by \
+                    "two volumes have the name {}; exports need different names: serve one of them from \
                      another process",
                     address.name
                 )));
@@ -136,13 +137,13 @@ impl Opening {
         }
         if let Some(address) = volumes.iter().find(|address| address.cut.is_some() && !self.read_only) {
             return Err(Failure::usage(format!(
-                "{} is a state of the past: add --read-only, or write to a clone: sawmill clone {} NEW",
+                "{} is a past state: add --read-only, or write to a clone: sawmill clone {} NEW",
                 address.shown(),
                 address.shown()
             )));
         }
         if self.read_only && self.journal.is_some() {
-            return Err(Failure::usage("--journal has no use with --read-only; leave one of them out"));
+            return Err(Failure::usage("--journal has no effect with --read-only; drop one of them"));
         }
         let cache = match &self.cache {
             _ if self.cache_bytes == 0 => CachePlan::None,
@@ -185,7 +186,7 @@ fn parse_age(text: &str) -> std::result::Result<Duration, String> {
     if age.is_zero() || age >= Duration::from_secs(1) {
         return Ok(age);
     }
-    Err("an age below 1s would let every write wait: give 1s or more, or 0".to_owned())
+    Err("an age below 1s would make every write wait: give 1s or more, or 0".to_owned())
 }
 
 fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {

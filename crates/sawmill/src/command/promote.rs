@@ -12,24 +12,24 @@ use crate::exit::{Exit, Result};
 use crate::units::{human_count, human_duration, human_size};
 use crate::{output, seen, wiring};
 
-/// Make a replica a volume of its own, that can be served for writing.
+/// Promote a replica: make it a volume of its own that you can serve for writing.
 ///
-/// What had not been copied by then is not in it. The source is not asked and not stopped: if it is still
-/// served, see that nobody writes there any more. Once promoted, a replica stays so; to make the old primary
-/// a replica of it, `sawmill replicate --fail-back`.
+/// The promoted volume lacks writes that were not copied in time. The command neither contacts nor stops the
+/// source: if the source is still served, make sure that nothing writes to it. A promotion cannot be undone;
+/// to make the old primary a replica, use `sawmill replicate --fail-back`.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// The replica: a name in the default store, or a URL ending in the name.
     #[arg(value_name = "DEST")]
     replica: String,
 
-    /// A drill: read and verify everything in the replica, and say what would be lost. Changes nothing. Exit
-    /// code 0: all is well; 1: damage was found and is listed.
+    /// A drill: read and verify everything in the replica, and print what would be lost. Changes nothing.
+    /// Exit code 0: no damage; 1: damage was found and is listed.
     #[arg(long)]
     dry_run: bool,
 
-    /// Also when the newest checkpoint here cannot be read, so that it would be an older state, or when
-    /// something it needs is gone. For a source that is lost: otherwise replicate again.
+    /// Promote even if the newest checkpoint here cannot be read (the volume is then older), or if an object
+    /// that it needs is missing. Only for a lost source: otherwise replicate again.
     #[arg(long, conflicts_with = "dry_run")]
     as_it_is: bool,
 }
@@ -115,7 +115,7 @@ fn behind(context: &Context, drill: &Drill) -> Option<Behind> {
     let address = context.places.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
     let asked = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
-    asked.map_err(|error| tracing::warn!("the source cannot be asked: {error}")).ok()
+    asked.map_err(|error| tracing::warn!("cannot read the source: {error}")).ok()
 }
 
 fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
@@ -149,12 +149,11 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
             "nothing that the source has stored would be lost".to_owned()
         }
         (Some(0), _) => {
-            "no write that the source has stored would be lost, but a snapshot, a resize or a setting"
+            "no write that the source has stored would be lost, only a snapshot, a resize or a setting"
                 .to_owned()
         }
         (None, _) if document.is_complete == Some(false) => format!(
-            "{} is now another volume, or has another history than this replica: what would be lost is not \
-             known",
+            "{} is now another volume, or has another history than this replica: the loss is unknown",
             document.source
         ),
         (Some(bytes), Some(ms)) => format!(
@@ -162,7 +161,7 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
             human_size(bytes),
             human_duration(Duration::from_millis(ms))
         ),
-        _ => format!("the source ({}) cannot be asked: what would be lost is not known", document.source),
+        _ => format!("cannot read the source ({}): the loss is unknown", document.source),
     })?;
     Ok(exit)
 }

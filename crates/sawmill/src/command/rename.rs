@@ -8,22 +8,22 @@ use super::Context;
 use crate::exit::{Exit, Result};
 use crate::{output, wiring};
 
-/// Give a volume another name in its store.
+/// Rename a volume within its store.
 ///
-/// It keeps its id, its data and its journals, and may be served meanwhile: its door keeps the old name until
-/// it is served anew. A rename that is interrupted leaves the old name or the new one.
+/// The volume keeps its id, data and journals. You can rename it while it is served: its doors keep the old
+/// name until it is served again. An interrupted rename leaves the old name or the new one.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name, its id,
+    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name: its id,
     /// as `sawmill list --all` shows it.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Logical block of a volume that is named by its id, when the store says nothing of it any more.
+    /// Logical block size of a volume that you give by its id, if the store no longer records it.
     #[arg(long, value_name = "BYTES", value_parser = ["512", "4096"])]
     block_size: Option<String>,
 
-    /// The new name alone: a volume stays in its store. (`sawmill copy` brings it to another.)
+    /// The new name only: a volume stays in its store. (`sawmill copy` copies it to another one.)
     #[arg(value_name = "NEW")]
     new: String,
 }

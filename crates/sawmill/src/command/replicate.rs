@@ -20,37 +20,38 @@ use crate::{output, seen, wiring};
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///
-/// A replica is the same volume in another store: at any moment it can be read (serve --read-only) as it was
-/// at some moment, and `sawmill promote` makes it a volume of its own. Only what is stored is copied, so the
-/// source may be served anywhere meanwhile. The command may be killed at any time; given again, it goes on.
+/// A replica is the same volume in another store. You can read it at any time (serve --read-only), and it has
+/// the state of some moment; `sawmill promote` makes it a volume of its own. Only stored data is copied, so
+/// the source can be served anywhere at the same time. You may kill the command at any time: rerun it to
+/// continue.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// The replica: a URL ending in its name, s3://bucket/prefix/disk1, in another store than the volume's.
+    /// The replica: a URL ending in its name, s3://bucket/prefix/disk1, in a store other than the volume's.
     #[arg(value_name = "DEST")]
     destination: String,
 
-    /// Go on: copy what is new, again and again, until the process is ended.
+    /// Keep running: copy what is new, until the process is stopped.
     #[arg(long)]
     follow: bool,
 
-    /// With --follow, how long to wait when there is nothing new.
+    /// With --follow: how long to wait when there is nothing new.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
     every: Duration,
 
-    /// Bytes to copy a second at most; 0: no limit.
+    /// Bytes to copy per second at most; 0: no limit.
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = parse_size)]
     bandwidth: u64,
 
-    /// A file that is written anew after each round: lag and counts as Prometheus text, for a node exporter.
+    /// A file to rewrite after each round, with lag and counts as Prometheus text for a node exporter.
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
 
-    /// The destination was the primary (or was promoted) before: make it a replica. Only what differs is
-    /// copied; what was written there and is not at the source is lost.
+    /// The destination was the primary (or was promoted) before: make it a replica. Only differences are
+    /// copied; writes that exist only at the destination are lost.
     #[arg(long)]
     fail_back: bool,
 }

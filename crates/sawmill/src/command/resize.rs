@@ -10,17 +10,17 @@ use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_size, parse_size};
 use crate::{control, output, wiring};
 
-/// Give a volume another size.
+/// Change the size of a volume.
 ///
-/// A volume grows also while it is served; clients see the new size when they connect anew. It shrinks only
-/// at rest. What a file system on it must be told is its own matter: grow it after, shrink it before.
+/// A volume can grow while it is served; clients see the new size when they reconnect. It can shrink only
+/// while it is not served. Resizing the file system is your task: grow it afterwards, shrink it before.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// The new size: 512M, 10G, 1T (of 1024); a multiple of the block size.
+    /// The new size: 512M, 10G, 1T (powers of 1024); a multiple of the block size.
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: u64,
 
@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     yes_lose_data: bool,
 
-    /// Go on although the store lets two writers win; you promise that there is one.
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
     #[arg(long)]
     no_fencing: bool,
 
@@ -57,8 +57,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let size_bytes = arguments.size;
     if size_bytes < old_size_bytes && !arguments.yes_lose_data {
         let text = format!(
-            "volume {} has {old_size_bytes} bytes: shrinking it to {size_bytes} loses what lies beyond, for \
-             good; if nothing does that matters, pass --yes-lose-data",
+            "volume {} has {old_size_bytes} bytes: shrinking it to {size_bytes} destroys all data beyond \
+             that; to do so, pass --yes-lose-data",
             address.name
         );
         return Err(Failure::new(Exit::Refused, text));
@@ -77,7 +77,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     } else {
         let (old, new) = (human_size(old_size_bytes), human_size(size_bytes));
         let how = match (resized, size_bytes > old_size_bytes) {
-            (true, true) => "; clients see it when they connect anew",
+            (true, true) => "; clients see it when they reconnect",
             _ => "",
         };
         output::line(&format!("{volume}: {old} -> {new}{how}"))?;

@@ -9,18 +9,17 @@ use crate::moment::parse_cut;
 use crate::output;
 use crate::past::{Past, order};
 
-/// Make a volume what it was: at a snapshot, at a time, at a position of its log.
+/// Return a volume to an earlier state: a snapshot, a time, or a position of its log.
 ///
-/// The state before gets a snapshot, so that the rollback can be undone; delete that when it is not needed
-/// any more. Whoever has the disk mounted must let it go first: a file system does not expect its disk to
-/// change.
+/// The present state first gets a snapshot, so that you can undo the rollback; delete it when you no longer
+/// need it. Unmount the disk first: a file system does not expect its disk to change.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Which state: the name of a snapshot, a time such as 2026-11-21T10:00:00Z, or position:N.
+    /// The state to return to: the name of a snapshot, a time such as 2026-11-21T10:00:00Z, or position:N.
     #[arg(long, value_name = "CUT")]
     to: String,
 
@@ -46,7 +45,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         let rolled_back_to = &arguments.to;
         output::json(&Document { volume: &address.name, rolled_back_to, before: &before, undo })?;
     } else {
-        output::line(&format!("{} is what it was at {}; to undo: {undo}", address.name, arguments.to))?;
+        output::line(&format!("{} is rolled back to {}; to undo: {undo}", address.name, arguments.to))?;
     }
     Ok(Exit::Ok)
 }

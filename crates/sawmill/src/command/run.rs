@@ -14,20 +14,20 @@ use crate::exit::{Exit, Failure, Result};
 use crate::layers::LayerOptions;
 use crate::output;
 
-/// Hold a device whose driver is another program, and start that program.
+/// Serve a device whose driver is another program, and start that program.
 ///
-/// The device and its doors stay when the driver dies: it is started again, and what it had not answered is
-/// handed to it again. SIGHUP starts the command anew in the place of the driver that is there. Without a
-/// command drivers come by themselves: they connect to the socket that is told. SIGTERM or SIGINT closes the
-/// doors, lets the driver answer and flush everything, and ends with 0; a second signal ends at once.
+/// The device and its doors stay when the driver dies: the driver is restarted and gets its unanswered
+/// requests again. SIGHUP replaces the running driver: the command starts again. Without a command, drivers
+/// start on their own and connect to the printed socket. SIGTERM or SIGINT closes the doors, lets the driver
+/// answer and flush everything, and exits with 0; a second signal exits immediately.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// The device's name. Without it the command's.
+    /// The device's name. Default: the name of the command.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
     /// A door as one word: nbd=unix:/path, nbd=tcp:127.0.0.1:10809, ublk, ublk=3, vhost-user=/path,
-    /// fuse=/folder, loop=/folder. As often as there are doors. Without any an NBD socket.
+    /// fuse=/folder, loop=/folder. May be repeated. Default: an NBD Unix socket.
     #[arg(long = "door", value_name = "DOOR", value_parser = parse_door)]
     doors: Vec<DoorPlan>,
 
@@ -37,17 +37,17 @@ pub(super) struct Arguments {
     #[command(flatten)]
     nbd_memory: NbdMemory,
 
-    /// An option of the device that comes before what the driver says: size=1073741824, mode=batch,
-    /// on_death=fail and others; docs/format/driver.md has them all.
+    /// An option of the device; it overrides what the driver says: size=1073741824, mode=batch, on_death=fail
+    /// and others. docs/format/driver.md lists them all.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     options: Vec<(String, String)>,
 
-    /// Let the device fail when the driver that was started here dies.
+    /// Fail the device when the driver that this command started dies.
     #[arg(long)]
     no_restart: bool,
 
-    /// A variable of the environment that the driver gets though it may be a secret: AWS_*, AZURE_*,
-    /// GOOGLE_* and keys of Sawmill's are kept from it otherwise. As often as there are such.
+    /// An environment variable to pass to the driver although it may be a secret: AWS_*, AZURE_*, GOOGLE_*
+    /// and Sawmill's own keys are withheld otherwise. May be repeated.
     #[arg(long, value_name = "NAME")]
     driver_env: Vec<OsString>,
 
@@ -66,7 +66,7 @@ fn parse_door(text: &str) -> Result<DoorPlan, String> {
 pub(super) fn parse_option(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("'{text}' is no option; write NAME=VALUE")),
+        _ => Err(format!("'{text}' is not an option; write NAME=VALUE")),
     }
 }
 
@@ -103,7 +103,7 @@ fn unheard(told: &Told<'_>, failure: Failure) -> Result<()> {
     match told {
         Told::Listening { .. } => Err(failure),
         _ => {
-            tracing::debug!("nobody heard an event: {failure}");
+            tracing::debug!("cannot print an event: {failure}");
             Ok(())
         }
     }
@@ -114,15 +114,16 @@ fn name_of(arguments: &Arguments) -> Result<String> {
         return Ok(name.clone());
     }
     let program = arguments.command.first().and_then(|program| Path::new(program).file_stem());
-    program.and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
-        Failure::usage("give the device a name: --name NAME, or a command behind -- to take it from")
-    })
+    program
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::usage("the device needs a name: give --name NAME, or a command after --"))
 }
 
 /// The device is for those who use it: that whoever started it does not listen any more does not end it.
 fn tell(json: bool, told: &Told<'_>) -> Result<()> {
     if let Err(failure) = say(json, told) {
-        tracing::debug!("nobody hears what is told: {failure}");
+        tracing::debug!("cannot print an event: {failure}");
     }
     Ok(())
 }

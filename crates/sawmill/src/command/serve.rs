@@ -39,15 +39,15 @@ const AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// How often changes of health are looked for.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
-/// Serve volumes through a front door until told to stop.
+/// Serve volumes through front doors until SIGTERM.
 ///
-/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Without a
-/// door that is asked for it is an NBD socket in the runtime folder. SIGTERM or SIGINT stops accepting,
-/// finishes requests, stores everything and ends with 0. A second signal stops at once and ends with 1:
-/// nothing accepted is lost, but the newest of it is on this machine alone. SIGUSR1 collects garbage now.
+/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Default: an
+/// NBD Unix socket (in the runtime folder). SIGTERM or SIGINT stops accepting, finishes requests, stores
+/// everything and exits with 0. A second signal exits immediately with 1: no accepted write is lost, but the
+/// newest ones are on this machine only. SIGUSR1 collects garbage now.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// Names in the default store, or URLs ending in the name. With --read-only also a state of the past:
+    /// Names in the default store, or URLs ending in the name. With --read-only also a past state:
     /// VOL@SNAPSHOT, VOL@2026-11-21T10:00:00Z, VOL@position:N.
     #[arg(value_name = "VOL", required = true)]
     volumes: Vec<String>,
@@ -55,11 +55,12 @@ pub(super) struct Arguments {
     #[command(flatten)]
     opening: Opening,
 
-    /// Also serve dashboard, metrics and status over HTTP on this loopback address, 127.0.0.1:9100 say.
+    /// Also serve dashboard, metrics and status over HTTP on this loopback address, for example
+    /// 127.0.0.1:9100.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
-    /// Take the place of the process behind standard input: for `sawmill handoff` alone.
+    /// Replace the process behind standard input: for `sawmill handoff` only.
     #[arg(long, hide = true)]
     take_over: bool,
 
@@ -139,7 +140,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Before any thread is started: all of them serve disks that memory may be waiting for.
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+        tracing::debug!("cannot mark threads as serving disks: {error}");
     }
     let plan = plan(&context.places, arguments)?;
     let (tell, hear) = channel();
@@ -171,7 +172,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if context.json {
         emit(&Event::Stopping);
     }
-    tracing::info!("stopping: finishing requests and storing everything; a second signal stops at once");
+    tracing::info!("stopping: finishing requests and storing everything; a second signal stops immediately");
     let outcome = close(context.json, &serving, &tell, &hear);
     // Asked to the last: `info` and `wait` are answered while everything is being stored.
     drop(admin);
@@ -213,7 +214,9 @@ pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>, rel
                 if count > 1 {
                     let _ = emulate_default_handler(signal);
                 }
-                tracing::info!("asked to stop while starting: once started; a second signal stops at once");
+                tracing::info!(
+                    "got a signal while starting: stopping once started; a second signal stops immediately"
+                );
             }
             if tell.send(Heard::Signal).is_err() {
                 return;
@@ -336,7 +339,9 @@ fn hand_off(
 ) -> Option<Until> {
     let outcome = Predecessor { serving, again, admin }.hand_off(&asked.order);
     match &outcome {
-        Ok(done) => tracing::info!("process {} serves from now on, after {} ms", done.pid, done.stall_ms),
+        Ok(done) => {
+            tracing::info!("process {} serves now, after an interruption of {} ms", done.pid, done.stall_ms)
+        }
         Err(failure) => tracing::error!("{failure}"),
     }
     let done = outcome.as_ref().ok().cloned();
@@ -381,7 +386,7 @@ pub(super) fn close(
             // Everything is being closed: there is nothing to collect, and nothing to hand over any more.
             Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
             Ok(Heard::Signal) | Err(_) => {
-                tracing::warn!("stopping at once; what is not stored yet stays in the journal");
+                tracing::warn!("stopping immediately; unstored writes stay in the journal");
                 serving.close_now();
                 serving.doors.stop_now();
                 serving.forget_added_doors();

@@ -39,7 +39,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if context.json {
         output::json(&Document { volume: &address.name, retention_s })?;
     } else if retention_s == 0 {
-        output::line(&format!("{}: the past is not kept, but for snapshots", address.name))?;
+        output::line(&format!("{}: no past states are kept, except snapshots", address.name))?;
     } else {
         let shown = human_duration(Duration::from_secs(retention_s));
         output::line(&format!("{}: every stored moment is kept for {shown}", address.name))?;

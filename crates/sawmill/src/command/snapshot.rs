@@ -12,9 +12,10 @@ use crate::past::{Past, order};
 use crate::units::human_size;
 use crate::{output, wiring};
 
-/// Create, list and delete snapshots: names for states of a volume that are kept.
+/// Create, list and delete snapshots: named states of a volume that are kept.
 ///
-/// A snapshot takes no copy, and writes go on while it is made. It is in the store when the command returns.
+/// A snapshot copies no data, and writes continue while it is made. It is in the store when the command
+/// returns.
 #[derive(Args)]
 pub(super) struct Arguments {
     #[command(subcommand)]
@@ -25,9 +26,9 @@ pub(super) struct Arguments {
 enum What {
     /// Give the present state a name.
     Create(Named),
-    /// List the snapshots of a volume, and what each takes.
+    /// List the snapshots of a volume, and the space that each takes.
     List(Volume),
-    /// End a snapshot; what it alone needs is deleted in time.
+    /// Delete a snapshot. The data that only it needs is deleted later.
     Delete(Named),
 }
 

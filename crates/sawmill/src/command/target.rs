@@ -44,58 +44,59 @@ const BLOCK_BYTES: u64 = 512;
 /// How often it is looked for signals that were lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Show volumes, files and disks to other machines, which have them by `sawmill attach`.
+/// Export volumes, files and disks to other machines, which attach them with `sawmill attach`.
 ///
-/// Prints where it listens and what it shows when it is ready. SIGTERM or SIGINT ends all connections, stores
-/// everything of the volumes and ends with 0; a second signal stops at once and ends with 1. Whoever is
-/// attached waits for the next target at the same address, and goes on with it.
+/// Prints where it listens and what it exports when it is ready. SIGTERM or SIGINT ends all connections,
+/// stores everything of the volumes and exits with 0; a second signal exits immediately with 1. Attached
+/// initiators wait for the next target at the same address and resume with it.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// What to show: a volume as for `serve`, device:PATH (a block device or a file),
-    /// memory:SIZE or null:SIZE (for tries); with EXPORT= before it under another name.
+    /// What to export: a volume as for `serve`, device:PATH (a block device or a file), memory:SIZE or
+    /// null:SIZE (for testing). EXPORT= before it sets the name of the export.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// Where: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE, xdp:INTERFACE, with commas between them.
-    /// udp:0.0.0.0 is everywhere.
+    /// Addresses to listen on, separated by commas: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE,
+    /// xdp:INTERFACE. udp:0.0.0.0 is every address of this machine.
     #[arg(long, value_name = "ADDRESSES")]
     listen: String,
 
     #[command(flatten)]
     key: KeyOptions,
 
-    /// Instead of one key for all: a file with a line NAME KEY EXPORTS for each machine that may attach.
-    /// EXPORTS are names with commas between them, NAME:ro to read only, or *. SIGHUP reads it again.
+    /// A key for each machine, instead of one for all: a file with a line NAME KEY EXPORTS for each machine
+    /// that may attach. EXPORTS are names separated by commas, NAME:ro for read-only, or *. SIGHUP reloads
+    /// the file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key_file", "insecure"])]
     machines: Option<PathBuf>,
 
-    /// The name by which `sawmill link find` finds it. Without it this machine's.
+    /// The name that `sawmill link find` shows. Default: the name of this machine.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Requests that one connection may have under way.
+    /// Requests in flight per connection, at most.
     #[arg(long, value_name = "N", default_value_t = TargetOptions::default().slots_max,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     slots: u16,
 
-    /// Bytes of each of them: a connection takes --slots times this of memory. Whole pages, 4K to 4M.
+    /// Bytes per request: a connection takes --slots times this much memory. Whole pages, 4K to 4M.
     #[arg(long, value_name = "SIZE", value_parser = parse_slot, default_value = "256K")]
     slot_bytes: u32,
 
-    /// Connections at a time.
+    /// Concurrent connections, at most.
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     connections: u32,
 
-    /// Threads that receive at each UDP address.
+    /// Receiving threads per UDP address.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     receivers: u32,
 
     #[command(flatten)]
     opening: Opening,
 
-    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback address,
-    /// 127.0.0.1:9101 say.
+    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback address, for
+    /// example 127.0.0.1:9101.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
@@ -177,7 +178,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Before any thread is started: all of them serve disks that memory may be waiting for.
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+        tracing::debug!("cannot mark threads as serving disks: {error}");
     }
     let addresses = list_of(&arguments.listen)?;
     let trust = trust(arguments)?;
@@ -213,7 +214,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     if context.json {
         say(&Event::Stopping);
     }
-    tracing::info!("stopping: ending connections and storing everything; a second signal stops at once");
+    tracing::info!("stopping: ending connections and storing everything; a second signal stops immediately");
     drop(telling);
     drop(listener);
     let outcome = close(context.json, &serving, &tell, &hear);
@@ -222,7 +223,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
 }
 
 fn refuse_hand_off(asked: Asked) -> bool {
-    let text = "a target is not handed over: stop it and start another; whoever is attached waits for that";
+    let text = "a target cannot be handed off: stop it and start another; attached initiators wait for it";
     // Whoever asked may be gone.
     let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
     true
@@ -234,7 +235,7 @@ fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
         let named = read_name(places, text)?;
         if all.iter().any(|other| other.export == named.export) {
             return Err(Failure::usage(format!(
-                "two exports would be named {}; give one of them another name: EXPORT={text}",
+                "two exports would have the name {}; give one of them another name: EXPORT={text}",
                 named.export
             )));
         }
@@ -244,7 +245,8 @@ fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
 }
 
 fn check_export(name: &str) -> Result<()> {
-    check_name(name).map_err(|error| Failure::usage(format!("before '=' stands an export's name: {error}")))
+    check_name(name)
+        .map_err(|error| Failure::usage(format!("the export name before '=' is invalid: {error}")))
 }
 
 fn read_name(places: &Places, text: &str) -> Result<Named> {
@@ -260,7 +262,7 @@ fn read_name(places: &Places, text: &str) -> Result<Named> {
     };
     let size = |size: &str| match parse_size(size) {
         Ok(bytes) if bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES) => Ok(bytes),
-        Ok(_) => Err(Failure::usage(format!("'{text}': a device has whole blocks of {BLOCK_BYTES} bytes"))),
+        Ok(_) => Err(Failure::usage(format!("'{text}': the size must be a multiple of {BLOCK_BYTES} bytes"))),
         Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
     };
     let (usual, what) = match text.split_once(':') {
@@ -270,7 +272,7 @@ fn read_name(places: &Places, text: &str) -> Result<Named> {
             let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if export.is_none() && check_name(name).is_err() {
                 return Err(Failure::usage(format!(
-                    "'{text}' does not end in what can be a name; write EXPORT={text}"
+                    "'{text}' does not end in a valid export name; write EXPORT={text}"
                 )));
             }
             (name.to_owned(), What::Device(path.into()))
@@ -330,7 +332,7 @@ fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<
 fn lock(path: &Path) -> Result<FileLock> {
     FileLock::take(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
-            let text = format!("{} is in use: mounted, or another process shows it", path.display());
+            let text = format!("{} is in use: it is mounted, or another process serves it", path.display());
             Failure::new(Exit::InUse, text)
         }
         _ => Failure::io(format!("cannot open {}", path.display()), &error),
@@ -364,18 +366,20 @@ fn trust(arguments: &Arguments) -> Result<Trust> {
 /// SIGHUP: what the file says counts from now on; when it says nothing that can be, all stays as it is.
 fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
     let Some(path) = &arguments.machines else {
-        tracing::warn!("asked to read the machines again, and there is no file of them: see --machines");
+        tracing::warn!("got SIGHUP to reload the machines, but there is no file of machines: see --machines");
         return None;
     };
     // A pipe has said what it had to say, and the loop that hears signals must not wait for it.
     let read = match std::fs::metadata(path) {
-        Ok(about) if !about.is_file() => Err(format!("{} is no regular file", path.display())),
+        Ok(about) if !about.is_file() => Err(format!("{} is not a regular file", path.display())),
         _ => read_machines(path).map_err(|error| error.to_string()),
     };
     let machines = match read {
         Ok(machines) => machines,
         Err(error) => {
-            tracing::error!("the machines that may attach stay as they are: {error}");
+            tracing::error!(
+                "the file of machines was not reloaded, and the same machines may attach: {error}"
+            );
             return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error) });
         }
     };
@@ -451,7 +455,7 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
         ExportOf { name: opened.name.clone(), size_bytes: geometry.size_bytes, read_only: geometry.read_only }
     });
     if !sealed {
-        tracing::warn!("without a key: whoever reaches the network reads and writes what is shown");
+        tracing::warn!("without a key: anyone who can reach the network reads and writes the exports");
     }
     let listen = listener.addresses();
     if json {

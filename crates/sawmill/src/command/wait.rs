@@ -11,7 +11,7 @@ use crate::{control, output, wiring};
 
 /// Wait until everything accepted so far is on the local disk or in the store.
 ///
-/// Exit code 0: it is; 1: the time was not enough.
+/// Exit code 0: it is; 1: the time ran out first.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// Name in the default store, or a URL ending in the name. It must be served on this machine.
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     logged: bool,
 
-    /// Give up after this long: 500ms, 30s, 5m. Without it: never.
+    /// Give up after this long: 500ms, 30s, 5m. Default: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     timeout: Option<Duration>,
 }

@@ -64,7 +64,7 @@ impl Added {
         let _one_at_a_time = self.changing.lock();
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("{} is left; its doors will come back: {error}", self.path.display());
+                tracing::warn!("cannot remove {}; its doors will be reopened: {error}", self.path.display());
             }
             _ => {}
         }
@@ -75,14 +75,14 @@ impl Added {
         let read = |line: &String| match DoorPlan::parse(line) {
             Ok(plan) => Some(plan),
             Err(failure) => {
-                tracing::error!("{}: a door is left closed: {failure}", self.path.display());
+                tracing::error!("{}: cannot reopen a door: {failure}", self.path.display());
                 None
             }
         };
         let is_missing = |plan: &DoorPlan| !others.contains(plan);
         self.lines()
             .unwrap_or_else(|failure| {
-                tracing::error!("doors that were added do not come back: {failure}");
+                tracing::error!("cannot reopen the doors that were added: {failure}");
                 Vec::new()
             })
             .iter()

@@ -150,7 +150,7 @@ impl Doors {
         match (&found.nbd, found.shows.len()) {
             (Some(nbd), 2..) => {
                 return Err(Failure::usage(format!(
-                    "the door {} shows {} volumes; it goes with the process",
+                    "the door {} shows {} volumes; it closes when the process ends",
                     nbd.address(),
                     found.shows.len()
                 )));
@@ -165,7 +165,7 @@ impl Doors {
         if !self.gone.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(Failure::new(Exit::Unavailable, "the doors were handed over to another process; try again"))
+        Err(Failure::new(Exit::Unavailable, "the doors were handed off to another process; try again"))
     }
 
     /// Lets no door come or go while the answer lives.
@@ -222,7 +222,7 @@ impl Doors {
                 match open.door.quiesce(left) {
                     Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::Closed => {
-                        tracing::warn!("a door that has ended is left behind: {error}");
+                        tracing::warn!("dropping a door that has ended: {error}");
                         self.open.write().retain(|other| !Arc::ptr_eq(other, open));
                     }
                     Err(error) => {
@@ -271,7 +271,7 @@ impl Doors {
         for open in self.all() {
             let pieces = match open.door.hand_over() {
                 Err(error) if error.kind() == ErrorKind::Closed => {
-                    tracing::warn!("a door that has ended is left behind: {error}");
+                    tracing::warn!("dropping a door that has ended: {error}");
                     continue;
                 }
                 pieces => pieces?,
@@ -376,7 +376,7 @@ impl Doors {
 /// What belongs to a door of another process.
 fn pieces_of(head: &Handed, handed: &mut std::vec::IntoIter<Handed>) -> sawmill_device::Result<Vec<Handed>> {
     if head.what != "door" {
-        let text = format!("hand-over: a {} where a door was expected", head.what);
+        let text = format!("hand-off: found a {} instead of a door", head.what);
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     Ok(handed.take(head.parsed("pieces")?).collect())

@@ -87,7 +87,7 @@ pub(super) fn take_over(
         DoorPlan::Ublk { id, unprivileged } => {
             let volume = only(volumes)?;
             let piece = pieces.first().ok_or_else(|| {
-                Error::new(ErrorKind::Invalid, "hand-over: a ublk device without the piece that names it")
+                Error::new(ErrorKind::Invalid, "hand-off: a ublk device came without its id")
             })?;
             let options = ublk_options(*id, *unprivileged, volume, shared.workers);
             let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
@@ -120,9 +120,9 @@ impl OpenDoor {
 
 /// The volume of a door that shows one.
 fn only(volumes: &[Shown]) -> sawmill_device::Result<&Shown> {
-    volumes.first().ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, "the volume that this door shows is not served by this process")
-    })
+    volumes
+        .first()
+        .ok_or_else(|| Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door"))
 }
 
 /// Threads that serve the queues of many ublk devices: few devices have threads of their own.
@@ -192,7 +192,7 @@ fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill
     hold_memory();
     for found in orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
-            tracing::info!(id = found.id, "ublk: removing what is left of a device");
+            tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
             // Another server may have come first.
             let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
         } else if !options.unprivileged
@@ -209,7 +209,9 @@ fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill
 /// A kernel that writes memory out through a device of ours must not wait for ours to be read in.
 fn hold_memory() {
     if let Err(error) = sawmill_sys::reclaim::lock_memory() {
-        tracing::warn!("memory of this process may be swapped out, to a disk that it serves: {error}");
+        tracing::warn!(
+            "cannot lock memory, so the kernel may swap this process out to a disk that it serves: {error}"
+        );
     }
 }
 
@@ -223,7 +225,7 @@ fn make_mountpoint(path: &Path) -> Result<()> {
     make_parent(path)?;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(Failure::io(format!("cannot make the folder {}", path.display()), &error))
+            Err(Failure::io(format!("cannot create the folder {}", path.display()), &error))
         }
         _ => Ok(()),
     }
@@ -242,7 +244,7 @@ fn fuse_options(
     volume: &Shown,
 ) -> sawmill_device::Result<(FuseOptions, FileLock)> {
     let own = crate::program::own().map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("fuse: the own program cannot be found: {error}"))
+        Error::new(ErrorKind::Unavailable, format!("fuse: cannot find the sawmill program: {error}"))
     })?;
     // Not named like a control socket. One for each mount of the volume.
     let name = format!("keeper-{:08x}", crc32c(mountpoint.as_os_str().as_bytes()));
@@ -250,7 +252,7 @@ fn fuse_options(
     let claim = FileLock::of_name(&socket).map_err(|error| {
         let (kind, what) = match error.kind() {
             std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".to_owned()),
-            _ => (ErrorKind::Unavailable, format!("cannot be claimed: {error}")),
+            _ => (ErrorKind::Unavailable, format!("cannot be locked: {error}")),
         };
         Error::new(kind, format!("fuse: {} of volume {} {what}", mountpoint.display(), volume.name))
     })?;

@@ -32,7 +32,7 @@ impl DoorPlan {
     pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
         let (kind, value) = text.split_once('=').unwrap_or((text, ""));
         let path = || match value {
-            "" => Err(Failure::usage(format!("the door '{text}' lacks its path"))),
+            "" => Err(Failure::usage(format!("the door '{text}' needs a path"))),
             path => Ok(PathBuf::from(path)),
         };
         match kind {
@@ -41,7 +41,7 @@ impl DoorPlan {
                 Ok(DoorPlan::Nbd { listen, insecure: kind == "nbd-insecure" })
             }
             "ublk" | "ublk-unprivileged" => {
-                let number = |_| Failure::usage(format!("'{value}' is no number of a ublk device"));
+                let number = |_| Failure::usage(format!("'{value}' is not a ublk device number"));
                 let id = if value.is_empty() { None } else { Some(value.parse().map_err(number)?) };
                 Ok(DoorPlan::Ublk { id, unprivileged: kind == "ublk-unprivileged" })
             }
@@ -49,8 +49,8 @@ impl DoorPlan {
             "fuse" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: false }),
             "loop" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: true }),
             _ => Err(Failure::usage(format!(
-                "there is no door '{text}'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, fuse=FOLDER \
-                 or loop=FOLDER"
+                "unknown door '{text}'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, fuse=FOLDER or \
+                 loop=FOLDER"
             ))),
         }
     }
@@ -115,25 +115,25 @@ pub(crate) struct DoorOptions {
     #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
     nbd: Option<Listen>,
 
-    /// Allow --nbd on an address that other machines reach. There is no encryption and no password.
+    /// Allow --nbd on an address that other machines can reach. There is no encryption and no password.
     #[arg(long)]
     insecure_listen: bool,
 
-    /// A device node /dev/ublkbID (Linux 6.0 and later, module ublk_drv); --ublk=ID asks for this number.
+    /// A device node /dev/ublkbID (Linux 6.5 and later, module ublk_drv); --ublk=ID selects the number.
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any",
           value_parser = parse_ublk)]
     ublk: Option<UblkId>,
 
-    /// With --ublk: a device that a user without privileges may serve. It ends with its server, and its users
-    /// get errors then: no restart, no hand-off.
+    /// With --ublk: a device that an unprivileged user may serve. It ends with its server, and its users then
+    /// get errors: no restart, no hand-off.
     #[arg(long, requires = "ublk")]
     ublk_unprivileged: bool,
 
-    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes a folder of sockets.
+    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes, a folder of sockets.
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<PathBuf>,
 
-    /// A file in this folder, by FUSE; with several volumes one folder each in it.
+    /// A file in this folder, through FUSE; with several volumes, one subfolder for each.
     #[arg(long, value_name = "FOLDER")]
     fuse: Option<PathBuf>,
 
@@ -146,8 +146,8 @@ pub(crate) struct DoorOptions {
 #[derive(Args)]
 #[command(next_help_heading = "Doors")]
 pub(crate) struct NbdMemory {
-    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. Clients
-    /// wait for it; those who do not take their replies are cut off when others wait.
+    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. When it is
+    /// full, clients wait; a client that does not read its replies is disconnected when others wait.
     #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
     nbd_memory_max: Budget,
 }
@@ -172,7 +172,7 @@ fn parse_ublk(text: &str) -> Result<UblkId, String> {
         "any" => Ok(UblkId(None)),
         number => match number.parse() {
             Ok(id) => Ok(UblkId(Some(id))),
-            Err(_) => Err(format!("'{text}' is no number of a ublk device; write --ublk or --ublk=3")),
+            Err(_) => Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3")),
         },
     }
 }
@@ -200,7 +200,7 @@ impl DoorOptions {
         }
         if volumes > 1 && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_), .. })) {
             return Err(Failure::usage(format!(
-                "--ublk=ID names one device, and there are {volumes} volumes; write --ublk"
+                "--ublk=ID names one device, but there are {volumes} volumes; write --ublk"
             )));
         }
         Ok(plans)
@@ -211,16 +211,16 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     match text.split_once(':') {
         Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
         Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
-        _ => Err(format!("'{text}' is no address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
+        _ => Err(format!("'{text}' is not an address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
     }
 }
 
 /// The socket address behind `host:port`.
 pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
     let wrong =
-        |why: String| format!("'{text}' is no address ({why}); write host:port, as in 127.0.0.1:10809");
+        |why: String| format!("'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809");
     let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-    found.next().ok_or_else(|| wrong("it has no number".to_owned()))
+    found.next().ok_or_else(|| wrong("the host has no IP address".to_owned()))
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl Drivers {
         ended: impl FnOnce(u32, ExitStatus) + Send + 'static,
     ) -> Result<u32> {
         let Some((program, arguments)) = self.command.split_first() else {
-            return Err(Failure::usage("there is no command to start a driver with; write it behind --"));
+            return Err(Failure::usage("there is no driver command; give one after --"));
         };
         let shown = program.display();
         let mut driver = Command::new(program);

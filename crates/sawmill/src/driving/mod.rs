@@ -129,7 +129,7 @@ struct Driving<'a> {
 /// Runs a device until its end.
 pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -> Result<Exit> {
     if let Err(error) = reclaim::mark_thread() {
-        tracing::debug!("threads are not marked as serving disks, without the right to: {error}");
+        tracing::debug!("cannot mark threads as serving disks: {error}");
     }
     make_folder(&plan.folder)?;
     let (ring, hear) = channel();
@@ -195,7 +195,7 @@ impl Driving<'_> {
                 Heard::Host(event) => self.host_says(event)?,
                 Heard::Signal(SIGHUP) => self.replace(),
                 Heard::Signal(_) if self.is_ending => {
-                    self.host.fail(&Error::new(ErrorKind::Closed, "told to stop at once"));
+                    self.host.fail(&Error::new(ErrorKind::Closed, "stopped immediately by a second signal"));
                 }
                 Heard::Signal(_) => self.end(None),
                 Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
@@ -284,20 +284,20 @@ impl Driving<'_> {
             let _ = ring.send(Heard::Ended(host.wait_for_end()));
         };
         if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
-            self.host.fail(&Error::new(ErrorKind::Unavailable, "no thread to end in order"));
+            self.host.fail(&Error::new(ErrorKind::Unavailable, "cannot start a thread for a clean shutdown"));
             let _ = self.ring.send(Heard::Ended(self.host.wait_for_end()));
         }
     }
 
     fn replace(&mut self) {
         if self.plan.command.is_empty() {
-            tracing::warn!("nobody was started here: start a new driver with replace=1 yourself");
+            tracing::warn!("this command started no driver: start a new driver with replace=1 yourself");
             return;
         }
         self.host.expect_replacement(true);
         if let Err(failure) = self.start_driver() {
             self.host.expect_replacement(false);
-            tracing::warn!("the driver stays: {failure}");
+            tracing::warn!("cannot start a new driver, so the old one stays: {failure}");
         }
     }
 
@@ -320,23 +320,26 @@ impl Driving<'_> {
             // Of two, the one that serves is there.
             if !has_served {
                 self.host.expect_replacement(false);
-                tracing::warn!(pid, "the new driver ended before it came ({status}); the old one stays");
+                tracing::warn!(
+                    pid,
+                    "the new driver exited before it connected ({status}); the old one stays"
+                );
             }
             return Ok(());
         }
         if self.host.device().is_none() {
-            let text = format!("the driver ended ({status}) before it said what the device is");
+            let text = format!("the driver exited ({status}) before it declared the device");
             let failure = Failure::new(Exit::Unavailable, text.clone());
             self.failure = Some(failure);
             self.end(Some(text));
             return Ok(());
         }
         if !self.plan.restarts {
-            self.end(Some(format!("the driver ended ({status}), and is not to be started again")));
+            self.end(Some(format!("the driver exited ({status}) and is not restarted")));
             return Ok(());
         }
         let wait = self.drivers.next_wait(lived);
-        tracing::info!(pid, "the driver ended ({status}); starting it again in {} ms", wait.as_millis());
+        tracing::info!(pid, "the driver exited ({status}); restarting it in {} ms", wait.as_millis());
         self.ring_in(wait, Heard::StartAgain)
     }
 
@@ -351,13 +354,13 @@ impl Driving<'_> {
             .name("later".into())
             .spawn(later)
             .map(drop)
-            .map_err(|error| Failure::io("cannot look after the driver", &error))
+            .map_err(|error| Failure::io("cannot start a thread to watch the driver", &error))
     }
 
     /// While it is there no other is started, and it may still write.
     fn kill_lingering(&mut self, pid: u32) {
         if self.lingering.remove(&pid) {
-            tracing::warn!(pid, "the driver left the device and did not end: it is killed");
+            tracing::warn!(pid, "the driver left the device but did not exit: killing it");
             self.drivers.kill(pid);
         }
     }

@@ -82,8 +82,8 @@ impl Again {
                 break;
             }
             let text = format!(
-                "{} is still being opened again after the last hand-off: its store does not answer; try \
-                 again when it does",
+                "{} is still being reopened after the last hand-off: its store does not answer; try again \
+                 when it does",
                 names.join(", ")
             );
             return Err(Failure::new(Exit::InUse, text));
@@ -132,7 +132,7 @@ impl Again {
         let mut held = self.serving.cache.lock();
         if held.is_none() {
             *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(|failure| {
-                tracing::warn!("a hand-off was taken back; serving on without the read cache: {failure}");
+                tracing::warn!("a hand-off was rolled back; serving without the read cache: {failure}");
                 None
             });
         }
@@ -168,10 +168,12 @@ impl Again {
     fn stay_away(&self, served: &Served, failure: &Failure) {
         let name = served.name();
         if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
-            tracing::error!("a hand-off was taken back; volume {name} is tried again: {failure}");
+            tracing::error!(
+                "a hand-off was rolled back; reopening volume {name} failed, retrying: {failure}"
+            );
             served.keep_away(failure);
         } else {
-            tracing::error!("a hand-off was taken back; volume {name} is given up: {failure}");
+            tracing::error!("a hand-off was rolled back; giving up on volume {name}: {failure}");
             served.give_up(failure);
             self.resume_doors();
         }

@@ -111,7 +111,7 @@ enum Word {
 
 fn say(stream: &UnixStream, word: &Word) -> Result<()> {
     let bytes = serde_json::to_vec(word).map_err(|error| {
-        Failure::new(Exit::Internal, format!("cannot write a word of a hand-off: {error}"))
+        Failure::new(Exit::Internal, format!("cannot encode a hand-off message: {error}"))
     })?;
     send(stream, &bytes, &[])
 }
@@ -133,7 +133,7 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     let unheard = |error: sawmill_device::Error| Failure::new(Exit::Unavailable, error.to_string());
     let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
     let word = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::new(Exit::Unavailable, format!("the other process said something without meaning: {error}"))
+        Failure::new(Exit::Unavailable, format!("the other process sent an invalid message: {error}"))
     })?;
     match word {
         Word::Failed { text, exit } => {
@@ -145,7 +145,7 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
 }
 
 fn unexpected(word: &Word) -> Failure {
-    Failure::new(Exit::Unavailable, format!("the other process said {word:?} out of turn"))
+    Failure::new(Exit::Unavailable, format!("the other process sent {word:?} out of turn"))
 }
 
 #[cfg(test)]

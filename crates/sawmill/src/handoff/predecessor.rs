@@ -36,10 +36,10 @@ impl Successor {
     /// Starts the program with this process's own arguments.
     fn start(order: &HandOffOrder) -> Result<Successor> {
         let own =
-            crate::program::own().map_err(|error| Failure::io("cannot find the own program", &error))?;
+            crate::program::own().map_err(|error| Failure::io("cannot find the sawmill program", &error))?;
         let program = order.binary.as_ref().unwrap_or(&own);
-        let (stream, theirs) =
-            UnixStream::pair().map_err(|error| Failure::io("cannot make a socket for a hand-off", &error))?;
+        let (stream, theirs) = UnixStream::pair()
+            .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
         let arguments = std::env::args_os().skip(1).filter(|word| word != super::successor::OPTION);
         let child = Command::new(program)
             .args(arguments)
@@ -47,7 +47,7 @@ impl Successor {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .spawn()
             .map_err(|error| Failure::io(format!("cannot start {}", program.display()), &error))?;
-        tracing::info!("handing over to process {}: {}", child.id(), program.display());
+        tracing::info!("handing off to process {}: {}", child.id(), program.display());
         Ok(Successor { child, stream, is_free: false })
     }
 }
@@ -83,7 +83,7 @@ impl Predecessor<'_> {
     fn try_hand_off(&self, order: &HandOffOrder) -> Result<Done> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
-            Failure::new(failure.exit(), format!("not handed over, this process serves on: {failure}"))
+            Failure::new(failure.exit(), format!("hand-off failed, this process still serves: {failure}"))
         };
         let successor = Successor::start(order).map_err(refuse)?;
         let version = self.see_prepared(&successor, begun + order.timeout).map_err(refuse)?;
@@ -113,7 +113,7 @@ impl Predecessor<'_> {
             Word::Hello { conversation: CONVERSATION, version } => version,
             Word::Hello { conversation, version } => {
                 let text = format!(
-                    "sawmill {version} hands over in version {conversation} of the conversation, this one in \
+                    "sawmill {version} speaks version {conversation} of the hand-off protocol, this process \
                      version {CONVERSATION}: stop this process and start that one"
                 );
                 return Err(Failure::new(Exit::Refused, text));
@@ -151,7 +151,7 @@ impl Predecessor<'_> {
             handed.push(Handed { descriptors: vec![listener?], ..Handed::new("admin") });
         }
         self.let_go_of_volumes()?;
-        tracing::debug!(took = ?begun.elapsed(), "hand-off: the volumes are let go of");
+        tracing::debug!(took = ?begun.elapsed(), "hand-off: this process has closed the volumes");
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let timed = successor.stream.set_write_timeout(Some(left));
         timed.map_err(|error| Failure::io("cannot talk to the new process", &error))?;
@@ -161,7 +161,7 @@ impl Predecessor<'_> {
         match hear(&successor.stream, Some(deadline)).map_err(silent)? {
             // A successor that cannot be told is dead, and has served nobody.
             Word::Opened => {
-                tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has them open");
+                tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the volumes");
                 say(&successor.stream, &Word::Yours)
             }
             word => Err(unexpected(&word)),
@@ -194,7 +194,7 @@ impl Predecessor<'_> {
         self.admin.leave();
         // One that cannot hear it is dead; then the next process finds what a killed server leaves.
         let _ = say(&successor.stream, &Word::Gone);
-        tracing::debug!(took = ?quiet.elapsed(), "hand-off: the doors are let go of");
+        tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
         // As long as it lives: whoever manages services must hear of it before this process ends.
         let heard = hear(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
@@ -202,7 +202,7 @@ impl Predecessor<'_> {
             Ok(Word::Serving { lost_doors }) => (false, lost_doors),
             Ok(word) => (true, vec![unexpected(&word).to_string()]),
             // It has the volumes: nothing here may touch them any more.
-            Err(failure) => (true, vec![format!("the new process was not heard of again: {failure}")]),
+            Err(failure) => (true, vec![format!("the new process did not report: {failure}")]),
         };
         Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }
     }

@@ -43,8 +43,9 @@ pub(crate) fn take_over(places: &Places, plan: Plan, bell: HandOffBell) -> Resul
 }
 
 fn socket() -> Result<UnixStream> {
-    let no =
-        |error: io::Error| Failure::io("--take-over is for a process that `sawmill handoff` starts", &error);
+    let no = |error: io::Error| {
+        Failure::io("--take-over is only for a process that `sawmill handoff` starts", &error)
+    };
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(no)?);
     stream.peer_addr().map_err(no)?;
     let nothing = std::fs::File::open("/dev/null").map_err(no)?;
@@ -81,7 +82,7 @@ fn talk(
     }
     // Until then the other process may hold a door. If it died instead, it holds none either.
     if let Err(failure) = hear(stream, None) {
-        tracing::warn!("the process before this one ended early: {failure}");
+        tracing::warn!("the old process ended early: {failure}");
     }
     let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
     let mut lost = serving.doors.take_over(handed, &shown);
@@ -100,7 +101,7 @@ fn talk(
         tracing::warn!("cannot tell the service manager: {error}");
     }
     if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
-        tracing::warn!("the process before this one did not hear that it is served: {failure}");
+        tracing::warn!("cannot tell the old process that this one serves: {failure}");
     }
     Ok((serving, admin))
 }

@@ -19,11 +19,11 @@ use crate::exit::{Exit, Failure, Result};
 /// How both ends trust each other.
 #[derive(Args)]
 pub(crate) struct KeyOptions {
-    /// The file with the key that both ends have; `sawmill link key FILE` makes one.
+    /// The key file, the same at both ends; `sawmill link key FILE` makes one.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Without a key: whoever reaches the network reads and writes. The other end must say the same.
+    /// Use no key: anyone who can reach the network reads and writes. The other end must be --insecure too.
     #[arg(long, conflicts_with = "key_file")]
     insecure: bool,
 }
@@ -35,8 +35,9 @@ impl KeyOptions {
             Some(path) => Ok(Security::Key(PreSharedKey::read(path)?)),
             None if self.insecure => Ok(Security::Insecure),
             None => Err(Failure::usage(
-                "a link needs a key that both ends have: make one with `sawmill link key FILE`, copy FILE to \
-                 the other machine, and give --key-file FILE at both ends; --insecure does without",
+                "a link needs the same key at both ends: make one with `sawmill link key FILE`, copy FILE to \
+                 the other machine, and give --key-file FILE at both ends; or give --insecure at both ends \
+                 to use no key",
             )),
         }
     }

@@ -20,7 +20,7 @@ impl LinkPlace {
     pub(crate) fn parse(text: &str) -> Result<LinkPlace> {
         let Some(place) = text.strip_prefix("link:") else {
             return Err(Failure::usage(format!(
-                "'{text}' is no link; write link:ADDRESS[,ADDRESS...]/EXPORT, as in \
+                "'{text}' is not a link; write link:ADDRESS[,ADDRESS...]/EXPORT, as in \
                  link:udp:10.0.0.1,udp:10.0.1.1/disk1"
             )));
         };
@@ -36,8 +36,7 @@ impl LinkPlace {
     pub(crate) fn export(&self) -> Result<&str> {
         self.export.as_deref().ok_or_else(|| {
             Failure::usage(format!(
-                "'{self}' names no export; write {self}/EXPORT; `sawmill link list {self}` shows those there \
-                 are"
+                "'{self}' names no export; write {self}/EXPORT; `sawmill link list {self}` lists the exports"
             ))
         })
     }
@@ -58,7 +57,7 @@ pub(crate) fn list_of(text: &str) -> Result<Vec<LinkAddress>> {
     let addresses = LinkAddress::list(text).map_err(|error| Failure::usage(error.to_string()))?;
     match addresses.len() {
         0..=LINKS_MAX => Ok(addresses),
-        count => Err(Failure::usage(format!("{count} links are too many; there are at most {LINKS_MAX}"))),
+        count => Err(Failure::usage(format!("{count} links are too many; give at most {LINKS_MAX}"))),
     }
 }
 

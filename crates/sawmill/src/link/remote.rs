@@ -60,7 +60,8 @@ impl Remote {
                     Exit::InUse => Failure::new(
                         Exit::InUse,
                         format!(
-                            "{export}: {failure}: --take-over cuts them off, --shared at both lets both in"
+                            "{export}: {failure}: pass --take-over to fence it, or --shared at every \
+                             initiator"
                         ),
                     ),
                     _ => failure.of_volume(export),
@@ -103,8 +104,8 @@ impl Remote {
 
     fn nobody(&self) -> Failure {
         let text = format!(
-            "no target answered at {} in {} s; does `sawmill target` run there, and does a firewall let it \
-             be reached? `sawmill link find` shows targets of this network",
+            "no target answered at {} in {} s; check that `sawmill target` runs there and that no firewall \
+             blocks it; `sawmill link find` shows the targets of this network",
             self.place,
             ANSWER_WITHIN.as_secs()
         );
@@ -125,7 +126,7 @@ fn check(addresses: &[LinkAddress]) -> Result<()> {
         match opened {
             Ok(()) => usable += 1,
             Err(error) => {
-                tracing::warn!("link {address} cannot be used now; it is tried on: {error}");
+                tracing::warn!("link {address}: open failed, retrying: {error}");
                 first.get_or_insert_with(|| match error.kind() {
                     std::io::ErrorKind::PermissionDenied => Failure::io("cannot open a link", &error),
                     _ => Failure::new(Exit::NotFound, format!("cannot open link {address}: {error}")),

@@ -56,12 +56,15 @@ impl StateFile {
         let state = bytes.and_then(|bytes| ExportState::decode(&bytes).map_err(|error| error.to_string()));
         let state = state.inspect_err(|error| {
             let path = self.path.display();
-            tracing::warn!("{path}: {error}; it is passed over, and whoever was attached is cut off");
+            tracing::warn!("{path}: {error}; ignoring it, so all attached initiators are fenced");
         });
         let state = state.ok().filter(|state| state.identity == self.identity)?;
         let ExportState { tenure, shared, failed_syncs, epoch, .. } = state;
         if self.epoch > 0 && epoch != self.epoch_before {
-            tracing::info!("{}: it was in use meanwhile; whoever was attached is cut off", self.identity);
+            tracing::info!(
+                "{}: another process has used it since; all attached initiators are fenced",
+                self.identity
+            );
             return Some(Standing { failed_syncs, ..Standing::default() });
         }
         Some(Standing { tenure, shared, failed_syncs })

@@ -222,7 +222,7 @@ impl Telling {
                     return;
                 }
                 if let Err(error) = asked.and_then(|stream| answer(stream, &tell())) {
-                    tracing::debug!("nobody heard how the links do: {error}");
+                    tracing::debug!("cannot report link status: {error}");
                 }
             }
         };
@@ -245,7 +245,7 @@ impl Drop for Telling {
         if let Some(thread) = self.thread.take().filter(|_| woken)
             && thread.join().is_err()
         {
-            tracing::error!("the thread that tells how links do died");
+            tracing::error!("the thread that reports link status died");
         }
     }
 }

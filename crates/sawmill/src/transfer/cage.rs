@@ -42,7 +42,8 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
     match start(false) {
         Err(error) if sawmill_sys::is_no_network(&error) => {
             tracing::warn!(
-                "{name} runs with this machine's network: the kernel gives it none of its own here"
+                "{name} runs with the network of this machine: the kernel does not give it a network \
+                 namespace of its own"
             );
             start(true)
         }
@@ -67,7 +68,7 @@ pub(super) fn run(
         let stderr = scope.spawn(|| read(stderr));
         let status = end(&mut child, time_max);
         let (stdout, stderr) = (stdout.join(), stderr.join());
-        let gone = || io::Error::other("a thread that reads what a program says is gone");
+        let gone = || io::Error::other("the thread that reads the output of a program died");
         let (stdout, stderr) = (stdout.map_err(|_| gone())?, stderr.map_err(|_| gone())?);
         Ok(status?.map(|status| Output { status, stdout, stderr }))
     })

@@ -107,8 +107,8 @@ impl Source for FileEnd {
             return Ok(());
         }
         let text = format!(
-            "{} was changed while it was read: what was copied of it is no state it ever had; stop whoever \
-             writes it, then start over with --restart",
+            "{} changed while it was read, so the copy is inconsistent; stop its writer, then start over \
+             with --restart",
             self.path.display()
         );
         Err(Failure::new(Exit::Refused, text))
@@ -350,8 +350,8 @@ impl Source for VolumeEnd {
             return Ok(());
         }
         let text = format!(
-            "volume {} is being written, and the state that was read is gone from its store; export it \
-             through its door (import takes the same URI), or while nobody writes",
+            "volume {} is being written, and its store no longer has the state that was read; export it \
+             through its door (import takes the same URI), or while it has no writer",
             self.name
         );
         Err(Failure::new(Exit::Unavailable, text))

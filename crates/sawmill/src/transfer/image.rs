@@ -98,7 +98,7 @@ impl Format {
             return Ok(named);
         }
         let text = format!(
-            "{} is {} by its name and {} by its content; say which with --format {} or --format {}",
+            "{} is {} by its name and {} by its content; give --format {} or --format {}",
             path.display(),
             named.name(),
             found.name(),
@@ -119,7 +119,7 @@ pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result
         Some(0 | 3 | 63) => Ok(()),
         Some(2) => {
             let text = format!(
-                "{} is damaged or cut short: nothing was imported; `qemu-img check {0}` says more",
+                "{} is damaged or truncated: nothing was imported; `qemu-img check {0}` says more",
                 path.display()
             );
             Err(Failure::new(Exit::Corrupt, text))
@@ -158,7 +158,7 @@ fn run_qemu_img(path: &Path, access: Access, before: &[&str], after: &[&str]) ->
 fn missing(program: &str, error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::NotFound {
         let text = format!(
-            "{program} is not installed, and images other than raw ones are read by it: install QEMU's tools \
+            "{program} is not installed, but images other than raw need it: install QEMU's tools \
              (qemu-utils, qemu-img), or convert the image to raw elsewhere"
         );
         return Failure::new(Exit::NotFound, text);

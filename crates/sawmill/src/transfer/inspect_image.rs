@@ -78,18 +78,18 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
     let text = below.path.to_string_lossy();
     // `nbd:...`, `json:...` and the like are addresses to QEMU.
     if text.split('/').next().is_some_and(|first| first.contains(':')) {
-        return refuse(format!("{shown} is a layer over {name}, which is no file: it is not imported"));
+        return refuse(format!("{shown} is a layer over {name}, which is not a file: it cannot be imported"));
     }
     if !follow_backing {
         return refuse(format!(
-            "{shown} is a layer over {name}: importing it reads that file too; if it may, pass \
+            "{shown} is a layer over {name}: importing it also reads that file; to allow that, pass \
              --follow-backing"
         ));
     }
     let Some(format) = below.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
-            "{shown} is a layer over {name} and does not say of which format that is; say it in the image \
-             with `qemu-img rebase -u -F FORMAT -b {name} {shown}`"
+            "{shown} is a layer over {name} but does not give its format; set it in the image with `qemu-img \
+             rebase -u -F FORMAT -b {name} {shown}`"
         ));
     };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -102,15 +102,13 @@ fn told(path: &Path, refusal: Refusal) -> Failure {
         Refusal::Other(what) => Failure::new(
             Exit::Refused,
             format!(
-                "{shown} {what}: an image that is more than one file is not imported; convert it first, \
-                     where those files may be read (`qemu-img convert -O raw`)"
+                "{shown} {what}: images of several files cannot be imported; convert it first, where those \
+                 files may be read (`qemu-img convert -O raw`)"
             ),
         ),
         Refusal::Unusable(what) => Failure::new(
             Exit::Corrupt,
-            format!(
-                "{shown} is damaged or cut short, or of a kind not known here: {what}; nothing was imported"
-            ),
+            format!("{shown} is damaged, truncated, or of an unknown kind: {what}; nothing was imported"),
         ),
     }
 }
@@ -177,10 +175,12 @@ impl Image {
         const HARMLESS: u64 = 1 | 1 << 3 | 1 << 4;
         let (magic, version) = (self.bytes::<4>(0)?, self.big_u32(4)?);
         if magic != *b"QFI\xfb" || !matches!(version, 2 | 3) {
-            return unusable(format!("it begins like no qcow2 image of version 2 or 3 (version {version})"));
+            return unusable(format!(
+                "it does not begin like a qcow2 image of version 2 or 3 (version {version})"
+            ));
         }
         if self.big_u32(32)? != 0 {
-            return unusable("it is encrypted, and no key can be given here");
+            return unusable("it is encrypted, and import takes no key");
         }
         let (features, header_bytes) = match version {
             2 => (0, 72),
@@ -188,7 +188,7 @@ impl Image {
         };
         match features {
             bits if bits & DATA_FILE != 0 => return other("keeps its data in another file"),
-            bits if bits & CORRUPT != 0 => return unusable("it says of itself that it is damaged"),
+            bits if bits & CORRUPT != 0 => return unusable("it is marked as damaged"),
             bits if bits & !HARMLESS != 0 => return unusable(format!("unknown features {bits:#x}")),
             _ => {}
         }
@@ -208,7 +208,7 @@ impl Image {
             match kind {
                 0 => return Ok(format),
                 0x4441_5441 => return other("keeps its data in another file"),
-                0x0537_be77 => return unusable("it is encrypted, and no key can be given here"),
+                0x0537_be77 => return unusable("it is encrypted, and import takes no key"),
                 0xe279_2aca => format = Some(self.text(at + 8, length)?),
                 _ => {}
             }
@@ -226,7 +226,7 @@ impl Image {
         if magic != *b"KDMV" {
             return match &magic {
                 b"# Di" | b"COWD" => other("is a description of other files"),
-                _ => unusable("it begins like no VMDK image"),
+                _ => unusable("it does not begin like a VMDK image"),
             };
         }
         let (capacity, at, sectors) = (self.little_u64(12)?, self.little_u64(28)?, self.little_u64(36)?);
@@ -263,7 +263,7 @@ impl Image {
     fn vhdx(&self) -> Look<()> {
         const METADATA: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
         if self.bytes::<8>(0)? != *b"vhdxfile" {
-            return unusable("it begins like no VHDX image");
+            return unusable("it does not begin like a VHDX image");
         }
         // There are two tables of regions, either of which may be the one that is used.
         let mut found = false;
@@ -279,7 +279,7 @@ impl Image {
                 }
             }
         }
-        if found { Ok(()) } else { unusable("it has no table of what it is") }
+        if found { Ok(()) } else { unusable("it has no metadata table") }
     }
 
     fn vhdx_metadata(&self, region: u64) -> Look<()> {
@@ -287,7 +287,7 @@ impl Image {
         const PARAMETERS: [u8; 16] = *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b";
         const HAS_PARENT: u32 = 1 << 1;
         if region > 1 << 62 || self.bytes::<8>(region)? != *b"metadata" {
-            return unusable("its table of what it is cannot be read");
+            return unusable("its metadata table cannot be read");
         }
         let count = u16::from_le_bytes(self.bytes(region + 10)?).min(ENTRIES_MAX as u16);
         for entry in (0..u64::from(count)).map(|number| region + 32 + 32 * number) {
@@ -317,7 +317,7 @@ impl Image {
                 3 => {
                     let header = self.big_u64(footer + 16)?;
                     if header > 1 << 62 || self.bytes(header)? != *b"cxsparse" {
-                        return unusable("its second header is not there");
+                        return unusable("its second header is missing");
                     }
                     if self.bytes::<16>(header + 40)? != [0; 16] {
                         return other("is a layer over another file");
@@ -333,7 +333,7 @@ impl Image {
     fn vdi(&self) -> Look<()> {
         const LINKS: [u64; 2] = [0x1a8, 0x1b8];
         if self.little_u32(0x40)? != 0xbeda_107f {
-            return unusable("it begins like no VDI image");
+            return unusable("it does not begin like a VDI image");
         }
         if !matches!(self.little_u32(0x4c)?, 1 | 2) {
             return other("is a layer over another file");

@@ -37,7 +37,7 @@ impl ProgressFile {
         match TransferProgress::decode(&bytes, self.known.volume_id) {
             Ok(earlier) => (earlier.far_name == self.known.far_name).then_some(earlier),
             Err(error) => {
-                tracing::warn!("{}: {error}; it is passed over", self.path.display());
+                tracing::warn!("{}: {error}; ignoring it", self.path.display());
                 None
             }
         }

@@ -46,7 +46,7 @@ fn qcow2_that_names_another_file_or_address_is_refused() {
     for name in [b"nbd://", b"json:{"] {
         let folder = folder();
         let failure = inspect(&write(&folder, &layer(name)), Format::Qcow2, true).unwrap_err();
-        assert!(failure.to_string().contains("no file"), "{failure}");
+        assert!(failure.to_string().contains("not a file"), "{failure}");
     }
     let features = |bits: u8| qcow2(&[(79, &[bits])]);
     refused(&features(4), Format::Qcow2, Exit::Refused, "another file");
@@ -106,7 +106,7 @@ fn layers_of_the_other_formats_are_refused() {
     ];
     inspect(&write(&ok, &file(&vhdx)), Format::Vhdx, false).unwrap();
     refused(&file(&[&vhdx[..], &[(place + 32, parent)]].concat()), Format::Vhdx, Exit::Refused, "a layer");
-    refused(&file(&vhdx[..1]), Format::Vhdx, Exit::Corrupt, "no table");
+    refused(&file(&vhdx[..1]), Format::Vhdx, Exit::Corrupt, "no metadata table");
 }
 
 #[test]
