@@ -1,4 +1,7 @@
 //! The journal's superblock: whose it is and how far it got, in two copies written in turn.
+//!
+//! Invariants: a copy is written over only when the other one is newer and synced. What failed to sync is
+//! blanked, because reads may show it although the disk has dropped it.
 
 use std::sync::Arc;
 
@@ -54,10 +57,12 @@ impl SuperblockFile {
         next.generation += 1;
         let mut block = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
         block.copy_from_slice(&next.encode());
-        self.disk
-            .write_at(next.offset_bytes(), &block)
-            .map_err(|error| disk_failed("write its superblock", &error))?;
-        self.disk.sync().map_err(cannot_sync)?;
+        let written = self.disk.write_at(next.offset_bytes(), &block);
+        let written = written.map_err(|error| disk_failed("write its superblock", &error));
+        if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {
+            self.take_back(&next);
+            return Err(error);
+        }
         (self.current, self.is_synced) = (next, true);
         if !self.disk.has_name() {
             let text = "the journal was removed, renamed or replaced while it was in use: a restart would \
@@ -66,5 +71,134 @@ impl SuperblockFile {
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Ok(())
+    }
+
+    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. Who took it for
+    /// the newest would write over the other copy, the only one that is safe. Nothing was done by it yet.
+    fn take_back(&self, unsynced: &Superblock) {
+        let blank = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
+        if let Err(error) = self.disk.write_at(unsynced.offset_bytes(), &blank) {
+            tracing::warn!("cannot blank the superblock that was not synced: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use parking_lot::Mutex;
+    use sawmill_format::ids::PutId;
+
+    use super::*;
+
+    const VOLUME: VolumeId = VolumeId([3; 16]);
+
+    /// Two superblocks. A sync that fails drops what was written, and reads show it until the power goes.
+    #[derive(Default)]
+    struct Blocks {
+        now: Vec<u8>,
+        durable: Vec<u8>,
+        unsynced: Vec<u64>,
+        fails_sync: bool,
+        tears_writes: bool,
+    }
+
+    struct FailingDisk(Mutex<Blocks>);
+
+    impl FailingDisk {
+        fn new() -> Arc<Self> {
+            let blank = vec![0; 2 * SUPERBLOCK_BYTES];
+            let blocks = Blocks { now: blank.clone(), durable: blank, ..Blocks::default() };
+            Arc::new(FailingDisk(Mutex::new(blocks)))
+        }
+
+        fn cut_power(&self) {
+            let mut blocks = self.0.lock();
+            blocks.now = blocks.durable.clone();
+        }
+    }
+
+    impl Disk for FailingDisk {
+        fn len_bytes(&self) -> u64 {
+            2 * SUPERBLOCK_BYTES as u64
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            into.copy_from_slice(&self.0.lock().now[offset as usize..][..into.len()]);
+            Ok(())
+        }
+        fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            self.read_at(offset, into)
+        }
+        fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            let blocks = &mut *self.0.lock();
+            let offset = offset as usize;
+            if blocks.tears_writes {
+                // A part reaches the medium.
+                blocks.now[offset..][..512].copy_from_slice(&bytes[..512]);
+                blocks.durable[offset..][..512].copy_from_slice(&bytes[..512]);
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            blocks.now[offset..][..bytes.len()].copy_from_slice(bytes);
+            blocks.unsynced.push(offset as u64);
+            Ok(())
+        }
+        fn sync(&self) -> io::Result<()> {
+            let blocks = &mut *self.0.lock();
+            let unsynced = std::mem::take(&mut blocks.unsynced);
+            if blocks.fails_sync {
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            for offset in unsynced {
+                let range = offset as usize..offset as usize + SUPERBLOCK_BYTES;
+                blocks.durable[range.clone()].copy_from_slice(&blocks.now[range]);
+            }
+            Ok(())
+        }
+        fn has_name(&self) -> bool {
+            true
+        }
+    }
+
+    fn first() -> Superblock {
+        Superblock {
+            volume_id: VOLUME,
+            journal_tag: 11,
+            generation: 0,
+            epoch: 1,
+            intent_epoch: 0,
+            intent_put_id: PutId([0; 16]),
+            capacity_bytes: 96 << 10,
+            trim: 0,
+            logged: 0,
+            stored_sequence: 0,
+            stored_position: 0,
+            clean: false,
+            bound_epoch: 0,
+            bound_position: 0,
+            memory: None,
+            ring_copy: None,
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock() {
+        let disk = FailingDisk::new();
+        let mut file = SuperblockFile::first(disk.clone(), first());
+        file.write(|_| ()).unwrap();
+        file.write(|block| block.epoch = 2).unwrap();
+        disk.0.lock().fails_sync = true;
+        file.write(|block| block.epoch = 3).unwrap_err();
+
+        // The next attach, on a disk that syncs again.
+        disk.0.lock().fails_sync = false;
+        let mut file = SuperblockFile::read(disk.clone(), VOLUME).unwrap().unwrap();
+        assert_eq!(file.current().epoch, 2, "nothing was done by what was not synced");
+        disk.0.lock().tears_writes = true;
+        file.write(|block| block.epoch = 4).unwrap_err();
+
+        disk.cut_power();
+        let file = SuperblockFile::read(disk, VOLUME).unwrap().unwrap();
+        assert_eq!(file.current().epoch, 2);
     }
 }

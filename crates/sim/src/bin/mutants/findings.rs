@@ -148,6 +148,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !self.disk.has_name() && false {",
     ),
     caught_by(
+        &lib("sawmill-volume", "a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock"),
+        "a superblock that was not synced stays",
+        "volume/src/journal/superblock.rs",
+        "            self.take_back(&next);\n",
+        "",
+    ),
+    caught_by(
         &lib("sawmill-volume", "a_journal_that_is_set_aside_replaces_nothing"),
         "a journal is set aside over another",
         "sys/src/direct_file.rs",
