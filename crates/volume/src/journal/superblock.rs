@@ -60,7 +60,10 @@ impl SuperblockFile {
         let written = self.disk.write_at(next.offset_bytes(), &block);
         let written = written.map_err(|error| disk_failed("write its superblock", &error));
         if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {
-            self.take_back(&next);
+            // Else the other copy may be what the disk has dropped.
+            if self.is_synced {
+                self.take_back(&next);
+            }
             return Err(error);
         }
         (self.current, self.is_synced) = (next, true);

@@ -151,7 +151,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &lib("sawmill-volume", "a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock"),
         "a superblock that was not synced stays",
         "volume/src/journal/superblock.rs",
-        "            self.take_back(&next);\n",
+        "                self.take_back(&next);\n",
         "",
     ),
     caught_by(
