@@ -229,12 +229,7 @@ impl Run {
                 place.old_image = place.shelf.get(&journal_path()).map(|medium| medium.copy());
             }
         }
-        // A disk that takes back what it showed costs what memory no longer holds, as a power cut does.
-        let shelf = &self.machines[machine].shelf;
-        if shelf.get(&journal_path()).is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process
-        {
-            self.loss = Loss::Power;
-        }
+        self.note_what_was_dropped(machine);
         self.check_size(&process)?;
         let found = self.read_all(&mut process)?;
         let count = self.oracle.opened(self.loss, process.from_store, &found)?;
@@ -249,6 +244,14 @@ impl Run {
         }
         self.process = Some(process);
         Ok(())
+    }
+
+    /// A disk that takes back what it showed costs what memory no longer holds, as a power cut does.
+    pub(super) fn note_what_was_dropped(&mut self, machine: usize) {
+        let medium = self.machines[machine].shelf.get(&journal_path());
+        if medium.is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process {
+            self.loss = Loss::Power;
+        }
     }
 
     /// The size that was told, or one that was asked for and not answered.

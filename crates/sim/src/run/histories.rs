@@ -92,6 +92,7 @@ impl Run {
 
     /// The store is put back to the backup; everything else is as it was left.
     pub(super) fn restore(&mut self, machine: usize) -> Verdict {
+        self.note_what_was_dropped(machine);
         // What a flush meant was in the store alone, or the disk lied of it: the journal knows no better.
         let knows_less = self.loss == Loss::Power && self.settings.mode != FlushMode::Logged;
         if !self.is_whole(machine) || knows_less || self.settings.disk.lie_odds > 0 {

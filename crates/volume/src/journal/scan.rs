@@ -207,6 +207,13 @@ impl ScanOptions {
         }
     }
 
+    /// With what the process that left the memory had synced. An attach that judged this log before took that
+    /// into its own mark, and then may have written a pad where a record began before it and ended behind it.
+    pub(crate) fn synced_through(self, synced: u64) -> Self {
+        let synced = if self.judged { 0 } else { synced };
+        ScanOptions { mark: self.mark.max(synced), ..self }
+    }
+
     fn allows(&self, position: u64, epoch: u64) -> bool {
         if position >= self.bound_position { epoch == self.epoch } else { epoch <= self.epoch }
     }
@@ -370,6 +377,23 @@ mod tests {
         fn has_name(&self) -> bool {
             true
         }
+    }
+
+    /// Seed 110168374: the pad of an attach that died was taken for a record that was flushed and is damaged.
+    #[test]
+    fn what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log() {
+        let options = ScanOptions {
+            tag: 1,
+            from: 0,
+            epoch: 1,
+            bound_position: 0,
+            mark: 4096,
+            judged: false,
+            accept_loss: false,
+        };
+        assert_eq!(options.synced_through(8192).mark, 8192);
+        assert_eq!(options.synced_through(0).mark, 4096);
+        assert_eq!(ScanOptions { judged: true, ..options }.synced_through(8192).mark, 4096);
     }
 
     /// A chunk in whole blocks may reach past what a full ring held; what it did hold must not become zeroes.

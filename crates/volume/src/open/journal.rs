@@ -293,8 +293,7 @@ fn judge_against_store(
     };
     // The attachment may have begun its records further on: what lies between is of earlier ones.
     let from = end.position.max(block.trim);
-    let mut wanted = ScanOptions::of(block, from, options.accept_journal_loss);
-    wanted.mark = wanted.mark.max(log.synced());
+    let wanted = ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }

@@ -106,12 +106,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
     ),
     mutant(
-        "a rollback begins where its order says",
-        "volume/src/recovery/roll_forward.rs",
-        "match through_sequence >= end.place.root_sequence {",
-        "match through_sequence == u64::MAX {",
-    ),
-    mutant(
         "recovery reads what lies before the records of the attachment",
         "volume/src/open/journal.rs",
         "let from = end.position.max(block.trim);",

@@ -155,6 +155,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
     ),
     caught_by(
+        &lib("sawmill-volume", "what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log"),
+        "what memory says was synced counts for ever",
+        "volume/src/journal/scan.rs",
+        "let synced = if self.judged { 0 } else { synced };",
+        "let synced = if self.judged && false { 0 } else { synced };",
+    ),
+    caught_by(
         &lib("sawmill-volume", "a_journal_that_is_set_aside_replaces_nothing"),
         "a journal is set aside over another",
         "sys/src/direct_file.rs",
