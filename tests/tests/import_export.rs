@@ -274,7 +274,8 @@ fn a_qcow2_image_of_two_gibibytes_killed_on_its_way_in_and_out_is_equal_in_the_e
 #[test]
 fn an_nbd_source_and_target_are_compared_when_they_are_taken_up_again() {
     let place = Place::new(&store::folder());
-    let there = disk(&place, "there.raw", 32);
+    let there = disk(&place, "there.raw", 128);
+    // Half of it is data: the first segment is full after a second, the last after nine.
     let slowly = ["--filter=rate", "file", text(&there), "rate=60M", "burstiness=0.2"];
     let source = NbdServer::nbdkit(&place, "source.sock", &slowly);
     let attach = attach(&place);
@@ -289,7 +290,7 @@ fn an_nbd_source_and_target_are_compared_when_they_are_taken_up_again() {
     let source = NbdServer::nbdkit(&place, "source.sock", &["file", text(&there)]);
     let _ = import(&place, &[&source.uri, "disk"]).ok();
     let back = place.path("back.raw");
-    std::fs::write(&back, vec![0xee; 32 * MIB as usize]).expect("written");
+    std::fs::write(&back, vec![0xee; 128 * MIB as usize]).expect("written");
     let slowly = ["--filter=rate", "file", text(&back), "rate=60M", "burstiness=0.2"];
     let target = NbdServer::nbdkit(&place, "target.sock", &slowly);
     assert!(killed_half_way(&place, &["export", "disk", "--to-nbd", &target.uri], 0) > 0, "killed");

@@ -3,7 +3,8 @@
 //! A thread takes what has come as one batch, lets what that led to go in full packets, and looks at the
 //! timers. A carrier that fails is opened again, with growing pauses, for as long as its initiator lives.
 //!
-//! Invariants: threads end when their owner is dropped, and are waited for; a thread never sleeps longer than
+//! Invariants: threads end when their owner is dropped, and are waited for (unless an answer on one of them is
+//! what drops it: that one ends as soon as the answer is given); a thread never sleeps longer than
 //! a second, and not longer than a few milliseconds while something is under way.
 //!
 //! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
@@ -85,11 +86,16 @@ impl Threads {
         Ok(())
     }
 
-    /// Stops them and waits for them.
+    fn include_current(&self) -> bool {
+        let current = thread::current().id();
+        self.threads.iter().any(|thread| thread.thread().id() == current)
+    }
+
+    /// Stops them, and waits for all but the one that calls.
     fn end(&mut self) {
         self.stop.set();
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+            if sawmill_sys::join_unless_own(thread).is_err() {
                 tracing::error!("link: a receiving thread died");
             }
         }
@@ -106,7 +112,7 @@ impl Drop for Threads {
 /// more.
 pub struct Attached {
     initiator: Arc<Initiator>,
-    _threads: Threads,
+    threads: Threads,
 }
 
 impl Attached {
@@ -119,7 +125,7 @@ impl Attached {
                 keep_link(&initiator, index, &address, &stop);
             })?;
         }
-        Ok(Attached { initiator, _threads: threads })
+        Ok(Attached { initiator, threads })
     }
 
     /// The initiator.
@@ -132,7 +138,9 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let closing = self.initiator.close_volumes();
-        if self.initiator.status().connected {
+        // A thread of ours would wait for answers that it is to receive itself.
+        let is_own = self.threads.include_current();
+        if self.initiator.status().connected && !is_own {
             let began = Instant::now();
             let left = || LEAVE_MAX.saturating_sub(began.elapsed());
             // Who is not answered in time is waited out by the target, as if we had died.

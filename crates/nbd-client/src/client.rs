@@ -217,7 +217,9 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.shut.shut();
-        if let Some(listener) = self.listener.take() {
+        // An answer on the listening thread may be what drops this client: no thread can wait for itself.
+        let own = std::thread::current().id();
+        if let Some(listener) = self.listener.take().filter(|listener| listener.thread().id() != own) {
             let _ = listener.join();
         }
     }

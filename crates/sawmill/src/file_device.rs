@@ -165,10 +165,8 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.queue.waiting.lock().1 = true;
         self.queue.changed.notify_all();
-        let own = std::thread::current().id();
-        // An answer on one of them may be what lets go of this device.
-        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
-            let _ = thread.join();
+        for thread in self.threads.drain(..) {
+            let _ = sawmill_sys::join_unless_own(thread);
         }
     }
 }

@@ -53,6 +53,15 @@ pub fn give_way() {
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
+/// Waits for a thread, unless it is the one that calls: an answer on a device's own thread may be what drops
+/// the device, and no thread can wait for itself. Fails when it panicked.
+pub fn join_unless_own<T>(thread: std::thread::JoinHandle<T>) -> std::thread::Result<Option<T>> {
+    if thread.thread().id() == std::thread::current().id() {
+        return Ok(None);
+    }
+    thread.join().map(Some)
+}
+
 /// The kernel's id of this boot: memory that outlives a process does not outlive a change of this.
 pub fn boot_id() -> std::io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;

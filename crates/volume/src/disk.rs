@@ -55,7 +55,7 @@ impl Disk for DirectFile {
 }
 
 /// The right to a name, until dropped.
-pub type Lock = Box<dyn Any + Send>;
+pub type Lock = Box<dyn Any + Send + Sync>;
 
 /// What has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

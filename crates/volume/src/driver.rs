@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::disk::Lock;
 use crate::journal::Journal;
 use crate::journal::writer::{JournalWriter, Step};
 use crate::keeper::Keeper;
@@ -47,7 +48,12 @@ impl Driver {
     }
 
     /// Starts the threads; without loops (read-only) only the one that runs jobs for later.
-    pub(crate) fn start(shared: &Arc<Shared>, loops: Option<(JournalWriter, Keeper)>) -> Result<Self> {
+    /// They hold the lock of the journal until they have ended.
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        loops: Option<(JournalWriter, Keeper)>,
+        lock: Option<&Arc<Lock>>,
+    ) -> Result<Self> {
         let orders = Arc::new(Orders::default());
         let (writer, keeper) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
@@ -57,8 +63,9 @@ impl Driver {
         };
         let journal = match (writer, shared.journal.clone()) {
             (Some(writer), Some(journal)) => {
-                let (shared, orders) = (shared.clone(), orders.clone());
+                let (shared, orders, lock) = (shared.clone(), orders.clone(), lock.cloned());
                 let run = move || {
+                    let _held = lock;
                     let run = JournalLoop::new(shared.clone(), journal, writer, orders);
                     guard(&shared, "journal", || run_journal(run));
                 };
@@ -67,11 +74,12 @@ impl Driver {
             _ => None,
         };
         let keeper = {
-            let (shared, orders) = (shared.clone(), orders.clone());
-            spawn(
-                "keeper",
-                Box::new(move || guard(&shared, "keeper", || run_keeper(&shared, keeper, &orders))),
-            )?
+            let (shared, orders, lock) = (shared.clone(), orders.clone(), lock.cloned());
+            let run = move || {
+                let _held = lock;
+                guard(&shared, "keeper", || run_keeper(&shared, keeper, &orders));
+            };
+            spawn("keeper", Box::new(run))?
         };
         Ok(Driver {
             shared: shared.clone(),
@@ -130,7 +138,7 @@ impl Driver {
                 journal.wake.ring();
             }
             self.shared.inbox.wake.ring();
-            if thread.join().is_err() {
+            if sawmill_sys::join_unless_own(thread).is_err() {
                 tracing::error!("a thread of volume {} panicked", self.shared.name);
             }
         }

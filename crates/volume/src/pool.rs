@@ -100,10 +100,8 @@ impl Pool {
         self.bell.notify_all();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            if thread.thread().id() != std::thread::current().id() {
-                // A panicked job has already been reported by its thread.
-                let _ = thread.join();
-            }
+            // A panicked job has already been reported by its thread.
+            let _ = sawmill_sys::join_unless_own(thread);
         }
     }
 }

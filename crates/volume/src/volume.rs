@@ -46,12 +46,12 @@ struct Unstarted {
     shared: Arc<Shared>,
     recovery: RecoveryReport,
     memory: Vec<PathBuf>,
-    lock: Option<Lock>,
+    lock: Option<Arc<Lock>>,
 }
 
 impl Unstarted {
     fn start(self, loops: Option<(JournalWriter, Keeper)>) -> Result<Arc<Volume>> {
-        let driver = Driver::start(&self.shared, loops)?;
+        let driver = Driver::start(&self.shared, loops, self.lock.as_ref())?;
         Ok(self.with(driver))
     }
 
@@ -68,7 +68,8 @@ pub struct Volume {
     driver: Driver,
     /// Files in memory that a clean end removes: the staging file, and what is laid up for the next one.
     memory: Vec<PathBuf>,
-    lock: Mutex<Option<Lock>>,
+    /// Gone once this is closed; its threads hold it, too, for as long as they run.
+    lock: Mutex<Option<Arc<Lock>>>,
 }
 
 impl Volume {
@@ -147,7 +148,7 @@ impl Volume {
         };
         let keeper = Keeper::new(shared.clone(), options, start);
         let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
-        Ok((Unstarted { shared, recovery, memory, lock: Some(attached.lock) }, writer, keeper))
+        Ok((Unstarted { shared, recovery, memory, lock: Some(Arc::new(attached.lock)) }, writer, keeper))
     }
 
     /// Opens without threads, for a simulation. Who only reads needs no loops.

@@ -3,10 +3,13 @@
 mod rig;
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rig::{MIB, Model, Rig, pattern};
-use sawmill_device::{BlockDevice, BlockDeviceExt, conformance};
-use sawmill_volume::{FlushMode, Safety, check, open_cache};
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request, conformance,
+};
+use sawmill_volume::{ErrorKind, FlushMode, Safety, Volume, check, open_cache};
 
 #[test]
 fn a_volume_keeps_the_contract_of_a_block_device() {
@@ -31,6 +34,51 @@ fn bytes_survive_a_clean_close() {
     let record = sawmill_volume::find(&*rig.store, "disk").unwrap();
     let report = check::check(&*rig.store, &record, &mut |_, _| ()).unwrap();
     assert_eq!(report.damage, vec![]);
+}
+
+/// Holds the volume until the caller has let go of it, and then drops it.
+struct LastHolder {
+    volume: Arc<Volume>,
+    let_go: Receiver<()>,
+    tell: Sender<Outcome>,
+}
+
+impl Exchange for LastHolder {
+    fn fill(&mut self, _offset: u64, _into: &mut [u8]) {}
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        let LastHolder { volume, let_go, tell } = *self;
+        // Ends with an error, when the caller drops the other end.
+        let _ = let_go.recv();
+        drop(volume);
+        tell.send(outcome).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_that_an_answer_drops_keeps_what_it_took_and_lets_its_journal_go() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    volume.write_at(4096, &pattern(4096, 1, 70_000)).unwrap();
+    let ((tell, hear), (caller, let_go)) = (channel(), channel());
+    let last = LastHolder { volume: volume.clone(), let_go, tell };
+    volume.submit(Request::new(Operation::Flush, 0, 0, Flags::default(), Box::new(last)));
+    drop(volume);
+    drop(caller);
+    hear.recv().expect("told, so nothing panicked").unwrap();
+    // The threads that the answer did not wait for keep the journal until they have ended.
+    let volume = loop {
+        match rig.try_open() {
+            Ok(volume) => break volume,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Refused, "{error}"),
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(volume.read_at(4096, 70_000).unwrap(), pattern(4096, 1, 70_000));
 }
 
 #[test]

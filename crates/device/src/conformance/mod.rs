@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use self::probe::{Probe, Random, answer, probe, submit_chain};
+use self::probe::{Probe, Random, answer, probe, submit_chain, submit_last_holder};
 use crate::layer::ReadOnly;
 use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result};
 
@@ -41,6 +41,7 @@ macro_rules! clauses {
 pub const ALL: &[Clause] = clauses![
     d1_every_request_is_answered_exactly_once,
     d2_no_request_is_lost,
+    d2_an_answer_may_be_what_drops_the_device,
     d3_reads_return_the_newest_completed_write,
     d3_random_requests_agree_with_a_byte_vector,
     d4_flush_and_fua_complete,
@@ -58,6 +59,7 @@ pub const ALL: &[Clause] = clauses![
 pub const READ_ONLY: &[Clause] = clauses![
     d1_every_request_is_answered_exactly_once,
     d2_no_request_is_lost,
+    d2_an_answer_may_be_what_drops_the_device,
     d6_bad_requests_are_invalid_and_change_nothing,
     d7_a_read_only_device_refuses_changes,
     d10_geometry_is_sound_and_constant,
@@ -68,6 +70,7 @@ pub const READ_ONLY: &[Clause] = clauses![
 pub const NULL: &[Clause] = clauses![
     d1_every_request_is_answered_exactly_once,
     d2_no_request_is_lost,
+    d2_an_answer_may_be_what_drops_the_device,
     d6_bad_requests_are_invalid_and_change_nothing,
     d10_geometry_is_sound_and_constant,
     allocation_covers_the_range_and_holes_read_as_zeroes,
@@ -136,6 +139,21 @@ pub fn d2_no_request_is_lost(device: Device) {
     drop(device);
     for _ in 0..129 {
         let _ = answer(&hear, "D2, the device was dropped with requests under way");
+    }
+}
+
+/// D2: whoever holds a device last may be an answer, which drops it on the thread that it was given on.
+pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
+    let (tell, hear) = channel();
+    for number in 0..32 {
+        device.submit(probe(Operation::Read, number * 5000, 5000, 5000, &tell));
+    }
+    let (dropped, wait) = channel();
+    submit_last_holder(Arc::clone(&device), wait, tell);
+    drop(device);
+    drop(dropped);
+    for _ in 0..33 {
+        let _ = answer(&hear, "D2, an answer dropped the device");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::Device;
@@ -94,6 +95,38 @@ pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
     }
     let link = Link { bytes: vec![0; 3000], device: Arc::clone(&device), left, tell };
     device.submit(Request::new(Operation::Read, 1000, 3000, Flags::default(), Box::new(link)));
+}
+
+/// A read whose answer drops the device, last of all if the answer comes on a thread of its own: it waits
+/// there until the caller, who drops its own at once, ends `dropped`.
+pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Sender<Outcome>) {
+    struct Last {
+        probe: Box<Probe>,
+        device: Device,
+        dropped: Receiver<()>,
+        caller: ThreadId,
+    }
+    impl Exchange for Last {
+        fn fill(&mut self, offset: u64, into: &mut [u8]) {
+            self.probe.fill(offset, into);
+        }
+        fn buffer(&mut self) -> &mut [u8] {
+            self.probe.buffer()
+        }
+        fn complete(self: Box<Self>, outcome: Outcome) {
+            let Last { probe, device, dropped, caller } = *self;
+            if thread::current().id() != caller {
+                // A device whose `submit` waits for this answer breaks D1; it shall be told so, not hang here.
+                let _ = dropped.recv_timeout(LOST_AFTER);
+            }
+            drop(device);
+            probe.complete(outcome);
+        }
+    }
+    let probe = Box::new(Probe { bytes: vec![1; 3000], tell: Some(tell) });
+    let caller = thread::current().id();
+    let last = Last { probe, device: Arc::clone(&device), dropped, caller };
+    device.submit(Request::new(Operation::Read, 1000, 3000, Flags::default(), Box::new(last)));
 }
 
 /// A small generator with a seed: a failure can be run again.

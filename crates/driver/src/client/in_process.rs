@@ -1,6 +1,6 @@
 //! A driver as a device of this process, for programs that open doors themselves.
 //!
-//! Invariant: dropping the device waits for what it took. Not here: hosts; whole blocks out of any bytes
+//! Invariant: dropping the device waits for what it took, unless an answer on a thread of its own drops it. Not here: hosts; whole blocks out of any bytes
 //! (`sawmill_device::layer::Align`, around this for a driver that does not take any byte).
 
 use std::io;
@@ -98,7 +98,7 @@ impl Drop for InProcess {
         self.requests = None;
         for worker in self.workers.drain(..) {
             // It hears panics of drivers itself.
-            let _ = worker.join();
+            let _ = sawmill_sys::join_unless_own(worker);
         }
     }
 }

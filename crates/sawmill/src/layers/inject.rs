@@ -264,10 +264,8 @@ impl Drop for Inject {
     fn drop(&mut self) {
         self.late.waiting.lock().is_closed = true;
         self.late.changed.notify_one();
-        let Some(sender) = self.sender.take() else { return };
-        // An answer on that thread may be what lets go of this device.
-        if sender.thread().id() != std::thread::current().id() {
-            let _ = sender.join();
+        if let Some(sender) = self.sender.take() {
+            let _ = sawmill_sys::join_unless_own(sender);
         }
     }
 }
