@@ -45,26 +45,26 @@ fn a_driver_in_another_language_keeps_every_clause() {
     let place = Place::new(&store::folder());
     let finished = conform(&place, &[], &[&file(&place)]);
     assert!(with(&finished, "ok").iter().all(|(_, note)| note.is_empty()), "its bytes outlive its death");
-    all_kept(finished, 16);
+    all_kept(finished, 17);
 }
 
 #[test]
 fn a_driver_behind_an_nbd_door_keeps_every_clause() {
     let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--door", "nbd"], &[&file(&place)]), 16);
+    all_kept(conform(&place, &["--door", "nbd"], &[&file(&place)]), 17);
 }
 
 #[test]
 fn a_driver_of_chunks_keeps_every_clause() {
     let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--option", "mode=batch"], &["hw_queues=1", &file(&place)]), 16);
+    all_kept(conform(&place, &["--option", "mode=batch"], &["hw_queues=1", &file(&place)]), 17);
 }
 
 #[test]
 fn kinds_of_devices_are_judged_by_what_they_can_show() {
     let place = Place::new(&store::folder());
-    all_kept(conform(&place, &["--kind", "null"], &[]), 8);
-    all_kept(conform(&place, &["--kind", "read-only", "--option", "read_only=1"], &[]), 9);
+    all_kept(conform(&place, &["--kind", "null"], &[]), 9);
+    all_kept(conform(&place, &["--kind", "read-only", "--option", "read_only=1"], &[]), 10);
     let finished = conform(&place, &["--kind", "read-only", "--clause", "d7"], &[]);
     assert!(with(&finished, "FAIL")[0].1.contains("--option read_only=1"), "{}", finished.stdout);
 }

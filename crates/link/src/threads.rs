@@ -3,9 +3,9 @@
 //! A thread takes what has come as one batch, lets what that led to go in full packets, and looks at the
 //! timers. A carrier that fails is opened again, with growing pauses, for as long as its initiator lives.
 //!
-//! Invariants: threads end when their owner is dropped, and are waited for (unless an answer on one of them is
-//! what drops it: that one ends as soon as the answer is given); a thread never sleeps longer than
-//! a second, and not longer than a few milliseconds while something is under way.
+//! Invariants: threads end when their owner is dropped, and are waited for (unless an answer on one of them
+//! drops it: that one ends when the answer is given); a thread never sleeps longer than a second, and not
+//! longer than a few milliseconds while something is under way.
 //!
 //! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
 

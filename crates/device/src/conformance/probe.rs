@@ -116,7 +116,7 @@ pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Se
         fn complete(self: Box<Self>, outcome: Outcome) {
             let Last { probe, device, dropped, caller } = *self;
             if thread::current().id() != caller {
-                // A device whose `submit` waits for this answer breaks D1; it shall be told so, not hang here.
+                // A device whose `submit` waits for this answer breaks D1: it hears that, and does not hang.
                 let _ = dropped.recv_timeout(LOST_AFTER);
             }
             drop(device);

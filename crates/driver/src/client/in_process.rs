@@ -1,7 +1,9 @@
 //! A driver as a device of this process, for programs that open doors themselves.
 //!
-//! Invariant: dropping the device waits for what it took, unless an answer on a thread of its own drops it. Not here: hosts; whole blocks out of any bytes
-//! (`sawmill_device::layer::Align`, around this for a driver that does not take any byte).
+//! Invariant: dropping the device waits for what it took, unless an answer on a thread of its own drops it.
+//!
+//! Not here: hosts; whole blocks out of any bytes (`sawmill_device::layer::Align`, around this for a driver that
+//! does not take any byte).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
