@@ -289,6 +289,29 @@ fn a_moment_right_after_a_rollback_outlives_the_cut_rolled_back_to() {
 }
 
 #[test]
+fn a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up() {
+    // Seed 120655652: every place of the log is position 0, also those behind the rollback.
+    let machine = machine();
+    let volume = machine.open();
+    let checkpoint = || assert!(volume.checkpoint(Duration::from_secs(20)));
+    volume.create_snapshot("one").unwrap();
+    checkpoint();
+    let number = past(&*machine.plain, "disk").unwrap().cuts[0].number;
+    volume.set_retention(1 << 20).unwrap();
+    checkpoint();
+    let undo = volume.roll_back(&snapshot("one")).unwrap();
+    for name in ["one", &undo.snapshot] {
+        volume.delete_snapshot(name).unwrap();
+    }
+    until("the copy of its checkpoint goes", || {
+        checkpoint();
+        machine.keys(&format!("kept/{number:020}")).is_empty()
+    });
+    volume.close().unwrap();
+    machine.assert_sound("after the cut was given up");
+}
+
+#[test]
 fn a_rollback_to_what_its_writer_has_not_heard_of_waits_for_it() {
     let machine = machine();
     let volume = machine.open();

@@ -243,8 +243,15 @@ impl KeptList {
                 // rollback, whose own cut may be gone: no way leads through that.
                 _ => {
                     let next = cuts[index + 1..].iter().find(|next| next.kind == CutKind::Retained);
-                    let position = next.map_or(u64::MAX, |next| next.position.saturating_sub(1));
-                    (Until { position, ..Until::END }, None)
+                    let until = match next {
+                        None => Until::END,
+                        Some(next) if next.position > root.position => {
+                            Until { position: next.position - 1, ..Until::END }
+                        }
+                        // Nothing was written between them.
+                        Some(_) => Until { sequence: root.through_sequence, ..Until::END },
+                    };
+                    (until, None)
                 }
             };
             self.add_state(store, why, root, until, last)?;

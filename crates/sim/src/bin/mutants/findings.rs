@@ -31,6 +31,14 @@ const fn caught_by(
 
 /// All of them.
 pub(crate) const MUTANTS: &[Mutant] = &[
+    // What `check` says.
+    caught_by(
+        &engine(&["--test", "cuts"], "a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up"),
+        "moments of a disk never written lead through rollbacks",
+        "volume/src/check/kept.rs",
+        "Some(_) => Until { sequence: root.through_sequence, ..Until::END },",
+        "Some(_) => Until { position: root.position, ..Until::END },",
+    ),
     // The store and its copies.
     caught_by(
         &engine(&["--test", "histories"], "a_store_that_became_older_is_refused_also_without_its_journal"),
