@@ -127,6 +127,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        let _ = gone_below;\n        keys.sort",
     ),
     caught_by(
+        &engine(&["--test", "cuts"], "no_wall_clock_makes_a_moment_old"),
+        "the wall clock makes a moment old",
+        "volume/src/keeper/clock.rs",
+        "self.clock.attached_ms(self.shared.world.now())",
+        concat!(
+            "self.shared.world.unix_ms().saturating_sub(self.newest_root.wall_unix_ms)",
+            " + self.newest_root.attached_ms"
+        ),
+    ),
+    caught_by(
         &lib("sawmill-volume", "a_window_of_many_checkpoints_retains_a_bounded_number_of_them"),
         "every checkpoint begins a moment",
         "volume/src/cuts/book.rs",
