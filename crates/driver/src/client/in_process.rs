@@ -2,8 +2,8 @@
 //!
 //! Invariant: dropping the device waits for what it took, unless an answer on a thread of its own drops it.
 //!
-//! Not here: hosts; whole blocks out of any bytes (`sawmill_device::layer::Align`, around this for a driver that
-//! does not take any byte).
+//! Not here: hosts; whole blocks out of any bytes (`sawmill_device::layer::Align`, around this for a
+//! driver that does not take any byte).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
