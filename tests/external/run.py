@@ -9,7 +9,7 @@ oversized requests, handshakes). `tests/setup/prepare.sh external` brings their 
 kept here. Prints a table, names each failure, and ends with 0 only if Sawmill failed nothing but what
 EXPECTED lists with its reason, and all of that.
 
-Not here: tests of ours on the same door (crates/frontend/tests/nbd, tests/tests/real_clients.rs).
+Not here: tests of ours on the same door (crates/frontend/tests/nbd, tests/tests/serving/real_clients.rs).
 """
 
 import contextlib

@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo fmt --all --check
 cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
-cargo test --quiet -p sawmill-tests --test tidy
+cargo test --quiet -p sawmill-tests --test house tidy

@@ -11,7 +11,7 @@ winners, most do not, so its races are shown and not asserted. Exit code 0 only 
 
 A server dies with this program however it ends: the kernel sees to it. `tests/setup/prepare.sh stores` builds
 the servers. Not here: our own small dishonest server, which `make test` uses
-(tests/tests/dishonest_store.rs).
+(tests/tests/stores/dishonest_store.rs).
 """
 
 import argparse

@@ -131,7 +131,7 @@ struct Web(Child, String);
 
 impl Web {
     fn start(content: &std::path::Path) -> Self {
-        let mut server = driver("tests/tests/driver_python/web.py", &[text(content)]);
+        let mut server = driver("tests/tests/drivers/driver_python/web.py", &[text(content)]);
         let mut child = server.stdout(Stdio::piped()).spawn().expect("a web server");
         let mut port = String::new();
         let stdout = child.stdout.take().expect("a pipe was asked for");
@@ -172,7 +172,7 @@ fn an_exception_is_the_error_of_one_request() {
     requires!(has_python());
     let place = Place::new(&store::folder());
     let said = place.path("said");
-    let faulty = saying_into(&said, &driver("tests/tests/driver_python/faulty.py", &[]));
+    let faulty = saying_into(&said, &driver("tests/tests/drivers/driver_python/faulty.py", &[]));
     let mut device = Driven::start(&place, "faulty", &[], &faulty);
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
@@ -260,7 +260,7 @@ fn coroutines_serve_a_disk_request_by_request_and_in_chunks_of_several_queues() 
     requires!(has_python());
     let place = Place::new(&store::folder());
     for arguments in [&[][..], &["batch"]] {
-        let coroutines = driver("tests/tests/driver_python/coroutines.py", arguments);
+        let coroutines = driver("tests/tests/drivers/driver_python/coroutines.py", arguments);
         let device = Driven::start(&place, "coroutines", &[], &coroutines);
         is_a_disk(&place, &device);
         device.end(&place, "coroutines");

@@ -25,7 +25,7 @@ fn built() -> &'static Path {
     BUILT.get_or_init(|| {
         let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver_go");
         std::fs::create_dir_all(&into).expect("a folder for programs");
-        for module in ["sdk/go/examples", "tests/tests/driver_go"] {
+        for module in ["sdk/go/examples", "tests/tests/drivers/driver_go"] {
             run(go(module).args(["build", "-o"]).arg(&into).arg("./..."));
         }
         into

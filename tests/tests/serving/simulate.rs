@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// 900 requests, 15 MB written: a hot set, a log that goes round, and scattered writes.
 fn synthetic() -> PathBuf {
-    repository().join("tests/tests/simulate/synthetic.ascii")
+    repository().join("tests/tests/serving/simulate/synthetic.ascii")
 }
 
 fn place() -> Place {

@@ -2,7 +2,7 @@
 //!
 //! The ordinary tests take short clauses without a door. All clauses, through every door that this machine
 //! has, are one command, which takes long:
-//! `cargo test -p sawmill-tests --test conform_examples -- --ignored --nocapture`
+//! `cargo test -p sawmill-tests --test drivers conform_examples -- --ignored --nocapture`
 //! (`SAWMILL_ONLY="C ram nbd"` takes what has these words alone). Not here: wrong drivers (`conform`).
 
 use std::process::{Command, Stdio};

@@ -12,7 +12,7 @@ use sawmill_tests::store;
 use serde_json::Value;
 
 fn driver() -> String {
-    repository().join("tests/tests/conform/driver.py").display().to_string()
+    repository().join("tests/tests/drivers/conform/driver.py").display().to_string()
 }
 
 fn conform(place: &Place, options: &[&str], words: &[&str]) -> Finished {

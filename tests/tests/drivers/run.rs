@@ -169,7 +169,7 @@ fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
 fn a_device_outlives_who_listened_to_its_events() {
     let place = Place::new(&store::folder());
     let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
-    let driver = repository().join("tests/tests/conform/driver.py").display().to_string();
+    let driver = repository().join("tests/tests/drivers/conform/driver.py").display().to_string();
     let words = ["--json", "run", "--name", "alone", "--door", &door, "--", "python3", &driver];
     let mut host = place.command(&words).stdout(Stdio::piped()).spawn().expect("started");
     let mut lines = BufReader::new(host.stdout.take().expect("piped")).lines();

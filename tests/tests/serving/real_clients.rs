@@ -107,7 +107,7 @@ fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restar
     let place = Place::new(store);
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let image = place.path("image");
-    let script = repository().join("tests/tests/real_clients/overlapping.py");
+    let script = repository().join("tests/tests/serving/real_clients/overlapping.py");
     let seed = Dice::seeded("overlapping").below(1 << 32).to_string();
     let server = place.serve("disk").start();
     // Debian's own Python: python3-libnbd is built for it.

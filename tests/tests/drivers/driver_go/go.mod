@@ -4,4 +4,4 @@ go 1.23
 
 require sawmill v0.0.0
 
-replace sawmill => ../../../sdk/go/sawmill
+replace sawmill => ../../../../sdk/go/sawmill
