@@ -21,8 +21,8 @@ const SLEEPERS: [&str; 9] = [
     "tests/tests/idle.rs",
     "crates/store/src/client/tests.rs",
     "crates/store/src/cloud/tests/slow.rs",
-    "crates/volume/tests/crash_between.rs",
-    "crates/volume/tests/faulty/mod.rs",
+    "crates/volume/tests/engine/crash_between.rs",
+    "crates/volume/tests/engine/faulty.rs",
 ];
 
 /// How unsafe code begins.

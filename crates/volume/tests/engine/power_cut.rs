@@ -3,12 +3,10 @@
 //! must be a cut. When only the process died there is the staging memory too, and then every accepted write
 //! must be there.
 
-mod faulty;
-
 use std::os::unix::fs::FileExt;
 
-use faulty::rig::{Dice, MIB};
-use faulty::{Machine, seed, segment_put};
+use crate::faulty::{Machine, seed, segment_put};
+use crate::rig::{Dice, MIB};
 use sawmill_device::BlockDeviceExt;
 use sawmill_format::journal::RING_START_BYTES;
 use sawmill_store::Fault;
@@ -199,7 +197,7 @@ fn without_the_journal_the_volume_is_a_cut_at_or_after_the_last_stored_flush() {
             }
             // Nothing is put or deleted while the store is copied: it is a store of one moment.
             machine.faults.script(Box::new(|_| Fault::Delay));
-            let successor = Machine::over(faulty::copy_store(&*machine.plain)).successor();
+            let successor = Machine::over(crate::faulty::copy_store(&*machine.plain)).successor();
             machine.heal();
             machine.faults.release_all();
             let what = format!("seed {seed}, round {round}, loss {loss}");

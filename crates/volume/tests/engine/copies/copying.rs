@@ -4,9 +4,9 @@ use sawmill_device::ErrorKind;
 use sawmill_store::{Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, check, replicate};
 
-use crate::faulty::rig::MIB;
+use super::world::{Pair, copy, copy_with, has_name, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, keys, memory, until};
-use crate::world::{Pair, copy, copy_with, has_name, machine_at, open_to_read, options, watching};
+use crate::rig::MIB;
 
 #[test]
 fn a_replica_holds_what_its_source_has_stored() {

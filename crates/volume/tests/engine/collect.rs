@@ -1,13 +1,11 @@
 //! Garbage collection: what it frees, what it must never do, and how it behaves when things fail.
 
-mod faulty;
-
 use std::sync::Arc;
 
-use faulty::rig::{MIB, Model, Rig};
-use faulty::{
+use crate::faulty::{
     Machine, SEGMENT, holds, segment_get, segment_put, slot_bytes, slot_version, stored, until, write_slot,
 };
+use crate::rig::{MIB, Model, Rig};
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{
@@ -61,7 +59,7 @@ fn a_volume_overwritten_at_random_takes_no_more_than_it_may() {
     for round in 0..6u64 {
         for _ in 0..4096 {
             let address = model.dice.roll(4096) * 4096;
-            let bytes = faulty::rig::pattern(address, round, 4096);
+            let bytes = crate::rig::pattern(address, round, 4096);
             volume.write_at(address, &bytes).unwrap();
             model.bytes[address as usize..][..4096].copy_from_slice(&bytes);
         }
@@ -88,7 +86,7 @@ fn collecting_all_by_hand_puts_the_volume_in_address_order() {
     let mut model = Model::new(16 * MIB, 5);
     for _ in 0..2000 {
         let address = model.dice.roll(512) * 4096;
-        let bytes = faulty::rig::pattern(address, model.dice.roll(99), 4096);
+        let bytes = crate::rig::pattern(address, model.dice.roll(99), 4096);
         volume.write_at(address, &bytes).unwrap();
         model.bytes[address as usize..][..4096].copy_from_slice(&bytes);
     }

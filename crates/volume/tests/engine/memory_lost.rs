@@ -1,11 +1,9 @@
 //! Memory that outlives the process, and does not: gone with a container, in another folder, damaged, of
 //! others. What was accepted is never dropped without a word.
 
-mod rig;
-
 use std::path::PathBuf;
 
-use rig::Rig;
+use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 
 const SECRET: &[u8] = b"accepted, and nowhere but in memory";

@@ -1,15 +1,13 @@
 //! A disk gets another size, while it is used and across deaths at any call to its store: the old size or
 //! the new one, and every byte below both.
 
-mod faulty;
-
 use std::sync::Arc;
 
-use faulty::rig::{MIB, pattern};
-use faulty::{
+use crate::faulty::{
     Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, slot_version, stored, until,
     write_slot,
 };
+use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, StoreErrorKind};
 use sawmill_volume::{ErrorKind, Volume, inspect};
@@ -265,7 +263,7 @@ fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     let checkpoints = machine.keys("/checkpoint/");
     checkpoints[..checkpoints.len() - 1].iter().for_each(|key| machine.remove(key));
     superseded.iter().for_each(|key| machine.remove(key));
-    for key in ["/checkpoint/", "/map/", "/seg/"].iter().flat_map(|part| faulty::keys(&*old, part)) {
+    for key in ["/checkpoint/", "/map/", "/seg/"].iter().flat_map(|part| crate::faulty::keys(&*old, part)) {
         let body = Blocking(&*old).get(&key, None, Class::Read).unwrap();
         machine.remove(&key);
         Blocking(&*machine.plain).put(&key, body, Class::Upload).unwrap();

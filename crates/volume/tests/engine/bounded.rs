@@ -1,13 +1,11 @@
 //! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle volume is
 //! silent, a cold read is one ranged get, and a full journal waits and goes on.
 
-mod faulty;
-
-use faulty::rig::{MIB, Model};
-use faulty::{
+use crate::faulty::{
     Machine, SEGMENT, is_engine, is_look, segment_get, segment_put, slot_bytes, slot_version, stored, until,
     write_slot,
 };
+use crate::rig::{MIB, Model};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{FlushMode, Stall, open_cache};
@@ -92,7 +90,7 @@ fn a_cold_read_of_a_block_is_one_ranged_get() {
         for slot in [3, 11, 0, 7, 14, 5, 9] {
             let before = machine.faults.calls().len();
             let address = slot * SEGMENT as u64 + 2 * FRAME + 8192;
-            faulty::holds(&volume, address, &slot_bytes(slot, 1)[2 * FRAME as usize + 8192..][..4096]);
+            crate::faulty::holds(&volume, address, &slot_bytes(slot, 1)[2 * FRAME as usize + 8192..][..4096]);
             let calls = gets_since(&machine, before);
             assert_eq!(calls.len(), 1, "slot {slot}: {calls:?}");
             let range = calls[0].range.clone().unwrap();
@@ -122,7 +120,7 @@ fn readers_of_one_frame_share_one_get() {
         for index in 0..8u64 {
             let volume = &volume;
             let at = (index * 4096) as usize;
-            scope.spawn(move || faulty::holds(volume, at as u64, &slot_bytes(0, 1)[at..at + 4096]));
+            scope.spawn(move || crate::faulty::holds(volume, at as u64, &slot_bytes(0, 1)[at..at + 4096]));
         }
         until("all read", || volume.status().counters.reads_store == 8);
         drop(healing);
@@ -138,7 +136,7 @@ fn a_cold_sequential_read_is_a_few_large_gets() {
     for at in (0..32 * SEGMENT as u64).step_by(16 << 10) {
         let slot = at / SEGMENT as u64;
         let inside = (at % SEGMENT as u64) as usize;
-        faulty::holds(&volume, at, &slot_bytes(slot, 1)[inside..inside + (16 << 10)]);
+        crate::faulty::holds(&volume, at, &slot_bytes(slot, 1)[inside..inside + (16 << 10)]);
     }
     let calls = gets_since(&machine, before);
     assert!(calls.iter().all(|call| call.kind == CallKind::Get));

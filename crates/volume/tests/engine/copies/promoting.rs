@@ -7,8 +7,8 @@ use sawmill_store::{CallKind, Fault, ObjectStore, StoreErrorKind};
 use sawmill_volume::replicate::{Copier, CopyOptions, drill, promote};
 use sawmill_volume::{RealWorld, check};
 
+use super::world::{Pair, SLOTS, copy, copy_with, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, keys, slot_version, stored, write_slot};
-use crate::world::{Pair, SLOTS, copy, copy_with, machine_at, open_to_read, options, watching};
 
 fn promoted(store: &Arc<dyn ObjectStore>) -> sawmill_volume::Result<u64> {
     promote(&RealWorld::default(), &**store, "disk").map(|promotion| promotion.position)

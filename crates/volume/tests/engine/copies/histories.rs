@@ -13,8 +13,8 @@ use sawmill_volume::replicate::{
     self, Behind, Copier, CopyOptions, behind, drill, promote, promote_as_it_is,
 };
 
+use super::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, keys, memory, slot_version, stored, until, write_slot};
-use crate::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
 
 fn promoted(store: &Arc<dyn ObjectStore>) -> sawmill_volume::Result<u64> {
     promote(&RealWorld::default(), &**store, "disk").map(|promotion| promotion.position)

@@ -6,8 +6,8 @@ use sawmill_store::{Blocking, Class, FaultStore, ObjectStore};
 use sawmill_volume::replicate::{Copier, CopyOptions, Round};
 use sawmill_volume::{OpenOptions, RealWorld, Result, Volume};
 
-use crate::faulty::rig::{MIB, Rig};
 use crate::faulty::{Machine, keys, memory, slot_version, stored, write_slot};
+use crate::rig::{MIB, Rig};
 
 pub const SLOTS: u64 = 5;
 

@@ -1,11 +1,9 @@
 //! The life of a volume: written, read, closed, killed, opened again; always the same bytes.
 
-mod rig;
-
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use rig::{MIB, Model, Rig, pattern};
+use crate::rig::{MIB, Model, Rig, pattern};
 use sawmill_device::{
     BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request, conformance,
 };

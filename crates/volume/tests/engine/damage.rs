@@ -1,10 +1,10 @@
 //! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so and names
 //! them, and nothing ever returns wrong bytes.
 
-mod faulty;
-
-use faulty::rig::MIB;
-use faulty::{Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot};
+use crate::faulty::{
+    Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot,
+};
+use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_format::name_record::name_key;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, header_bytes_of};
@@ -108,7 +108,7 @@ fn a_damaged_frame_is_never_read_and_the_rest_is() {
                     assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}");
                     assert!(error.to_string().contains(&key), "{how}: {error}");
                     assert_eq!(volume.read_at(start, SEGMENT).unwrap_err().kind(), ErrorKind::Corrupt);
-                    faulty::holds(&volume, start, &slot_bytes(slot, 1)[..192 << 10]);
+                    crate::faulty::holds(&volume, start, &slot_bytes(slot, 1)[..192 << 10]);
                 }
                 assert!(
                     (0..SLOTS).filter(|other| *other != slot).all(|slot| slot_version(&volume, slot, 1) == 1)
@@ -242,14 +242,14 @@ fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
         harm(&machine, &parts[0], &parts[1], how, 90);
         let volume = machine.open();
         assert_eq!(slot_version(&volume, 0, 1), 1);
-        faulty::holds(&volume, 30 << 30, &[3; 5000]);
+        crate::faulty::holds(&volume, 30 << 30, &[3; 5000]);
         volume.close().unwrap();
         // The log went on from the one before the damaged one, which is a way back once more.
         machine.assert_sound(how);
         machine.remove(machine.keys("/checkpoint/").last().unwrap());
         let volume = machine.open();
         assert_eq!(slot_version(&volume, 0, 1), 1);
-        faulty::holds(&volume, 30 << 30, &[3; 5000]);
+        crate::faulty::holds(&volume, 30 << 30, &[3; 5000]);
         write_slot(&volume, 0, 1);
         volume.close().unwrap();
         machine.assert_sound(how);

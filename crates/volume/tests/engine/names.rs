@@ -1,12 +1,10 @@
 //! A name means what was last said of it, whatever comes late, dies half way or races; and nobody's data is
 //! removed that a name still leads to.
 
-mod faulty;
-
 use std::sync::Arc;
 
+use crate::faulty::{Machine, SEGMENT, segment_get, slot_version, stored, until, write_slot};
 use bytes::Bytes;
-use faulty::{Machine, SEGMENT, segment_get, slot_version, stored, until, write_slot};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{Pin, Word, tombstone_key, word_key};
 use sawmill_format::name_record::NAME_PREFIX;

@@ -1,15 +1,15 @@
 //! A process that dies between any two of its steps, with puts under way that land whenever they like, is
 //! followed by one that has every accepted write; and so on for many lives.
 
-mod faulty;
-
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use faulty::rig::{Dice, MIB, Model};
-use faulty::{Machine, is_engine, root_put, seed, segment_put, slot_version, stored, until, write_slot};
+use crate::faulty::{
+    Machine, is_engine, root_put, seed, segment_put, slot_version, stored, until, write_slot,
+};
+use crate::rig::{Dice, MIB, Model};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
 
@@ -156,7 +156,7 @@ fn in_recovery_again_and_again() {
             machine.fault(Fault::Late, |call| segment_put(call).is_some() && call.size_bytes > 1000);
         }
         let volume = machine.open();
-        faulty::holds(&volume, 9 * MIB, &[7; 777]);
+        crate::faulty::holds(&volume, 9 * MIB, &[7; 777]);
         assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [2, 1, 1, 1], "life {life}");
         volume.close_now();
         machine.heal();

@@ -1,13 +1,11 @@
 //! Stores that are copied or put back from a backup, and what outlives a process beside them: each history
 //! shows its own bytes, and nothing of another one's. And one journal has one writer, by whatever name.
 
-mod faulty;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use faulty::rig::{MIB, Rig};
-use faulty::{Machine, copy_store, stored, until, write_slot};
+use crate::faulty::{Machine, copy_store, stored, until, write_slot};
+use crate::rig::{MIB, Rig};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{FlushMode, NewestState, open_cache};

@@ -1,9 +1,6 @@
 //! Replicas: whatever happens to the copier, the source or the promoter, the second store holds a cut; a
 //! promoted one goes on by itself; what comes late hurts nobody.
 
-#[path = "../faulty/mod.rs"]
-mod faulty;
-
 mod behind;
 mod copying;
 mod histories;

@@ -1,12 +1,10 @@
 //! Clones share what they have in common, and none of them, nor their base, loses anything by what becomes of
 //! the others.
 
-mod faulty;
-
 use std::sync::Arc;
 
-use faulty::rig::{MIB, Rig};
-use faulty::{Machine, SEGMENT, keys, root_put, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, SEGMENT, keys, root_put, slot_version, stored, until, write_slot};
+use crate::rig::{MIB, Rig};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
 use sawmill_volume::{Cut, Volume, check, clone, delete, find, release_ancestors};

@@ -1,10 +1,8 @@
 //! A check looks at everything that is kept: whatever of it is damaged or gone is found, and what cannot be
 //! served because of it is named.
 
-mod faulty;
-
-use faulty::rig::MIB;
-use faulty::{Machine, copy_store, keys, root_put, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, copy_store, keys, root_put, slot_version, stored, until, write_slot};
+use crate::rig::MIB;
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore};
 use sawmill_volume::check::{CheckReport, Damage, check};

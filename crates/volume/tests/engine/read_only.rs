@@ -1,10 +1,8 @@
 //! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a newer cut when
 //! the one it has is taken away.
 
-mod faulty;
-
-use faulty::rig::MIB;
-use faulty::{Machine, SEGMENT, holds, segment_get, slot_bytes, slot_version, stored, write_slot};
+use crate::faulty::{Machine, SEGMENT, holds, segment_get, slot_bytes, slot_version, stored, write_slot};
+use crate::rig::MIB;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{Safety, open_cache};

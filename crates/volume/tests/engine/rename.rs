@@ -1,8 +1,6 @@
 //! A volume gets another name: one volume at any moment, whatever call of it dies, and nothing is lost.
 
-mod faulty;
-
-use faulty::{Machine, slot_version, stored, write_slot};
+use crate::faulty::{Machine, slot_version, stored, write_slot};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, ErrorKind, Volume};

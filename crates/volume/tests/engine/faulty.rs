@@ -1,9 +1,6 @@
 //! What the tests under faults share: machines with a store that fails as told, objects to damage, things to
 //! wait for.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of it")]
-
-#[path = "../rig.rs"]
-pub mod rig;
+#![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -18,7 +15,7 @@ use sawmill_format::segment::{parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore, StoreOptions};
 use sawmill_volume::{CreateOptions, FlushMode, Safety, Volume, check};
 
-use rig::{MIB, Rig, pattern};
+use crate::rig::{MIB, Rig, pattern};
 
 /// One write of this size fills a segment of the rig's volumes.
 pub const SEGMENT: usize = 256 << 10;

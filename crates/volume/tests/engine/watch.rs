@@ -1,15 +1,13 @@
 //! Whoever was taken over hears it although he only reads and flushes; and no flush is answered on old news.
 
-mod faulty;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::faulty::{Machine, is_look, segment_put, slot_version, until, write_slot};
+use crate::rig::MIB;
 use bytes::Bytes;
-use faulty::rig::MIB;
-use faulty::{Machine, is_look, segment_put, slot_version, until, write_slot};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
 use sawmill_volume::{Health, RealWorld, Stall, Stepped, Volume, World};

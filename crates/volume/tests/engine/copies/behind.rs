@@ -5,9 +5,9 @@ use sawmill_store::{Fault, StoreErrorKind};
 use sawmill_volume::replicate::Copier;
 use sawmill_volume::{Cut, RealWorld};
 
-use crate::faulty::rig::MIB;
+use super::world::{Pair, copy, copy_with, damage, has_name, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, holds, keys, memory, slot_bytes, stored, until};
-use crate::world::{Pair, copy, copy_with, damage, has_name, machine_at, open_to_read, options, watching};
+use crate::rig::MIB;
 
 #[test]
 fn what_a_newer_checkpoint_made_possible_waits_for_it() {

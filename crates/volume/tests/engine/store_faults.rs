@@ -1,16 +1,14 @@
 //! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong is ever
 //! read, and what could not be asked is never taken for an answer.
 
-mod faulty;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use faulty::rig::{MIB, Model};
-use faulty::{
+use crate::faulty::{
     Machine, PATIENCE, SEGMENT, holds, is_engine, root_put, segment_get, segment_put, slot_bytes,
     slot_version, stored, until, write_slot,
 };
+use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{
     Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
@@ -308,7 +306,7 @@ impl ObjectStore for Lagging {
 
 /// The store of `machine` from now on, with the lists of now.
 fn lagging(machine: &Machine) -> Arc<dyn ObjectStore> {
-    Arc::new(Lagging { present: machine.plain.clone(), past: faulty::copy_store(&*machine.plain) })
+    Arc::new(Lagging { present: machine.plain.clone(), past: crate::faulty::copy_store(&*machine.plain) })
 }
 
 /// A store that deletes all it is told to but one object, and then says that it failed.

@@ -1,14 +1,12 @@
 //! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it writes after
 //! the fence is ever visible, however late it lands.
 
-mod faulty;
-
 use std::sync::{Arc, Barrier};
 
-use faulty::rig::MIB;
-use faulty::{
+use crate::faulty::{
     Machine, PATIENCE, SEGMENT, is_engine, root_put, segment_put, slot_version, stored, until, write_slot,
 };
+use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault};
 use sawmill_volume::{Health, Safety, Volume};

@@ -1,14 +1,12 @@
 //! What opening does with every kind of journal: what it needs is used, what it cannot use is refused and
 //! kept, and a crash at any step of an attach is met by the next one, without flags and without loss.
 
-mod faulty;
-
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use faulty::rig::{MIB, pattern};
-use faulty::{Machine, holds, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, holds, slot_version, stored, until, write_slot};
+use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES};
 use sawmill_store::{Fault, StoreErrorKind};
@@ -187,7 +185,7 @@ fn a_journal_that_was_closed_cleanly_before_others_attached_makes_way() {
 #[test]
 fn a_journal_is_refused_when_the_store_is_an_old_copy() {
     let machine = left_clean();
-    let old = faulty::copy_store(&*machine.plain);
+    let old = crate::faulty::copy_store(&*machine.plain);
     let volume = machine.open();
     write_slot(&volume, 1, 2);
     stored(&volume);
@@ -232,7 +230,7 @@ fn marked() -> (Machine, u64, u64) {
         inspect::journal(&machine.journal()).is_ok_and(|report| report.flushed_through >= logged)
     });
     // More than a span, so that it reaches the disk without a flush; and only the disk.
-    machine.fault(unavailable(), |call| faulty::segment_put(call).is_some());
+    machine.fault(unavailable(), |call| crate::faulty::segment_put(call).is_some());
     volume.write_at(4 * MIB, &pattern(1, 3, 900_000)).unwrap();
     volume.write_at(6 * MIB, &pattern(1, 4, 900_000)).unwrap();
     until("the tail is on the disk", || {
@@ -343,7 +341,7 @@ fn a_journal_that_cannot_be_made_says_so_and_fences_nobody() {
 
 /// Opens while the put of the fence meets `fault`, which must fail the open.
 fn fail_at_fence(machine: &Machine, fault: Fault) {
-    machine.fault(fault, |call| faulty::segment_put(call).is_some());
+    machine.fault(fault, |call| crate::faulty::segment_put(call).is_some());
     let (kind, text) = machine.refused();
     assert_eq!(kind, ErrorKind::Unavailable, "{text}");
     machine.heal();
@@ -385,7 +383,7 @@ fn a_fence_of_a_failed_attach_may_land_at_any_time_of_the_next() {
         }
         fail_at_fence(&machine, Fault::Late);
         // The late fence lands just before the put of the next attach goes through.
-        machine.fault(Fault::Delay, |call| faulty::segment_put(call).is_some());
+        machine.fault(Fault::Delay, |call| crate::faulty::segment_put(call).is_some());
         let volume = std::thread::scope(|scope| {
             let open = scope.spawn(|| machine.try_open());
             let held = |count: usize| machine.faults.held().len() == count;

@@ -1,5 +1,5 @@
 //! What the engine's tests share: a volume over a memory store in a temporary folder, and the life of it.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test file uses a part of the rig")]
+#![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

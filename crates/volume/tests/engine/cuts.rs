@@ -1,14 +1,12 @@
 //! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as it is
 //! kept, and nothing else is kept.
 
-mod faulty;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use faulty::rig::{MIB, Model};
-use faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
+use crate::faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
+use crate::rig::{MIB, Model};
 use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
 use sawmill_format::segment::{SegmentHeader, SegmentIdentity, segment_key};

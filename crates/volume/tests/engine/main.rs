@@ -1,0 +1,26 @@
+//! The engine as a library: real files, stores that fail as told, one module a subject.
+//!
+//! Not here: worlds by seed (`crates/sim`); the real binary (`tests/`).
+
+mod bounded;
+mod checking;
+mod clones;
+mod collect;
+mod copies;
+mod crash_between;
+mod cuts;
+mod damage;
+mod faulty;
+mod fencing;
+mod histories;
+mod journal_cases;
+mod life;
+mod memory_lost;
+mod names;
+mod power_cut;
+mod read_only;
+mod rename;
+mod resize;
+mod rig;
+mod store_faults;
+mod watch;
