@@ -1,9 +1,13 @@
-//! A few threads that may wait for local disks, on behalf of readers that must not. The queue is bounded by
-//! the requests that doors admit; optional work is refused when it is long.
+//! Threads that may wait for local disks, on behalf of readers that must not.
+//!
+//! Invariants: threads start on demand, up to a limit, and end when they were idle for a while, so a volume
+//! that nobody uses has none. A job that was accepted runs. The queue is bounded by the requests that doors
+//! admit; optional work is refused when it is long.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -19,89 +23,191 @@ pub(crate) enum Priority {
 }
 
 #[derive(Default)]
-struct Queue {
+struct State {
     jobs: VecDeque<Job>,
     closed: bool,
+    /// Threads that have not ended, and those among them that wait for a job.
+    threads: usize,
+    idle: usize,
+    /// Of all threads since the last look; those that ended are let go of when another starts.
+    handles: Vec<JoinHandle<()>>,
 }
 
 /// What the threads share.
-#[derive(Default)]
 pub(crate) struct Pool {
-    queue: Mutex<Queue>,
+    name: &'static str,
+    threads_max: usize,
+    priority: Priority,
+    idle_max: Duration,
+    state: Mutex<State>,
     bell: Condvar,
-    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// Optional jobs are refused when this many wait. Each may hold a frame: 16 MiB. A sequential reader of
 /// megabytes brings 16 frames a request; if they were refused, a pass over the disk would not warm the cache.
 const OPTIONAL_JOBS_MAX: usize = 256;
+/// A thread that was idle for this long ends. To start one again takes less than a read of a disk.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl Pool {
-    /// Starts `threads` threads of this name. With none, jobs run on the caller's thread (for simulations).
-    pub(crate) fn start(name: &str, threads: usize, priority: Priority) -> std::io::Result<Arc<Self>> {
-        let pool = Arc::new(Pool::default());
-        for number in 0..threads {
-            let shared = pool.clone();
-            let work = move || {
-                if priority == Priority::Lowest {
-                    sawmill_sys::give_way();
-                }
-                shared.work();
-            };
-            let thread = std::thread::Builder::new().name(format!("{name}-{number}")).spawn(work)?;
-            pool.threads.lock().push(thread);
-        }
-        Ok(pool)
+    /// A pool of up to `threads_max` threads. With none, jobs run on the caller's thread (for simulations).
+    pub(crate) fn new(name: &'static str, threads_max: usize, priority: Priority) -> Arc<Self> {
+        Self::with_idle_max(name, threads_max, priority, IDLE_MAX)
+    }
+
+    fn with_idle_max(
+        name: &'static str,
+        threads_max: usize,
+        priority: Priority,
+        idle_max: Duration,
+    ) -> Arc<Self> {
+        let (state, bell) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { name, threads_max, priority, idle_max, state, bell })
     }
 
     /// Runs `job` soon.
-    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        if self.threads.lock().is_empty() {
+    pub(crate) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+        if self.threads_max == 0 {
             return job();
         }
-        let mut queue = self.queue.lock();
-        if queue.closed {
+        let mut state = self.state.lock();
+        if state.closed {
             return;
         }
-        queue.jobs.push_back(Box::new(job));
-        self.bell.notify_one();
+        state.jobs.push_back(Box::new(job));
+        if state.jobs.len() <= state.idle {
+            self.bell.notify_one();
+        } else if state.threads < self.threads_max {
+            self.start_thread(&mut state);
+            // The machine has no thread left: the caller waits for the disk itself.
+            if state.threads == 0
+                && let Some(job) = state.jobs.pop_back()
+            {
+                drop(state);
+                job();
+            }
+        }
     }
 
     /// Runs `job` soon unless much else waits; says whether it will.
-    pub(crate) fn run_if_calm(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        if self.queue.lock().jobs.len() >= OPTIONAL_JOBS_MAX {
+    pub(crate) fn run_if_calm(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) -> bool {
+        if self.state.lock().jobs.len() >= OPTIONAL_JOBS_MAX {
             return false;
         }
         self.run(job);
         true
     }
 
-    fn work(&self) {
-        loop {
-            let job = {
-                let mut queue = self.queue.lock();
-                loop {
-                    if let Some(job) = queue.jobs.pop_front() {
-                        break job;
-                    }
-                    if queue.closed {
-                        return;
-                    }
-                    self.bell.wait(&mut queue);
-                }
-            };
-            job();
+    /// Starts one more thread, if the machine lets us: if not, jobs wait for those that run.
+    fn start_thread(self: &Arc<Self>, state: &mut State) {
+        state.handles.retain(|handle| !handle.is_finished());
+        let pool = self.clone();
+        let builder = std::thread::Builder::new().name(format!("{}-{}", self.name, state.threads));
+        match builder.spawn(move || pool.work()) {
+            Ok(handle) => {
+                state.threads += 1;
+                state.handles.push(handle);
+            }
+            Err(error) => tracing::warn!(%error, threads = state.threads, "cannot start a thread"),
         }
+    }
+
+    fn work(&self) {
+        if self.priority == Priority::Lowest {
+            sawmill_sys::give_way();
+        }
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                // A panic is reported by its thread; the pool must not count a thread that is gone.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+                state = self.state.lock();
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let timed_out = self.bell.wait_for(&mut state, self.idle_max).timed_out();
+            state.idle -= 1;
+            if timed_out && state.jobs.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
     }
 
     /// Finishes what is queued and ends the threads.
     pub(crate) fn close(&self) {
-        self.queue.lock().closed = true;
+        let handles = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.handles)
+        };
         self.bell.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            // A panicked job has already been reported by its thread.
-            let _ = sawmill_sys::join_unless_own(thread);
+        for handle in handles {
+            let _ = sawmill_sys::join_unless_own(handle);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn threads(pool: &Pool) -> usize {
+        pool.state.lock().threads
+    }
+
+    #[test]
+    fn a_pool_that_nobody_uses_has_no_thread() {
+        let pool = Pool::with_idle_max("test", 4, Priority::Usual, Duration::from_millis(1));
+        assert_eq!(threads(&pool), 0);
+        let (done, wait) = channel();
+        pool.run(move || done.send(()).expect("the test waits"));
+        wait.recv().expect("the job runs");
+        while threads(&pool) > 0 {
+            std::thread::yield_now();
+        }
+        // And it starts again.
+        let (done, wait) = channel();
+        pool.run(move || done.send(()).expect("the test waits"));
+        wait.recv().expect("the job runs");
+        pool.close();
+        assert_eq!(threads(&pool), 0);
+    }
+
+    #[test]
+    fn jobs_that_wait_for_each_other_get_a_thread_each_up_to_the_limit() {
+        let pool = Pool::new("test", 3, Priority::Lowest);
+        let together = Arc::new(std::sync::Barrier::new(4));
+        for _ in 0..3 {
+            let together = together.clone();
+            pool.run(move || {
+                together.wait();
+            });
+        }
+        together.wait();
+        let (done, wait) = channel();
+        for _ in 0..100 {
+            let done = done.clone();
+            pool.run(move || done.send(()).expect("the test waits"));
+        }
+        assert!(threads(&pool) <= 3);
+        pool.close();
+        assert_eq!(wait.try_iter().count(), 100, "what was accepted has run");
+    }
+
+    #[test]
+    fn a_job_that_panics_costs_no_other_job() {
+        let pool = Pool::new("test", 1, Priority::Usual);
+        pool.run(|| panic!("one job fails"));
+        let (done, wait) = channel();
+        pool.run(move || done.send(()).expect("the test waits"));
+        wait.recv().expect("the next job runs");
+        pool.close();
     }
 }

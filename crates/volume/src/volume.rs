@@ -100,7 +100,7 @@ impl Volume {
         let recovery = reporter.report;
         let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
         let checkpoint_number = stored.newest.number_max;
-        let shared = share(store, options, world, stored, None, reader_threads)?;
+        let shared = share(store, options, world, stored, None, reader_threads);
         shared.inbox.set_stored(position, sequence, checkpoint_number);
         Ok(Unstarted { shared, recovery, memory: Vec::new(), lock: None })
     }
@@ -134,7 +134,7 @@ impl Volume {
             received_end: attached.start.position,
             records: attached.records,
         };
-        let shared = share(store, options, world, attached.stored, Some(journal.clone()), reader_threads)?;
+        let shared = share(store, options, world, attached.stored, Some(journal.clone()), reader_threads);
         for record in &start.records {
             shared.journal_map.insert(record.address, record.length, record.position, record.clone());
             record.set_complete();
@@ -525,7 +525,7 @@ fn share(
     stored: Stored,
     journal: Option<Arc<Journal>>,
     reader_threads: usize,
-) -> Result<Arc<Shared>> {
+) -> Arc<Shared> {
     let record = stored.record;
     let geometry = Geometry {
         size_bytes: record.size_bytes,
@@ -536,14 +536,9 @@ fn share(
         shared_cache: true,
         operations: Operations { discard: true, write_zeroes: true, allocation: true },
     };
-    let start = |name, threads, priority| {
-        Pool::start(name, threads, priority).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("{name} threads cannot be started: {error}"))
-        })
-    };
-    let pool = start("reader", reader_threads, Priority::Usual)?;
+    let pool = Pool::new("reader", reader_threads, Priority::Usual);
     let collectors = if options.read_only { 0 } else { reader_threads.min(1) };
-    let collector = start("collector", collectors, Priority::Lowest)?;
+    let collector = Pool::new("collector", collectors, Priority::Lowest);
     let cache = options.cache.clone().map(|cache| {
         let owner = cache.owner(record.volume_id);
         let ancestors = stored.view.lineage.entries().iter().map(|entry| cache.owner(entry.volume_id));
@@ -552,7 +547,7 @@ fn share(
     });
     let lineage = stored.view.lineage.clone();
     let unstored = Unstored::new(options.unstored_age_max, stored.end.position, world.now());
-    Ok(Arc::new(Shared {
+    Arc::new(Shared {
         name: record.name.clone(),
         record,
         geometry: Geometries::new(geometry),
@@ -579,5 +574,5 @@ fn share(
         stalled: write::Stalled::default(),
         watch: Watch::default(),
         unstored,
-    }))
+    })
 }
