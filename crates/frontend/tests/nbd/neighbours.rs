@@ -151,8 +151,9 @@ fn half_open_clients_lock_nobody_out() {
 fn idle_clients_of_one_peer_do_not_take_the_last_places() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 16);
     let idle: Vec<_> = (0..12).map(|_| served.client(Style::Simple)).collect();
-    // A client has its answer a moment before it has its place.
-    wait_until("all have a place", || served.server.metrics().connections == 12);
+    // A client has its answer a moment before it has its place among those who no longer haggle.
+    let metrics = || served.server.metrics();
+    wait_until("all have a place", || metrics().connections == 12 && metrics().handshakes == 0);
     let mut one_more = UnixStream::connect(&served.path).expect("the kernel accepts");
     assert_eq!(std::io::Read::read(&mut one_more, &mut [0; 18]).expect("closed, not reset"), 0);
     assert_eq!((served.server.metrics().connections, served.server.metrics().connections_refused), (12, 1));

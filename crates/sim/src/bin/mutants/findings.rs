@@ -15,8 +15,8 @@ const fn program(package: &'static str, program: &'static [&'static str], name: 
     Test { package, program, name }
 }
 
-const fn engine(program: &'static [&'static str], name: &'static str) -> Test {
-    Test { package: "sawmill-volume", program, name }
+const fn engine(name: &'static str) -> Test {
+    Test { package: "sawmill-volume", program: &["--test", "engine"], name }
 }
 
 const fn caught_by(
@@ -33,7 +33,7 @@ const fn caught_by(
 pub(crate) const MUTANTS: &[Mutant] = &[
     // What `check` says.
     caught_by(
-        &engine(&["--test", "cuts"], "a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up"),
+        &engine("cuts::a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up"),
         "moments of a disk never written lead through rollbacks",
         "volume/src/check/kept.rs",
         "Some(_) => Until { sequence: root.through_sequence, ..Until::END },",
@@ -41,93 +41,84 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // The store and its copies.
     caught_by(
-        &engine(&["--test", "histories"], "a_store_that_became_older_is_refused_also_without_its_journal"),
+        &engine("histories::a_store_that_became_older_is_refused_also_without_its_journal"),
         "a store that is older than what was seen of it is as good",
         "volume/src/open/seen.rs",
         "if age_of(seen, epoch, sequence) == Age::AsSeen {",
         "if age_of(seen, epoch, sequence) != Age::AsSeen || epoch > 0 {",
     ),
     caught_by(
-        &engine(&["--test", "names"], "what_a_list_hides_is_found_by_name_and_taken_by_nobody"),
+        &engine("names::what_a_list_hides_is_found_by_name_and_taken_by_nobody"),
         "what a list shows of a name is the newest",
         "volume/src/names/ledger.rs",
         "(Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),",
         "(Ok(Some(bytes)), _) => decode(name, *number, &bytes).ok(),",
     ),
     caught_by(
-        &engine(
-            &["--test", "names"],
-            "a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_is_told",
-        ),
+        &engine("names::a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_is_told"),
         "who builds on a name leaves what waits to happen later",
         "volume/src/names/ledger.rs",
         "standing.newest.as_ref().filter(|_| standing.waits)",
         "standing.newest.as_ref().filter(|_| false)",
     ),
     caught_by(
-        &engine(
-            &["--test", "names"],
-            "a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data",
-        ),
+        &engine("names::a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data"),
         "a delete does not ask whether the volume was called back",
         "volume/src/cuts/burial.rs",
         "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? {",
         "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? && false {",
     ),
     caught_by(
-        &engine(&["--test", "checking"], "a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
+        &engine("checking::a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
         "what is stranded in the window of a fence is passed over",
         "volume/src/check/stray.rs",
         "windows.push(*sequence + 1..header.next_sequence);",
         "windows.push(*sequence + 1..*sequence + 1);",
     ),
     caught_by(
-        &engine(&["--test", "checking"], "a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage"),
+        &engine("checking::a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage"),
         "a check that was overtaken does not look again",
         "volume/src/check/kept.rs",
         "newest => Ok(newest?.number_max > self.number_max),",
         "newest => Ok(newest?.number_max == self.number_max + 1),",
     ),
     caught_by(
-        &engine(&["--test", "checking"], "what_was_overwritten_since_the_only_checkpoint_left_is_no_damage"),
+        &engine("checking::what_was_overwritten_since_the_only_checkpoint_left_is_no_damage"),
         "a check asks only for what the present still needs of its checkpoint",
         "volume/src/check/kept.rs",
         "root.segments.iter().filter(|entry| entry.live_bytes > 0) {",
         "root.segments.iter().filter(|entry| entry.live_bytes > 0 && state > 0) {",
     ),
     caught_by(
-        &engine(&["--test", "resize"], "a_fence_that_comes_late_undoes_no_size_that_was_told"),
+        &engine("resize::a_fence_that_comes_late_undoes_no_size_that_was_told"),
         "a fence says the size whatever checkpoint it comes from",
         "volume/src/recovery/roll_forward.rs",
         "if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {",
         "if header.size_bytes > 0 {",
     ),
     caught_by(
-        &engine(
-            &["--test", "fencing"],
-            "a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from",
-        ),
+        &engine("fencing::a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from"),
         "an attach that begins again takes itself for the writer before",
         "volume/src/open/attach.rs",
         "        stored.end.epoch_before = before;\n",
         "        let _ = before;\n",
     ),
     caught_by(
-        &engine(&["--test", "fencing"], "an_attach_that_slept_while_another_took_over_accepts_nothing"),
+        &engine("fencing::an_attach_that_slept_while_another_took_over_accepts_nothing"),
         "an attach does not look for a later fence at its end",
         "volume/src/open/attach.rs",
         "    let looked_at = world.now();\n    demand_last(store, &stored)?;\n",
         "    let looked_at = world.now();\n",
     ),
     caught_by(
-        &engine(&["--test", "watch"], "a_volume_that_nobody_uses_gives_back_its_garbage_and_rests"),
+        &engine("watch::a_volume_that_nobody_uses_gives_back_its_garbage_and_rests"),
         "each cleanup names all old roots again",
         "volume/src/keeper/cleanup.rs",
         "        self.roots_gone_below = self.roots_gone_below.max(gone_below);\n        keys.sort",
         "        let _ = gone_below;\n        keys.sort",
     ),
     caught_by(
-        &engine(&["--test", "cuts"], "no_wall_clock_makes_a_moment_old"),
+        &engine("cuts::no_wall_clock_makes_a_moment_old"),
         "the wall clock makes a moment old",
         "volume/src/keeper/clock.rs",
         "self.clock.attached_ms(self.shared.world.now())",
@@ -144,7 +135,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if self.last.as_ref().is_some_and(stands_for) && false {",
     ),
     caught_by(
-        &engine(&["--test", "journal_cases"], "a_journal_is_refused_when_the_store_is_an_old_copy"),
+        &engine("journal_cases::a_journal_is_refused_when_the_store_is_an_old_copy"),
         "a later journal is set aside for a store that was closed cleanly",
         "volume/src/open/journal.rs",
         "        // Also if that old copy says that it was closed cleanly.\n",
@@ -159,7 +150,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // The machine: its disks, its memory, its users.
     caught_by(
-        &engine(&["--test", "histories"], "a_journal_that_was_removed_under_its_server_is_noticed"),
+        &engine("histories::a_journal_that_was_removed_under_its_server_is_noticed"),
         "a journal that was removed under its server is not missed",
         "volume/src/journal/superblock.rs",
         "if !self.disk.has_name() {",
@@ -187,14 +178,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "match renameat_with(CWD, from, CWD, to, RenameFlags::empty()) {",
     ),
     caught_by(
-        &engine(&["--test", "memory_lost"], "memory_is_found_where_it_was_left"),
+        &engine("memory_lost::memory_is_found_where_it_was_left"),
         "memory is looked for only in the folder that is used now",
         "volume/src/open/memory.rs",
         "for folder in used_now.into_iter().chain(left_in) {",
         "for folder in used_now.into_iter().chain(left_in.filter(|_| false)) {",
     ),
     caught_by(
-        &engine(&["--test", "memory_lost"], "memory_that_others_may_write_is_missed"),
+        &engine("memory_lost::memory_that_others_may_write_is_missed"),
         "memory that others may write is ours",
         "sys/src/staging.rs",
         "if Mode::from_raw_mode(about.st_mode) != Mode::RUSR | Mode::WUSR {",
@@ -223,21 +214,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // A writer that was shut out.
     caught_by(
-        &engine(&["--test", "watch"], "no_flush_is_answered_on_old_news"),
+        &engine("watch::no_flush_is_answered_on_old_news"),
         "a flush is answered on old news",
         "volume/src/flush.rs",
         "if shared.watch.lets_flush(now) && !shared.is_unstored_too_old() {",
         "if !shared.is_unstored_too_old() {",
     ),
     caught_by(
-        &engine(&["--test", "watch"], "who_only_reads_hears_of_a_take_over"),
+        &engine("watch::who_only_reads_hears_of_a_take_over"),
         "a volume that is only read is not looked after",
         "volume/src/watch.rs",
         "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)",
         "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR) && false",
     ),
     caught_by(
-        &engine(&["--test", "watch"], "who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set"),
+        &engine("watch::who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set"),
         "what is not stored has no age",
         "volume/src/unstored.rs",
         "stored < end && marks.front()",

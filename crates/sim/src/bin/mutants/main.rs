@@ -53,7 +53,7 @@ const ELSEWHERE: &[Elsewhere] = &[
     Elsewhere {
         folder: "volume/src/check/",
         package: "sawmill-volume",
-        tests: &[("checking", "")],
+        tests: &[("engine", "checking::")],
         seeds: "1",
     },
     Elsewhere { folder: "link/", package: "sawmill-link", tests: &[("simulation", "")], seeds: "300" },
