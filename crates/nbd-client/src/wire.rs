@@ -3,6 +3,8 @@
 use std::io::{self, Read};
 use std::path::PathBuf;
 
+use percent_encoding::percent_decode_str;
+
 pub(super) const HELLO: u64 = 0x4e42_444d_4147_4943;
 pub(super) const OPTION: u64 = 0x4948_4156_454f_5054;
 pub(super) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
@@ -54,22 +56,7 @@ impl Address {
 }
 
 fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let coded = tail.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
-        match coded.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
-            Some(byte) if first == b'%' => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 pub(super) fn read_u16(from: &mut impl Read) -> io::Result<u16> {

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use sawmill_format::crc::crc32c;
 use sawmill_volume::Cut;
 
@@ -199,18 +200,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// What stands in a URL's path as it is, as in RFC 3986.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
 /// The `file://` URL of an absolute path, with what a URL cannot hold percent-encoded.
 pub(crate) fn file_url(path: &Path) -> String {
-    let mut url = String::from("file://");
-    for byte in path.as_os_str().as_encoded_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' | b'~' => {
-                url.push(char::from(*byte));
-            }
-            other => url.push_str(&format!("%{other:02X}")),
-        }
-    }
-    url
+    format!("file://{}", percent_encode(path.as_os_str().as_encoded_bytes(), PLAIN))
 }
 
 #[cfg(test)]

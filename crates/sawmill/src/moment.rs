@@ -2,11 +2,11 @@
 //!
 //! Invariant: what `moment` shows, `parse_cut` reads back as the same millisecond.
 
+use chrono::DateTime;
 use sawmill_volume::Cut;
 
 use crate::exit::{Failure, Result};
-
-const DAY_MS: u64 = 86_400_000;
+use crate::units::{human_time, utc};
 
 /// Reads what follows the `@`, or `--to`.
 pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
@@ -29,71 +29,42 @@ pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
     Ok(Cut::Snapshot(text.to_owned()))
 }
 
-/// `YYYY-MM-DDTHH:MM:SS[.mmm]` and `Z` or an offset such as `+01:00`, as milliseconds since 1970.
+/// An RFC 3339 time of no more than millisecond precision, as milliseconds since 1970.
 fn parse_moment(text: &str) -> Option<u64> {
-    let (date, rest) = text.split_once(['T', 't', ' '])?;
-    let zone_at = rest.find(['Z', 'z', '+', '-'])?;
-    let (time, zone) = rest.split_at(zone_at);
-    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
-    let (time, fraction) = time.split_once('.').unwrap_or((time, ""));
-    let [hour, minute, second] = numbers(time, ':', [2, 2, 2])?;
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let days_in_month = match month {
-        2 => 28 + u64::from(leap),
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    };
-    let fits = (1..=12).contains(&month) && (1..=days_in_month).contains(&day) && year >= 1970;
-    if !fits || hour > 23 || minute > 59 || second > 59 {
-        return None;
-    }
-    let milliseconds = match fraction.len() {
-        0 if !rest[..zone_at].contains('.') => 0,
-        length @ 1..=3 => digits(fraction)? * 10u64.pow(3 - length as u32),
-        _ => return None,
-    };
-    let seconds = days_before(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
-    let ms = seconds * 1000 + milliseconds;
-    if zone.eq_ignore_ascii_case("z") {
-        return Some(ms);
-    }
-    let (sign, offset) = zone.split_at(1);
-    let [hours, minutes] = numbers(offset, ':', [2, 2])?;
-    let offset_ms = (hours * 3600 + minutes * 60) * 1000;
-    if hours > 23 || minutes > 59 {
-        return None;
-    }
-    if sign == "+" { ms.checked_sub(offset_ms) } else { ms.checked_add(offset_ms) }
-}
-
-fn digits(text: &str) -> Option<u64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
-}
-
-fn numbers<const N: usize>(text: &str, between: char, lengths: [usize; N]) -> Option<[u64; N]> {
-    let mut parts = text.split(between);
-    let mut found = [0; N];
-    for (number, length) in found.iter_mut().zip(lengths) {
-        *number = parts.next().filter(|part| part.len() == length).and_then(digits)?;
-    }
-    parts.next().is_none().then_some(found)
-}
-
-/// Days from 1970-01-01 to a date, by the Gregorian calendar.
-fn days_before(year: u64, month: u64, day: u64) -> u64 {
-    // Years are counted from March, so that the leap day is the last of its year.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let leap_days = year / 4 - year / 100 + year / 400;
-    year * 365 + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468
+    let time = DateTime::parse_from_rfc3339(text).ok()?;
+    let is_exact = time.timestamp_subsec_nanos().is_multiple_of(1_000_000);
+    is_exact.then(|| time.timestamp_millis().try_into().ok())?
 }
 
 /// A moment as `parse_cut` reads it.
 pub(crate) fn moment(unix_ms: u64) -> String {
-    let shown = crate::units::human_time(unix_ms);
-    let shown = shown.trim_end_matches(" UTC").replacen(' ', "T", 1);
-    match unix_ms % DAY_MS % 1000 {
-        0 => format!("{shown}Z"),
-        milliseconds => format!("{shown}.{milliseconds:03}Z"),
+    match utc(unix_ms) {
+        Some(time) if unix_ms.is_multiple_of(1000) => time.format("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        Some(time) => time.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string(),
+        None => human_time(unix_ms),
+    }
+}
+
+/// A cut as `parse_cut` reads it.
+fn shown(cut: &Cut) -> String {
+    match cut {
+        Cut::Snapshot(name) => name.clone(),
+        Cut::Time(unix_ms) => moment(*unix_ms),
+        Cut::Position(position) => format!("position:{position}"),
+    }
+}
+
+/// For serde: a cut as a text.
+pub(crate) mod text {
+    use sawmill_volume::Cut;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    pub(crate) fn serialize<S: Serializer>(cut: &Cut, to: S) -> Result<S::Ok, S::Error> {
+        super::shown(cut).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Cut, D::Error> {
+        super::parse_cut(&String::deserialize(from)?).map_err(de::Error::custom)
     }
 }
 

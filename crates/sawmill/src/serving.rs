@@ -19,17 +19,19 @@ use sawmill_store::Client;
 use sawmill_volume::cache::ReadCache;
 use sawmill_volume::{GcReport, RealWorld, Safety, Volume, World};
 
-use crate::admin::order::{GcAnswer, Order};
 use crate::admin::status::{
     CacheStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus, VolumeDoor,
     VolumeStatus, milliseconds,
 };
 use crate::config::VolumeAddress;
+use crate::control::protocol::{
+    Changed, Collected, ControlRequest, DoorAdded, DoorRemoved, HandOff, Resized,
+};
 use crate::doors::added::{Added, as_noted};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
-use crate::handoff::{Asked, HandOffOrder};
+use crate::handoff::Asked;
 use crate::link::told::Teller;
 use crate::seen;
 use crate::wiring::Plan;
@@ -432,34 +434,34 @@ impl Serving {
         })
     }
 
-    /// Carries an order out; blocks until it is.
-    pub(crate) fn carry_out(&self, name: &str, order: Order) -> Result<serde_json::Value> {
+    /// Carries a request out; blocks until it is.
+    pub(crate) fn carry_out(&self, name: &str, request: ControlRequest) -> Result<serde_json::Value> {
         let served = self.served(name)?;
-        match order {
-            Order::Past(past) => {
+        Ok(match request {
+            ControlRequest::Past(past) => {
                 let undo = past.carry_out(&*served.volume()?)?.map(|undo| undo.snapshot);
-                Ok(serde_json::json!({ "undo": undo }))
+                serde_json::json!(Changed { undo })
             }
-            Order::Resize { size_bytes } => {
+            ControlRequest::Resize { size_bytes } => {
                 self.resize(name, size_bytes)?;
-                Ok(serde_json::json!({ "size_bytes": size_bytes }))
+                serde_json::json!(Resized { size_bytes })
             }
-            Order::CollectGarbage { threshold } => {
+            ControlRequest::CollectGarbage { threshold } => {
                 let report = served.volume()?.collect_garbage(threshold)?;
                 let (moved_bytes, moved_segments) = (report.moved_bytes, report.moved_segments);
-                Ok(serde_json::json!(GcAnswer { moved_bytes, moved_segments }))
+                serde_json::json!(Collected { moved_bytes, moved_segments })
             }
-            Order::AddDoor(plan) => self.add_door(served, plan),
-            Order::RemoveDoor { address } => {
+            ControlRequest::AddDoor(plan) => serde_json::json!(self.add_door(served, plan)?),
+            ControlRequest::RemoveDoor { address } => {
                 let plan = self.doors.remove(name, &address)?;
                 served.added.as_ref().map_or(Ok(()), |added| added.forget(&as_noted(plan, &address)))?;
-                Ok(serde_json::json!({ "removed": address }))
+                serde_json::json!(DoorRemoved { removed: address })
             }
-            Order::HandOff(order) => self.order_hand_off(order),
-        }
+            ControlRequest::HandOff(wanted) => self.order_hand_off(wanted)?,
+        })
     }
 
-    fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<serde_json::Value> {
+    fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<DoorAdded> {
         if self.is_handing_off.load(Ordering::Acquire) {
             return Err(Failure::new(Exit::InUse, "a hand-off is in progress; add the door afterwards"));
         }
@@ -473,7 +475,7 @@ impl Serving {
             self.doors.remove(served.name(), &address)?;
             return Err(failure);
         }
-        Ok(serde_json::json!({ "door": kind, "address": address }))
+        Ok(DoorAdded { door: kind.to_owned(), address })
     }
 
     /// Opens doors that were added to a server that died. One that cannot be had is no reason to serve
@@ -497,13 +499,13 @@ impl Serving {
     }
 
     /// Asks the serving thread to hand everything over, and waits for the outcome.
-    fn order_hand_off(&self, order: HandOffOrder) -> Result<serde_json::Value> {
+    fn order_hand_off(&self, wanted: HandOff) -> Result<serde_json::Value> {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
             return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
         }
         let (answer, hear) = sync_channel(1);
         let ending = || Failure::new(Exit::Unavailable, "the process is stopping");
-        let outcome = match (self.hand_off)(Asked { order, answer }) {
+        let outcome = match (self.hand_off)(Asked { wanted, answer }) {
             true => hear.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
         };

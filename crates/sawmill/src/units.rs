@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+
 const SIZE_UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
 
 /// Parses a size in bytes: `4096`, `512M`, `10G`, `1.5T`, `8MiB`.
@@ -145,24 +147,15 @@ pub(crate) fn human_duration(duration: Duration) -> String {
 
 /// A moment for people, in UTC: `2026-11-21 07:08:09 UTC`.
 pub(crate) fn human_time(unix_ms: u64) -> String {
-    let seconds = unix_ms / 1000;
-    let (year, month, day) = date_of(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    match utc(unix_ms) {
+        Some(time) => time.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
+        None => format!("{unix_ms} ms after 1970"),
+    }
 }
 
-/// The date of a day counted from 1970-01-01, by the Gregorian calendar.
-fn date_of(days: u64) -> (u64, u64, u64) {
-    // Years are counted from March, so that the leap day is the last of its year; eras are of 400 years.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
+/// A moment in UTC; `None` beyond what a calendar holds.
+pub(crate) fn utc(unix_ms: u64) -> Option<DateTime<Utc>> {
+    DateTime::from_timestamp_millis(i64::try_from(unix_ms).ok()?)
 }
 
 #[cfg(test)]

@@ -316,8 +316,8 @@ pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Res
             Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),
         }),
-        order: Box::new(move |name, order| match ordered.upgrade() {
-            Some(serving) => serving.carry_out(name, order),
+        carry_out: Box::new(move |name, request| match ordered.upgrade() {
+            Some(serving) => serving.carry_out(name, request),
             None => Err(ending()),
         }),
     };

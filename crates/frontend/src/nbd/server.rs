@@ -5,7 +5,6 @@
 //! what is said on it, how a server becomes quiet (`pause`), and how it is handed over (`door`).
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, RwLock};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
 use rustix::event::{EventfdFlags, eventfd};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
@@ -328,16 +328,10 @@ impl Drop for Leave {
     }
 }
 
+/// What stands in a URI as it is, as in RFC 3986.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
 /// Everything but letters, digits and `-._~/` as `%XX`, for a URI.
-pub(super) fn percent_encoded(bytes: &[u8]) -> String {
-    let mut out = String::with_capacity(bytes.len());
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            out.push(byte.into());
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+pub(super) fn percent_encoded(bytes: &[u8]) -> PercentEncode<'_> {
+    percent_encode(bytes, PLAIN)
 }

@@ -6,7 +6,7 @@
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
-//! | `POST /<order>?<options>` on a control socket | see [`order`] |
+//! | `POST /request` on a control socket | see [`control::protocol`](crate::control::protocol) |
 //!
 //! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no
 //! request of it can hold up the disk; over TCP it answers only to names of this machine, so that no web page
@@ -15,7 +15,6 @@
 //! Not here: what the numbers mean (`status`), where they come from (`wiring`).
 
 pub(crate) mod metrics;
-pub(crate) mod order;
 mod page;
 pub(crate) mod status;
 
@@ -34,7 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
 use hyper::service::service_fn;
@@ -46,8 +45,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::control;
+use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
 use crate::exit::{Exit, Failure, Result};
-use order::Order;
 use status::ProcessStatus;
 
 /// Connections to the loopback address at the same time: any user of this machine can make them.
@@ -69,16 +68,16 @@ pub(crate) struct Subject {
     pub(crate) status: Box<Tell>,
     /// Waits for a volume, as long as somebody wants to know; blocks.
     pub(crate) wait: Box<Wait>,
-    /// Carries an order out; blocks.
-    pub(crate) order: Box<Carry>,
+    /// Carries a request out; blocks.
+    pub(crate) carry_out: Box<Carry>,
 }
 
 /// See [`Subject::status`].
 type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 /// See [`Subject::wait`].
 type Wait = dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
-/// See [`Subject::order`].
-type Carry = dyn Fn(&str, Order) -> Result<serde_json::Value> + Send + Sync;
+/// See [`Subject::carry_out`].
+type Carry = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
 
 /// Where to listen.
 pub(crate) enum Door {
@@ -118,11 +117,11 @@ struct Shared {
     strangers: AtomicU32,
 }
 
-/// Who blocks. Each lane has threads of its own, so that nobody who only looks holds up an order.
+/// Who blocks. Each lane has threads of its own, so that nobody who only looks holds up a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
-    /// An order, which only our own user can give.
-    Order,
+    /// A change, which only our own user can ask for.
+    Change,
     /// A wait of our own user.
     OwnWait,
     /// A wait of anybody, by the loopback address.
@@ -130,11 +129,11 @@ enum Lane {
 }
 
 impl Lane {
-    const ALL: [Lane; 3] = [Lane::Order, Lane::OwnWait, Lane::LoopbackWait];
+    const ALL: [Lane; 3] = [Lane::Change, Lane::OwnWait, Lane::LoopbackWait];
 
     const fn places(self) -> u32 {
         match self {
-            Lane::Order => 16,
+            Lane::Change => 16,
             Lane::OwnWait => 32,
             Lane::LoopbackWait => 8,
         }
@@ -365,7 +364,7 @@ where
     tokio::spawn(async move {
         let service = service_fn(move |request| {
             let (shared, volume) = (Arc::clone(&shared), Arc::clone(&volume));
-            async move { Ok::<_, Infallible>(answer(&request, &shared, volume.as_deref()).await) }
+            async move { Ok::<_, Infallible>(answer(request, &shared, volume.as_deref()).await) }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -394,14 +393,14 @@ where
 }
 
 async fn answer(
-    request: &Request<Incoming>,
+    request: Request<Incoming>,
     shared: &Arc<Shared>,
     only: Option<&str>,
 ) -> Response<Full<Bytes>> {
-    if only.is_none() && !names_this_machine(request) {
+    if only.is_none() && !names_this_machine(&request) {
         return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
     }
-    if only.is_none() && is_of_another_site(request) {
+    if only.is_none() && is_of_another_site(&request) {
         return refuse(
             StatusCode::FORBIDDEN,
             &Failure::usage("requests from pages of other sites are refused"),
@@ -410,11 +409,9 @@ async fn answer(
     if request.method() == Method::POST
         && let Some(volume) = only
     {
-        let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
-        return match Order::parse(path, query) {
-            Some(Ok(order)) => carry_out(order, shared, volume.to_owned()).await,
-            Some(Err(failure)) => refuse(StatusCode::BAD_REQUEST, &failure),
-            None => refuse(StatusCode::NOT_FOUND, &Failure::usage(format!("unknown order {path}"))),
+        return match read_request(request).await {
+            Ok(request) => carry_out(request, shared, volume.to_owned()).await,
+            Err(refused) => refused,
         };
     }
     if request.method() != Method::GET {
@@ -487,8 +484,23 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     )
 }
 
-async fn carry_out(order: Order, shared: &Arc<Shared>, volume: String) -> Response<Full<Bytes>> {
-    let carried = blocking(shared, Lane::Order, move |subject| (subject.order)(&volume, order)).await;
+/// What is asked for in a POST.
+async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Response<Full<Bytes>>> {
+    let path = request.uri().path();
+    if path != REQUEST_TARGET {
+        let failure = Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
+        return Err(refuse(StatusCode::NOT_FOUND, &failure));
+    }
+    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
+    let body = tokio::time::timeout(REQUEST_TIME_MAX, body).await;
+    let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
+    let body = body.map_err(|late| unread(format!("the request did not arrive: {late}")))?;
+    let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| unread(format!("unknown request: {error}")))
+}
+
+async fn carry_out(request: ControlRequest, shared: &Arc<Shared>, volume: String) -> Response<Full<Bytes>> {
+    let carried = blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 

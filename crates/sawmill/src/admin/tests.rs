@@ -3,9 +3,11 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 
 use super::status::VolumeStatus;
 use super::*;
+use crate::control::protocol::{ControlRequest as Asked, Past};
 
 /// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer is fenced.
 fn subject() -> Subject {
@@ -25,17 +27,17 @@ fn subject() -> Subject {
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
         }),
-        order: Box::new(|name, order| match order {
-            Order::CollectGarbage { threshold: 1.0 } => {
+        carry_out: Box::new(|name, request| match request {
+            Asked::CollectGarbage { threshold: 1.0 } => {
                 Ok(serde_json::json!({ "moved_bytes": 7, "moved_segments": 1 }))
             }
-            Order::Past(past) => Ok(serde_json::json!({ "undo": past.to_query() })),
-            Order::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
-            Order::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
-            Order::AddDoor(_) | Order::RemoveDoor { .. } | Order::HandOff(_) => {
+            Asked::Past(past) => Ok(serde_json::json!({ "undo": format!("{past:?}") })),
+            Asked::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
+            Asked::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
+            Asked::AddDoor(_) | Asked::RemoveDoor { .. } | Asked::HandOff(_) => {
                 Err(Failure::usage(format!("{name}: there is nothing but this")))
             }
-            Order::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
+            Asked::CollectGarbage { .. } => Err(Failure::new(Exit::InUse, format!("{name}: busy"))),
         }),
     }
 }
@@ -54,6 +56,18 @@ fn request(admin: &Admin, head: &str) -> (u16, String) {
     stream.read_to_string(&mut answer).unwrap();
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
     (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+/// The status code of a POST on the control socket.
+fn post_to_control(folder: &Path, target: &str, body: &str) -> u16 {
+    let mut stream = UnixStream::connect(folder.join(control::WRITER_SOCKET)).unwrap();
+    let length = body.len();
+    let head =
+        format!("POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}");
+    write!(stream, "{head}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
 fn get(admin: &Admin, target: &str) -> (u16, String) {
@@ -89,19 +103,22 @@ fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
 fn orders_are_taken_on_the_control_socket_alone() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
-    let order = |target| control::order::<order::GcAnswer>(folder.path(), "oak", target);
-    assert_eq!(order("/gc?threshold=1").unwrap().moved_bytes, 7);
-    assert!(order("/gc?threshold=0.5").unwrap_err().to_string().contains("oak: busy"));
-    assert_eq!(order("/gc?threshold=some").unwrap_err().exit(), Exit::Usage);
-    assert!(!control::resize(Path::new("/nonexistent"), 4096).unwrap(), "nobody serves it");
-    assert!(control::resize(folder.path(), 4096).unwrap());
-    assert!(control::resize(folder.path(), 0).unwrap_err().to_string().contains("oak"));
-    let past = |query| control::order_past(folder.path(), query).unwrap();
-    assert_eq!(past("roll_back_to_position=7").unwrap()["undo"], "roll_back_to_position=7");
-    assert_eq!(control::order_past(folder.path(), "make_coffee=1").unwrap_err().exit(), Exit::Usage);
-    assert_eq!(control::order_past(Path::new("/nonexistent"), "set_retention_s=7").unwrap(), None);
-    assert_eq!(order("/shrink").unwrap_err().exit(), Exit::Usage);
-    let (code, _) = request(&admin, "POST /gc?threshold=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+    let ask = |request| control::ask_writer::<serde_json::Value>(folder.path(), &request);
+    assert_eq!(ask(Asked::CollectGarbage { threshold: 1.0 }).unwrap().unwrap()["moved_bytes"], 7);
+    let busy = ask(Asked::CollectGarbage { threshold: 0.5 }).unwrap_err();
+    assert!(busy.to_string().contains("oak: busy") && busy.exit() == Exit::InUse, "{busy}");
+    let resized = ask(Asked::Resize { size_bytes: 4096 }).unwrap().unwrap();
+    assert_eq!(resized["size_bytes"], 4096);
+    assert!(ask(Asked::Resize { size_bytes: 0 }).unwrap_err().to_string().contains("oak"));
+    let past = Asked::Past(Past::SetRetention(7));
+    assert_eq!(ask(past.clone()).unwrap().unwrap()["undo"], "SetRetention(7)");
+    let nobody = control::ask_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
+    assert_eq!(nobody, None);
+    for (body, code) in [("{\"shrink\":1}", 400), ("", 400), (&*" ".repeat(REQUEST_BYTES_MAX + 1), 400)] {
+        assert_eq!(post_to_control(folder.path(), "/request", body), code);
+    }
+    assert_eq!(post_to_control(folder.path(), "/gc", "{}"), 404);
+    let (code, _) = request(&admin, "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405, "not over TCP");
 }
 
@@ -185,7 +202,10 @@ fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
     assert_eq!(get(&admin, "/wait?safety=stored&volume=oak").0, 503, "the lane is full");
     assert_eq!(get(&admin, "/status").0, 200);
     assert!(control::wait(folder.path(), "oak", "logged", None).unwrap());
-    let refused = control::resize(folder.path(), 0).unwrap_err();
+    let refused = {
+        let resize = Asked::Resize { size_bytes: 0 };
+        control::ask_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
+    };
     assert!(refused.to_string().contains("no disk has 0 bytes"), "the order was carried out: {refused}");
     drop((held, strangers));
 }

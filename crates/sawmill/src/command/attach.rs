@@ -325,7 +325,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
     let subject = Subject {
         status: Box::new(status),
         wait: Box::new(move |_, _, _, _| Err(no_volume())),
-        order: Box::new(move |_, _| Err(no_volume())),
+        carry_out: Box::new(move |_, _| Err(no_volume())),
     };
     Admin::start(subject, vec![Door::Loopback(at)])
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use clap::{Args, Subcommand};
 use sawmill_frontend::ublk::{self, DeviceInfo, UblkOptions};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Context;
-use crate::admin::order::encoded;
+use crate::control::protocol::{ControlRequest, DoorAdded};
 use crate::doors::plan::DoorPlan;
 use crate::exit::{Exit, Failure, Result};
 use crate::units::human_size;
@@ -74,12 +74,6 @@ impl Row {
     }
 }
 
-/// The answer of the process that took a device over.
-#[derive(Serialize, Deserialize)]
-struct Added {
-    address: String,
-}
-
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let UblkOptions { mut run_folder, link_folder, .. } = UblkOptions::new("any");
     if !rustix::process::geteuid().is_root() {
@@ -131,15 +125,14 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
     let folder =
         folder.map(|folder| context.places.state_folder().map(|state| state.join(folder))).transpose()?;
-    let target =
-        format!("/door/add?{}", encoded(&DoorPlan::Ublk { id: Some(id), unprivileged: false }.to_string()));
+    let request = ControlRequest::AddDoor(DoorPlan::Ublk { id: Some(id), unprivileged: false });
     let served = match folder {
         Some(folder) => control::attached(&folder)?.map(|_| folder),
         None => None,
     };
     match served {
         Some(folder) => {
-            let Added { address } = control::order_shown(&folder, &name, &target)?;
+            let DoorAdded { address, .. } = control::ask_any(&folder, &name, &request)?;
             output::line(&format!("{address} has resumed"))?;
             Ok(Exit::Ok)
         }

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde::{Deserialize, Serialize};
 
 use super::Context;
-use crate::admin::order::encoded;
+use crate::control::protocol::{ControlRequest, DoorAdded, DoorRemoved};
 use crate::doors::plan::DoorOptions;
 use crate::exit::{Exit, Failure, Result};
 use crate::{control, output};
@@ -60,26 +59,14 @@ struct Remove {
     address: String,
 }
 
-/// A door that was opened.
-#[derive(Serialize, Deserialize)]
-struct Added {
-    door: String,
-    address: String,
-}
-
-#[derive(Deserialize)]
-struct Removed {
-    removed: String,
-}
-
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.what {
         What::List(volume) => list(context, volume),
         What::Add(add_what) => add(context, add_what),
         What::Remove(what) => {
             let (folder, name) = folder_of(context, &what.volume)?;
-            let target = format!("/door/remove?{}", encoded(&what.address));
-            let Removed { removed } = control::order_shown(&folder, &name, &target)?;
+            let request = ControlRequest::RemoveDoor { address: what.address.clone() };
+            let DoorRemoved { removed } = control::ask_any(&folder, &name, &request)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "volume": name, "removed": removed }))?,
                 false => output::line(&format!("{name}: removed {removed}"))?,
@@ -104,8 +91,7 @@ fn add(context: &Context, arguments: &Add) -> Result<Exit> {
     }
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {
-        let target = format!("/door/add?{}", encoded(&plan.to_string()));
-        let added: Added = control::order_shown(&folder, &name, &target)?;
+        let added: DoorAdded = control::ask_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
         match context.json {
             true => output::json_event(&added)?,
             false => output::line(&added.address)?,

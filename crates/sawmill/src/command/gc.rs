@@ -6,10 +6,10 @@ use clap::Args;
 use sawmill_volume::gc::Garbage;
 
 use super::Context;
-use crate::admin::order::GcAnswer;
 use crate::admin::status::VolumeStatus;
 use crate::attach::AttachToWrite;
 use crate::config::VolumeAddress;
+use crate::control::protocol::{Collected, ControlRequest};
 use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_count, human_size};
 use crate::{control, output, wiring};
@@ -84,10 +84,16 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
             return Err(Failure::new(Exit::InUse, text));
         }
         Some((folder, _)) => {
-            let target = format!("/gc?threshold={}", arguments.threshold);
+            let request = ControlRequest::CollectGarbage { threshold: arguments.threshold };
             let look =
                 || control::volume_status(&folder).ok().flatten().map_or((0, 0), |status| left(&status));
-            watch(look, || control::order::<GcAnswer>(&folder, &address.name, &target))?
+            watch(look, || {
+                control::ask_writer(&folder, &request)?.ok_or_else(|| {
+                    let name = &address.name;
+                    let text = format!("volume {name} is no longer served for writing here; try again");
+                    Failure::new(Exit::NotFound, text)
+                })
+            })?
         }
         None => at_rest(context, arguments, &address)?,
     };
@@ -98,7 +104,7 @@ fn left(status: &VolumeStatus) -> (u64, u64) {
     (status.counters.moved_bytes, status.gc_left_bytes)
 }
 
-fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<GcAnswer> {
+fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<Collected> {
     let (_, record) = wiring::find(address)?;
     let attached = arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
     let volume = attached.volume.clone();
@@ -108,7 +114,7 @@ fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) ->
     };
     let collected = watch(look, || {
         let report = volume.collect_garbage(arguments.threshold).map_err(Failure::from)?;
-        Ok(GcAnswer { moved_bytes: report.moved_bytes, moved_segments: report.moved_segments })
+        Ok(Collected { moved_bytes: report.moved_bytes, moved_segments: report.moved_segments })
     });
     let collected = collected.map_err(|failure| failure.of_volume(&address.name))?;
     attached.close()?;
@@ -116,7 +122,10 @@ fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) ->
 }
 
 /// Does `work` and shows how far it is: bytes moved, and bytes still to be moved.
-fn watch(look: impl Fn() -> (u64, u64), work: impl FnOnce() -> Result<GcAnswer> + Send) -> Result<GcAnswer> {
+fn watch(
+    look: impl Fn() -> (u64, u64),
+    work: impl FnOnce() -> Result<Collected> + Send,
+) -> Result<Collected> {
     let mut progress = output::Progress::new("moved bytes");
     std::thread::scope(|scope| {
         let working = scope.spawn(work);
@@ -165,7 +174,7 @@ fn tell_moved(
     context: &Context,
     arguments: &Arguments,
     address: &VolumeAddress,
-    answer: GcAnswer,
+    answer: Collected,
 ) -> Result<Exit> {
     if context.json {
         output::json(&Document {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Context;
-use crate::admin::order::encoded;
+use crate::control::protocol::{ControlRequest, HandOff};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::Done;
 use crate::units::parse_duration;
@@ -41,16 +41,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve_cut(&arguments.volume)?;
     let served = control::served(&context.places.state_folder()?, &address)?;
     let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
-    let mut target = format!(
-        "/handoff?timeout_ms={}&stall_max_ms={}",
-        arguments.timeout.as_millis(),
-        arguments.stall_max.as_millis()
-    );
-    if let Some(binary) = &arguments.binary {
-        let binary = std::path::absolute(binary).unwrap_or_else(|_| binary.clone());
-        target.push_str(&format!("&binary={}", encoded(&binary.to_string_lossy())));
-    }
-    let done: Done = control::order_shown(&folder, &address.name, &target)?;
+    let binary = arguments.binary.as_ref();
+    let binary = binary.map(|binary| std::path::absolute(binary).unwrap_or_else(|_| binary.clone()));
+    let request = ControlRequest::HandOff(HandOff {
+        binary,
+        timeout: arguments.timeout,
+        stall_max: arguments.stall_max,
+    });
+    let done: Done = control::ask_any(&folder, &address.name, &request)?;
     if done.unheard {
         let text = format!(
             "process {} took over and then did not report: check that it serves, or start a server; accepted \

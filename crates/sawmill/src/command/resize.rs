@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Context;
 use crate::attach::AttachToWrite;
+use crate::control::protocol::{ControlRequest, Resized};
 use crate::exit::{Exit, Failure, Result};
 use crate::units::{human_size, parse_size};
 use crate::{control, output, wiring};
@@ -63,8 +64,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         );
         return Err(Failure::new(Exit::Refused, text));
     }
-    let resized = control::resize(&folder, size_bytes).map_err(|f| f.of_volume(&address.name))?;
-    if !resized && size_bytes != old_size_bytes {
+    let resized = control::ask_writer::<Resized>(&folder, &ControlRequest::Resize { size_bytes });
+    let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
+    if resized.is_none() && size_bytes != old_size_bytes {
         let attached = arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
         // Also when the size was refused: what the journal held is stored.
@@ -76,7 +78,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         output::json(&Document { volume, store, old_size_bytes, size_bytes })?;
     } else {
         let (old, new) = (human_size(old_size_bytes), human_size(size_bytes));
-        let how = match (resized, size_bytes > old_size_bytes) {
+        let how = match (resized.is_some(), size_bytes > old_size_bytes) {
             (true, true) => "; clients see it when they reconnect",
             _ => "",
         };

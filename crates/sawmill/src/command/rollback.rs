@@ -4,10 +4,11 @@ use clap::Args;
 
 use super::Context;
 use crate::attach::Attach;
+use crate::control::protocol::Past;
 use crate::exit::{Exit, Result};
 use crate::moment::parse_cut;
 use crate::output;
-use crate::past::{Past, order};
+use crate::past::order;
 
 /// Return a volume to an earlier state: a snapshot, a time, or a position of its log.
 ///

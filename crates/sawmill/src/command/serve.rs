@@ -337,7 +337,7 @@ fn hand_off(
     hear: &Receiver<Heard>,
     asked: &Asked,
 ) -> Option<Until> {
-    let outcome = Predecessor { serving, again, admin }.hand_off(&asked.order);
+    let outcome = Predecessor { serving, again, admin }.hand_off(&asked.wanted);
     match &outcome {
         Ok(done) => {
             tracing::info!("process {} serves now, after an interruption of {} ms", done.pid, done.stall_ms)

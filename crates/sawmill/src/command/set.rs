@@ -6,9 +6,10 @@ use clap::Args;
 
 use super::Context;
 use crate::attach::Attach;
+use crate::control::protocol::Past;
 use crate::exit::{Exit, Result};
 use crate::output;
-use crate::past::{Past, order};
+use crate::past::order;
 use crate::units::{human_duration, parse_duration};
 
 /// Change a setting of a volume.

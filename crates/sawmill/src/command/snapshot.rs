@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::Context;
 use crate::attach::Attach;
+use crate::control::protocol::Past;
 use crate::exit::{Exit, Failure, Result};
 use crate::moment::{moment, parse_cut};
-use crate::past::{Past, order};
+use crate::past::order;
 use crate::units::human_size;
 use crate::{output, wiring};
 

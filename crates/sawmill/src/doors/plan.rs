@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use sawmill_frontend::nbd::{Budget, Listen};
+use serde::{Deserialize, Serialize};
 
 use crate::exit::{Failure, Result};
 use crate::units::parse_size;
 
 /// One door.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) enum DoorPlan {
     /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where others can connect.
     Nbd { listen: Listen, insecure: bool },
@@ -84,6 +86,20 @@ impl DoorPlan {
             }
             other => other,
         }
+    }
+}
+
+impl TryFrom<String> for DoorPlan {
+    type Error = Failure;
+
+    fn try_from(text: String) -> Result<Self> {
+        DoorPlan::parse(&text)
+    }
+}
+
+impl From<DoorPlan> for String {
+    fn from(plan: DoorPlan) -> String {
+        plan.to_string()
     }
 }
 

@@ -24,7 +24,6 @@ pub(crate) mod successor;
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -32,6 +31,7 @@ use sawmill_frontend::passing;
 use sawmill_volume::OpenOptions;
 use serde::{Deserialize, Serialize};
 
+use crate::control::protocol::HandOff;
 use crate::exit::{self, Exit, Failure, Result};
 
 /// The version of this conversation. Another one is refused before anything is touched.
@@ -51,20 +51,9 @@ pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
     }
 }
 
-/// What is asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HandOffOrder {
-    /// The program that takes over; without it the one this process was started from.
-    pub(crate) binary: Option<PathBuf>,
-    /// Time for the successor to get ready, while the predecessor serves on.
-    pub(crate) timeout: Duration,
-    /// Time in which nobody serves; past it the predecessor goes on.
-    pub(crate) stall_max: Duration,
-}
-
-/// An order on its way to the serving thread.
+/// A hand-off on its way to the serving thread.
 pub(crate) struct Asked {
-    pub(crate) order: HandOffOrder,
+    pub(crate) wanted: HandOff,
     pub(crate) answer: SyncSender<Result<Done>>,
 }
 

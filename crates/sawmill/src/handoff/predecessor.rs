@@ -10,9 +10,10 @@ use sawmill_frontend::{Handed, pack};
 use sawmill_volume::{Safety, Volume};
 
 use super::again::Again;
-use super::{CONVERSATION, Done, HandOffOrder, Word, hear, say, send, unexpected};
+use super::{CONVERSATION, Done, Word, hear, say, send, unexpected};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
+use crate::control::protocol::HandOff;
 use crate::exit::{Exit, Failure, Result};
 use crate::serving::Serving;
 
@@ -34,10 +35,10 @@ struct Successor {
 
 impl Successor {
     /// Starts the program with this process's own arguments.
-    fn start(order: &HandOffOrder) -> Result<Successor> {
+    fn start(wanted: &HandOff) -> Result<Successor> {
         let own =
             crate::program::own().map_err(|error| Failure::io("cannot find the sawmill program", &error))?;
-        let program = order.binary.as_ref().unwrap_or(&own);
+        let program = wanted.binary.as_ref().unwrap_or(&own);
         let (stream, theirs) = UnixStream::pair()
             .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
         let arguments = std::env::args_os().skip(1).filter(|word| word != super::successor::OPTION);
@@ -71,8 +72,8 @@ pub(crate) struct Predecessor<'a> {
 
 impl Predecessor<'_> {
     /// Hands everything over. After an error this process goes on as before.
-    pub(crate) fn hand_off(&self, order: &HandOffOrder) -> Result<Done> {
-        let outcome = self.try_hand_off(order);
+    pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<Done> {
+        let outcome = self.try_hand_off(wanted);
         if outcome.is_err() {
             let here = self.serving.volumes.iter().filter_map(|served| served.volume().ok());
             here.for_each(|volume| volume.give_back_laid_up());
@@ -80,22 +81,22 @@ impl Predecessor<'_> {
         outcome
     }
 
-    fn try_hand_off(&self, order: &HandOffOrder) -> Result<Done> {
+    fn try_hand_off(&self, wanted: &HandOff) -> Result<Done> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
             Failure::new(failure.exit(), format!("hand-off failed, this process still serves: {failure}"))
         };
-        let successor = Successor::start(order).map_err(refuse)?;
-        let version = self.see_prepared(&successor, begun + order.timeout).map_err(refuse)?;
+        let successor = Successor::start(wanted).map_err(refuse)?;
+        let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
         // Two processes never open the same volume. Nothing is tried any more while this thread is here.
-        self.again.none_on_the_way(begun + order.timeout).map_err(refuse)?;
+        self.again.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
-        let held = self.serving.doors.hold(order.timeout).map_err(refuse)?;
+        let held = self.serving.doors.hold(wanted.timeout).map_err(refuse)?;
         let quiet = Instant::now();
-        let deadline = quiet + order.stall_max;
+        let deadline = quiet + wanted.stall_max;
         // Half of the time for what is in flight, half for the other process.
-        let quieted = self.serving.doors.quiesce(order.stall_max / 2).map_err(Failure::from);
+        let quieted = self.serving.doors.quiesce(wanted.stall_max / 2).map_err(Failure::from);
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             drop(successor);
             self.again.try_all();

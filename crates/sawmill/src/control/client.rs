@@ -1,23 +1,26 @@
-//! The near end of a control socket: how commands ask the process that serves a volume.
+//! The near end of a control socket: who serves a volume, and what that process says.
 //!
-//! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
-//! the volume's state folder. Invariants: nobody listening means nobody attached *on this machine*; somebody
-//! listening who does not answer is an error, never "nobody"; nor is a volume that is on its way from one
-//! process to the next: that is waited for.
+//! Invariants: nobody listening means nobody attached *on this machine*; somebody listening who does not
+//! answer is an error, never "nobody"; nor is a volume that is on its way from one process to the next: that
+//! is waited for.
+//!
+//! Not here: how a request crosses the socket (`http`).
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use hyper::Method;
+use serde::de::DeserializeOwned;
+
+use super::protocol::{ControlRequest, REQUEST_TARGET};
+use super::{WRITER_SOCKET, http};
 use crate::admin::status::{ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Failure, Result};
-
-/// Name of the writer's socket in a volume's folder.
-pub(crate) const WRITER_SOCKET: &str = "control.sock";
 
 /// How long a healthy process may take to answer a question that needs no waiting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -153,52 +156,42 @@ pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>
     Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
 }
 
-/// Gives an order (see `admin::order`) to the process that writes the volume; waits until it is done.
-pub(crate) fn order<T: serde::de::DeserializeOwned>(
+/// Sends a request to the process that serves a volume for writing and waits for the outcome, however long that
+/// takes. `None`: nobody serves it here.
+pub(crate) fn ask_writer<T: DeserializeOwned>(
     volume_folder: &Path,
-    name: &str,
-    target: &str,
-) -> Result<T> {
-    let Some(body) = request("POST", &volume_folder.join(WRITER_SOCKET), target, None)? else {
-        let text = format!("volume {name} is no longer served for writing on this machine; try again");
-        return Err(Failure::new(Exit::NotFound, text));
-    };
-    meaning(&body, name)
+    request: &ControlRequest,
+) -> Result<Option<T>> {
+    carry_out(&volume_folder.join(WRITER_SOCKET), request)
 }
 
-/// The same to the process that serves the volume for writing, or, where nobody does, to one that shows it.
-pub(crate) fn order_shown<T: serde::de::DeserializeOwned>(
+/// The same to the process that serves the volume for writing, or, where nobody does, to one that serves it
+/// read-only.
+pub(crate) fn ask_any<T: DeserializeOwned>(
     volume_folder: &Path,
     name: &str,
-    target: &str,
+    request: &ControlRequest,
 ) -> Result<T> {
     for socket in sockets(volume_folder) {
-        if let Some(body) = request("POST", &socket, target, None)? {
-            return meaning(&body, name);
+        if let Some(answer) = carry_out(&socket, request)? {
+            return Ok(answer);
         }
     }
     Err(not_served(name))
 }
 
-fn meaning<T: serde::de::DeserializeOwned>(body: &[u8], name: &str) -> Result<T> {
-    serde_json::from_slice(body).map_err(|error| {
-        let text = format!("the process that serves {name} sent an invalid answer: {error}");
-        Failure::new(Exit::Internal, text)
-    })
-}
-
-/// Gives a volume another size through the process that serves it for writing. `false`: nobody does, here.
-pub(crate) fn resize(volume_folder: &Path, size_bytes: u64) -> Result<bool> {
-    let target = format!("/resize?size_bytes={size_bytes}");
-    // It is durable in the store when the answer comes, and stores take their time.
-    Ok(request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?.is_some())
-}
-
-/// Orders something about a volume's past of the process that serves it for writing; `None`: nobody does.
-pub(crate) fn order_past(volume_folder: &Path, query: &str) -> Result<Option<serde_json::Value>> {
-    let target = format!("/order?{query}");
-    let body = request("POST", &volume_folder.join(WRITER_SOCKET), &target, None)?;
-    Ok(body.map(|body| serde_json::from_slice(&body).unwrap_or_default()))
+/// A request that ends without an answer is an error: it may have been carried out, so it is not sent again.
+fn carry_out<T: DeserializeOwned>(socket: &Path, request: &ControlRequest) -> Result<Option<T>> {
+    let body = serde_json::to_vec(request)
+        .map_err(|error| Failure::new(Exit::Internal, format!("cannot write the request: {error}")))?;
+    match http::request(socket, Method::POST, REQUEST_TARGET, body, None)? {
+        http::Answer::Nobody => Ok(None),
+        http::Answer::Ended => Err(http::silent(socket, "it closed the connection")),
+        http::Answer::Whole(body) => serde_json::from_slice(&body).map(Some).map_err(|error| {
+            let text = format!("the process behind {} sent an invalid answer: {error}", socket.display());
+            Failure::new(Exit::Internal, text)
+        }),
+    }
 }
 
 /// The failure of a command that is for served volumes.
@@ -221,119 +214,23 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
 /// Asks what may be asked twice. `None`: nobody listens. A process that ends without an answer may have
 /// handed over just then: whoever came after it is asked.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
-    for _ in 1..ASKED_MAX {
-        match request_once("GET", socket, target, patience)? {
-            Answer::Nobody => return Ok(None),
-            Answer::Whole(body) => return Ok(Some(body)),
-            Answer::Ended => std::thread::sleep(LOOK_EVERY),
+    for _ in 0..ASKED_MAX {
+        match http::request(socket, Method::GET, target, Vec::new(), patience)? {
+            http::Answer::Nobody => return Ok(None),
+            http::Answer::Whole(body) => return Ok(Some(body)),
+            http::Answer::Ended => std::thread::sleep(LOOK_EVERY),
         }
     }
-    request("GET", socket, target, patience)
-}
-
-/// One request. `None`: nobody listens. Ending without an answer is an error: what was ordered may be done.
-fn request(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
-    match request_once(method, socket, target, patience)? {
-        Answer::Nobody => Ok(None),
-        Answer::Whole(body) => Ok(Some(body)),
-        Answer::Ended => Err(silent(socket, &io::ErrorKind::UnexpectedEof.into())),
-    }
-}
-
-/// What came of a request.
-enum Answer {
-    Nobody,
-    /// Somebody took the connection, and closed it without a word.
-    Ended,
-    Whole(Vec<u8>),
-}
-
-fn silent(socket: &Path, error: &io::Error) -> Failure {
-    Failure::new(
-        Exit::Unavailable,
-        format!(
-            "a process listens on {} but does not answer ({error}); check that process before you continue",
-            socket.display()
-        ),
-    )
-}
-
-/// One request over a Unix socket.
-fn request_once(method: &str, socket: &Path, target: &str, patience: Option<Duration>) -> Result<Answer> {
-    let mut stream = match UnixStream::connect(socket) {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(Answer::Nobody);
-        }
-        Err(error) => {
-            return Err(Failure::io(
-                format!("cannot connect to the process behind {}", socket.display()),
-                &error,
-            ));
-        }
-    };
-    let silent = |error: io::Error| silent(socket, &error);
-    stream.set_read_timeout(patience).map_err(silent)?;
-    stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(silent)?;
-    let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    );
-    let mut answer = Vec::new();
-    let heard = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_end(&mut answer));
-    match heard {
-        Ok(0) => return Ok(Answer::Ended),
-        Err(error) if answer.is_empty() && is_ended(&error) => return Ok(Answer::Ended),
-        heard => drop(heard.map_err(silent)?),
-    }
-    let (status, body) = split_answer(&answer).ok_or_else(|| silent(io::ErrorKind::UnexpectedEof.into()))?;
-    match status {
-        200 => Ok(Answer::Whole(body.to_vec())),
-        _ => Err(refusal(status, body)),
-    }
-}
-
-fn is_ended(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
-}
-
-/// The failure that a refused request carries: `{"error": text, "exit": code}`.
-fn refusal(status: u16, body: &[u8]) -> Failure {
-    let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let text = answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
-    let code = answer["exit"].as_u64();
-    let known =
-        crate::exit::TABLE.iter().map(|(exit, _, _)| *exit).find(|e| Some(u64::from(e.code())) == code);
-    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {text}"))
-}
-
-/// Status code and body of an answer that ends with the connection.
-fn split_answer(answer: &[u8]) -> Option<(u16, &[u8])> {
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
-    let head = std::str::from_utf8(&answer[..end]).ok()?;
-    let mut lines = head.split("\r\n");
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let length = lines
-        .filter_map(|line| line.split_once(':'))
-        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
-        .and_then(|(_, value)| value.trim().parse::<usize>().ok())?;
-    let body = &answer[end + 4..];
-    (body.len() == length).then_some((status, body))
+    Err(http::silent(socket, "it closed the connection"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
 
     use super::*;
-
-    #[test]
-    fn an_answer_that_was_cut_short_is_no_answer() {
-        let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody";
-        assert_eq!(split_answer(whole), Some((200, b"body".as_slice())));
-        for cut in 0..whole.len() {
-            assert_eq!(split_answer(&whole[..cut]), None, "cut at {cut}");
-        }
-    }
+    use crate::control::protocol::Resized;
 
     #[test]
     fn nobody_listens_in_a_folder_that_does_not_exist() {
@@ -394,7 +291,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
             // Twice is not once: an order may have been carried out.
-            let failure = resize(folder.path(), 4096).unwrap_err();
+            let resize = ControlRequest::Resize { size_bytes: 4096 };
+            let failure = ask_writer::<Resized>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");
         });
     }
@@ -409,12 +307,5 @@ mod tests {
         sweep_dead_readers(folder.path());
         assert_eq!(sockets(folder.path()), [path(WRITER_SOCKET), path(&reader_socket(1))]);
         drop(live);
-    }
-
-    #[test]
-    fn a_refusal_keeps_its_exit_code() {
-        let failure = refusal(409, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
-        assert_eq!(failure.exit(), Exit::Fenced);
-        assert!(failure.to_string().contains("epoch 7"), "{failure}");
     }
 }

@@ -1,0 +1,162 @@
+//! One HTTP request over a Unix socket.
+//!
+//! Invariant: nobody listening, a connection that ends before its answer, and an answer are told apart; an
+//! answer that was cut short is an error. Not here: what is asked, and whether it may be asked again
+//! (`client`).
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::HOST;
+use hyper::{Method, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+
+use crate::exit::{Exit, Failure, Result};
+
+/// What a process may answer at most: the status of thousands of volumes.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// What came of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Nobody listens.
+    Nobody,
+    /// Somebody took the connection, and closed it without a word.
+    Ended,
+    /// The body of an answer with status 200.
+    Whole(Vec<u8>),
+}
+
+/// The failure of a process that listens and does not answer.
+pub(super) fn silent(socket: &Path, why: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        Exit::Unavailable,
+        format!(
+            "a process listens on {} but does not answer ({why}); check that process before you continue",
+            socket.display()
+        ),
+    )
+}
+
+/// Sends one request and waits for its answer, for at most `patience`.
+pub(super) fn request(
+    socket: &Path,
+    method: Method,
+    target: &str,
+    body: Vec<u8>,
+    patience: Option<Duration>,
+) -> Result<Answer> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(|error| Failure::io("cannot start a client of control sockets", &error))?;
+    let exchange = exchange(socket, method, target, body);
+    runtime.block_on(async {
+        match patience {
+            None => exchange.await,
+            Some(patience) => tokio::time::timeout(patience, exchange)
+                .await
+                .unwrap_or_else(|_| Err(silent(socket, format_args!("within {} s", patience.as_secs())))),
+        }
+    })
+}
+
+async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) -> Result<Answer> {
+    let stream = match UnixStream::connect(socket).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(Answer::Nobody);
+        }
+        Err(error) => {
+            let text = format!("cannot connect to the process behind {}", socket.display());
+            return Err(Failure::io(text, &error));
+        }
+    };
+    let silent = |error: &dyn std::fmt::Display| silent(socket, error);
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| silent(&error))?;
+    // It ends with the sender, or when the other end closes; what went wrong, the request says.
+    tokio::spawn(connection);
+    let request = hyper::Request::builder()
+        .method(method)
+        .uri(target)
+        .header(HOST, "localhost")
+        .body(Full::<Bytes>::from(body))
+        .map_err(|error| Failure::new(Exit::Internal, format!("cannot ask {target}: {error}")))?;
+    let response = match sender.send_request(request).await {
+        Ok(response) => response,
+        Err(error) if is_ended(&error) => return Ok(Answer::Ended),
+        Err(error) => return Err(silent(&error)),
+    };
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| silent(&error))?.to_bytes();
+    match status {
+        StatusCode::OK => Ok(Answer::Whole(body.to_vec())),
+        _ => Err(refusal(status, &body)),
+    }
+}
+
+/// Whether a connection ended before any of the answer came.
+fn is_ended(error: &hyper::Error) -> bool {
+    use std::error::Error as _;
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    error.is_incomplete_message()
+        || error.is_canceled()
+        || matches!(cause, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
+}
+
+/// The failure that a refused request carries: `{"error": text, "exit": code}`.
+fn refusal(status: StatusCode, body: &[u8]) -> Failure {
+    let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let text = answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
+    let code = answer["exit"].as_u64();
+    let known =
+        crate::exit::TABLE.iter().map(|(exit, _, _)| *exit).find(|e| Some(u64::from(e.code())) == code);
+    Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What a client makes of an answer of which only the first bytes arrive.
+    fn heard(answer: &'static [u8]) -> Result<Answer> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]).unwrap();
+            stream.write_all(answer).unwrap();
+        });
+        let heard = request(&path, Method::GET, "/status", Vec::new(), Some(Duration::from_secs(60)));
+        server.join().unwrap();
+        heard
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_short_is_no_answer() {
+        let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody";
+        assert_eq!(heard(whole).unwrap(), Answer::Whole(b"body".to_vec()));
+        for cut in 0..whole.len() {
+            let heard = heard(&whole[..cut]);
+            assert!(!matches!(heard, Ok(Answer::Whole(_) | Answer::Nobody)), "cut at {cut}: {heard:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_keeps_its_exit_code() {
+        let failure = refusal(StatusCode::CONFLICT, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
+        assert_eq!(failure.exit(), Exit::Fenced);
+        assert!(failure.to_string().contains("epoch 7"), "{failure}");
+    }
+}

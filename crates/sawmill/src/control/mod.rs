@@ -1,0 +1,21 @@
+//! Control sockets: how commands ask the process that serves a volume, and tell it what to do.
+//!
+//! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
+//! the volume's state folder, and answers HTTP there (`admin`).
+//!
+//! | file | role |
+//! |---|---|
+//! | `protocol` | what can be asked for, as JSON |
+//! | `client` | the near end: who serves a volume, and what it says |
+//! | `http` | one request over a Unix socket |
+
+mod client;
+mod http;
+pub(crate) mod protocol;
+
+pub(crate) use client::{
+    ask_any, ask_writer, attached, not_served, reader_socket, served, sweep_dead_readers, volume_status, wait,
+};
+
+/// Name of the writer's socket in a volume's folder.
+pub(crate) const WRITER_SOCKET: &str = "control.sock";

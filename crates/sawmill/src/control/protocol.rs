@@ -1,0 +1,137 @@
+//! What the process that serves a volume can be asked to do: `POST /request` on one of the volume's control
+//! sockets, with a [`ControlRequest`] as JSON. Nobody can do so over TCP.
+//!
+//! Invariant: a request is answered when it is carried out, or refused with a reason.
+//!
+//! Not here: questions that change nothing, which are GETs (`admin`); carrying it out (`serving`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sawmill_volume::Cut;
+use serde::{Deserialize, Serialize};
+
+use crate::doors::plan::DoorPlan;
+
+/// The target of all requests.
+pub(crate) const REQUEST_TARGET: &str = "/request";
+/// The longest request that is read.
+pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// What a volume's process is asked to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum ControlRequest {
+    /// Answered with [`Collected`].
+    CollectGarbage { threshold: f64 },
+    /// Answered with [`Changed`].
+    Past(Past),
+    /// Takes another size; answered with [`Resized`] once that is durable.
+    Resize { size_bytes: u64 },
+    /// Opens a door; answered with [`DoorAdded`].
+    AddDoor(DoorPlan),
+    /// Closes one; answered with [`DoorRemoved`].
+    RemoveDoor { address: String },
+    /// Answered with [`Done`](crate::handoff::Done).
+    HandOff(HandOff),
+}
+
+/// A change of a volume's past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Past {
+    CreateSnapshot(String),
+    DeleteSnapshot(String),
+    /// How long the past is kept, in seconds.
+    SetRetention(u64),
+    RollBack(#[serde(with = "crate::moment::text")] Cut),
+}
+
+/// How another process takes over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandOff {
+    /// The program that takes over; without it the one this process was started from.
+    pub(crate) binary: Option<PathBuf>,
+    /// Time for the successor to get ready, while the predecessor serves on.
+    pub(crate) timeout: Duration,
+    /// Time in which nobody serves; past it the predecessor goes on.
+    pub(crate) stall_max: Duration,
+}
+
+/// What garbage collection moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Collected {
+    pub(crate) moved_bytes: u64,
+    pub(crate) moved_segments: u64,
+}
+
+/// The past was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Changed {
+    /// Of a rollback: the snapshot of the state before.
+    pub(crate) undo: Option<String>,
+}
+
+/// The size that a volume has now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Resized {
+    pub(crate) size_bytes: u64,
+}
+
+/// A door that was opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DoorAdded {
+    /// Its kind.
+    pub(crate) door: String,
+    pub(crate) address: String,
+}
+
+/// The address of a door that was closed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DoorRemoved {
+    pub(crate) removed: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_survives_the_way_over_a_socket() {
+        let cuts = [Cut::Snapshot("a.b-c_9".into()), Cut::Time(5), Cut::Time(1_709_251_199_999)];
+        let cuts = cuts.into_iter().chain([Cut::Position(u64::MAX)]).map(Past::RollBack);
+        let past =
+            [Past::CreateSnapshot("x".into()), Past::DeleteSnapshot("x".into()), Past::SetRetention(9)];
+        let plans = ["nbd=unix:/run/a b&c=d.sock", "ublk=3", "fuse=/mnt/ü"];
+        let (timeout, stall_max) = (Duration::from_millis(5), Duration::from_millis(7));
+        let requests = (cuts.chain(past).map(ControlRequest::Past))
+            .chain(plans.map(|plan| ControlRequest::AddDoor(DoorPlan::parse(plan).unwrap())))
+            .chain([
+                ControlRequest::CollectGarbage { threshold: 0.25 },
+                ControlRequest::Resize { size_bytes: u64::MAX },
+                ControlRequest::RemoveDoor { address: "/dev/ublkb0".into() },
+                ControlRequest::HandOff(HandOff { binary: Some("/a b".into()), timeout, stall_max }),
+            ]);
+        for request in requests {
+            let text = serde_json::to_string(&request).unwrap();
+            assert_eq!(serde_json::from_str::<ControlRequest>(&text).unwrap(), request, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_with_what_there_is() {
+        for text in [
+            "",
+            r#"{"make_coffee":1}"#,
+            r#"{"collect_garbage":{"threshold":"much"}}"#,
+            r#"{"resize":{"size_bytes":4096,"volume":"x"}}"#,
+            r#"{"add_door":"window"}"#,
+            r#"{"past":{"roll_back":"position:x"}}"#,
+        ] {
+            assert!(serde_json::from_str::<ControlRequest>(text).is_err(), "{text}");
+        }
+        let error = serde_json::from_str::<ControlRequest>(r#"{"make_coffee":1}"#).unwrap_err();
+        assert!(error.to_string().contains("collect_garbage"), "{error}");
+    }
+}
