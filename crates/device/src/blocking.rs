@@ -1,32 +1,8 @@
 //! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not for front doors.
 
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 
-use crate::{
-    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request, Result,
-};
-
-/// An exchange around an owned buffer that sends its outcome to a waiting thread.
-struct Waiting {
-    bytes: Vec<u8>,
-    tell: SyncSender<(Outcome, Vec<u8>)>,
-}
-
-impl Exchange for Waiting {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let start = offset as usize;
-        into.copy_from_slice(&self.bytes[start..start + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        // The waiter is gone only if its thread died; then nobody is left to tell.
-        let _ = self.tell.send((outcome, self.bytes));
-    }
-}
+use crate::{Allocation, BlockDevice, Error, ErrorKind, Flags, Operation, Reply, Request, Result};
 
 /// Blocking calls on any block device.
 pub trait BlockDeviceExt: BlockDevice {
@@ -40,8 +16,12 @@ pub trait BlockDeviceExt: BlockDevice {
         bytes: Vec<u8>,
     ) -> Result<(Reply, Vec<u8>)> {
         let (tell, hear) = sync_channel(1);
-        let exchange = Box::new(Waiting { bytes, tell });
-        self.submit(Request::new(operation, address, length, flags, exchange));
+        let mut request = Request::with_bytes(operation, address, flags, bytes, move |outcome, bytes| {
+            // The waiter is gone only if its thread died; then nobody is left to tell.
+            let _ = tell.send((outcome, bytes));
+        });
+        request.length = length;
+        self.submit(request);
         let (outcome, bytes) = hear
             .recv()
             .map_err(|_| Error::new(ErrorKind::Internal, "the device dropped a request without an answer"))?;

@@ -1,7 +1,7 @@
 //! The waist: what a block device is. Every front door, driver, layer and volume meets here.
 //!
 //! Rooms: [`contract`](BlockDevice) (the trait and its numbered clauses), [`geometry`](Geometry),
-//! [`request`](Request), [`error`](Error), `layer/` (devices around devices), `memory` and `null`
+//! [`request`](Request), [`exchange`](Exchange), [`error`](Error), `layer/` (devices around devices), `memory` and `null`
 //! (devices without a disk), `blocking` (comfort for callers that want to wait), `conformance`
 //! (the contract as public tests, run on every device and every layer).
 //!
@@ -13,6 +13,7 @@ mod blocking;
 pub mod conformance;
 mod contract;
 mod error;
+mod exchange;
 mod geometry;
 pub mod layer;
 mod memory;
@@ -22,10 +23,11 @@ mod request;
 pub use blocking::BlockDeviceExt;
 pub use contract::BlockDevice;
 pub use error::{Error, ErrorKind};
+pub use exchange::Exchange;
 pub use geometry::{Geometry, Operations};
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
-pub use request::{Allocation, Exchange, Flags, Operation, Outcome, Reply, Request};
+pub use request::{Allocation, Flags, Operation, Outcome, Reply, Request};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,7 +3,7 @@
 //! Invariant: every request is answered exactly once. A request that is dropped unanswered answers itself
 //! with an error, so no layer can lose one.
 
-use crate::{Error, ErrorKind, Geometry, Result};
+use crate::{Error, ErrorKind, Exchange, Geometry, Result};
 
 /// What is asked of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,22 +53,6 @@ pub enum Reply {
 
 /// How a request ended.
 pub type Outcome = Result<Reply>;
-
-/// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and listener.
-///
-/// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload moves once.
-/// None of the methods may block: the bytes of a write are at hand before the request is made.
-pub trait Exchange: Send {
-    /// Copies the payload bytes `[offset, offset + into.len())` of a write into `into`.
-    /// May be called several times, for any part.
-    fn fill(&mut self, offset: u64, into: &mut [u8]);
-
-    /// The place for a read's bytes: exactly the length of the request. Not called for other operations.
-    fn buffer(&mut self) -> &mut [u8];
-
-    /// Hears the outcome, exactly once.
-    fn complete(self: Box<Self>, outcome: Outcome);
-}
 
 /// A request on its way. Address and length are bytes.
 pub struct Request {

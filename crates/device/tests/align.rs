@@ -2,14 +2,14 @@
 //! lose.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use sawmill_device::layer::{Align, Decision, Fault};
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation,
-    Outcome, Request, conformance,
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome,
+    Request, conformance,
 };
 
 const SIZE_BYTES: u64 = 16 << 20;
@@ -93,28 +93,10 @@ impl BlockDevice for Blocks {
     }
 }
 
-/// A request whose outcome comes on a channel.
-struct Told {
-    bytes: Vec<u8>,
-    tell: Sender<Outcome>,
-}
-
-impl Exchange for Told {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.bytes[offset as usize..offset as usize + into.len()]);
-    }
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let _ = self.tell.send(outcome);
-    }
-}
-
 fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: &[u8]) -> Receiver<Outcome> {
     let (tell, hear) = channel();
-    let exchange = Box::new(Told { bytes: bytes.to_vec(), tell });
-    device.submit(Request::new(operation, address, bytes.len() as u64, Flags::default(), exchange));
+    let hear_it = move |outcome, _| drop(tell.send(outcome));
+    device.submit(Request::with_bytes(operation, address, Flags::default(), bytes.to_vec(), hear_it));
     hear
 }
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use sawmill_device::layer::{Decision, Fault, Gate, ReadOnly};
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Operations,
-    Outcome, Request,
+    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations, Outcome,
+    Request,
 };
 
 const SIZE: u64 = 16 << 20;
@@ -27,30 +27,13 @@ fn holding() -> Holding {
     Arc::new(Fault::new(MemoryDevice::new(SIZE), |_: &Request| Decision::Hold))
 }
 
-/// Tells its number when it is answered.
-struct Numbered {
-    number: u8,
-    tell: Sender<(u8, bool)>,
-}
-
-impl Exchange for Numbered {
-    fn fill(&mut self, _: u64, into: &mut [u8]) {
-        into.fill(self.number);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        // A test that is over does not listen.
-        let _ = self.tell.send((self.number, outcome.is_ok()));
-    }
-}
-
 fn write(device: &dyn BlockDevice, number: u8, tell: &Sender<(u8, bool)>) {
-    let exchange = Box::new(Numbered { number, tell: tell.clone() });
-    device.submit(Request::new(Operation::Write, 0, 4096, Flags::default(), exchange));
+    let tell = tell.clone();
+    // A test that is over does not listen.
+    let hear = move |outcome: Outcome, _| {
+        let _ = tell.send((number, outcome.is_ok()));
+    };
+    device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![number; 4096], hear));
 }
 
 #[test]
@@ -99,27 +82,13 @@ fn a_gate_is_shut_when_the_last_request_inside_is_answered() {
     assert_eq!((gate.waiting(), device.held()), (1, 0));
 }
 
-/// Hears its answer slowly.
-struct Slow(Receiver<()>);
-
-impl Exchange for Slow {
-    fn fill(&mut self, _: u64, _: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, _: Outcome) {
-        self.0.recv().expect("the test says when");
-    }
-}
-
 #[test]
 fn a_gate_is_not_shut_before_the_last_answer_was_heard() {
     let device = holding();
     let gate = Gate::new(device.clone());
     let (tell, hear) = channel();
-    gate.submit(Request::new(Operation::Flush, 0, 0, Flags::default(), Box::new(Slow(hear))));
+    let hears_slowly = move |_| hear.recv().expect("the test says when");
+    gate.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), hears_slowly));
     std::thread::scope(|threads| {
         threads.spawn(|| device.release());
         wait_until_taken(&device);

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sawmill_device::{BlockDevice, Exchange, Flags, Geometry, Operation, Operations, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Operations, Outcome, Request};
 use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Driver, Options, connect};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
@@ -95,27 +95,14 @@ struct Loader {
     thread: thread::Thread,
 }
 
-struct Asked {
-    loader: Arc<Loader>,
-    bytes: Vec<u8>,
-}
-
-impl Exchange for Asked {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
+impl Loader {
+    fn answered(&self, outcome: &Outcome) {
         if outcome.is_err() {
-            self.loader.failed.fetch_add(1, Ordering::SeqCst);
+            self.failed.fetch_add(1, Ordering::SeqCst);
         }
-        self.loader.done.fetch_add(1, Ordering::SeqCst);
-        if self.loader.waits.swap(false, Ordering::SeqCst) {
-            self.loader.thread.unpark();
+        self.done.fetch_add(1, Ordering::SeqCst);
+        if self.waits.swap(false, Ordering::SeqCst) {
+            self.thread.unpark();
         }
     }
 }
@@ -129,8 +116,10 @@ fn load(device: &dyn BlockDevice, operation: Operation, bytes: u64, seed: u64, u
         for _ in 0..16 {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let address = (dice >> 20) % (SIZE_BYTES / bytes) * bytes;
-            let exchange = Asked { loader: Arc::clone(&loader), bytes: vec![0; bytes as usize] };
-            device.submit(Request::new(operation, address, bytes, Flags::default(), Box::new(exchange)));
+            let heard = Arc::clone(&loader);
+            let hear = move |outcome, _| heard.answered(&outcome);
+            let payload = vec![0; bytes as usize];
+            device.submit(Request::with_bytes(operation, address, Flags::default(), payload, hear));
             asked += 1;
             settle(&loader, asked, DEPTH - 1);
         }

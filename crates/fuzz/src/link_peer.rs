@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation as Asks, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation as Asks, Request};
 use sawmill_format::crc::crc32c;
 use sawmill_format::link::control::{OPEN_TAKE_OVER, Opened};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
@@ -253,26 +253,6 @@ pub(crate) fn target(input: &[u8]) {
     assert!(shown.target.status().is_empty());
 }
 
-/// A request that counts its answers.
-struct Counted {
-    bytes: Vec<u8>,
-    answers: Arc<AtomicUsize>,
-}
-
-impl Exchange for Counted {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, _: Outcome) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// An initiator, and what its packets go to.
 struct Asker {
     initiator: Arc<Initiator>,
@@ -380,8 +360,11 @@ pub(crate) fn initiator(input: &[u8]) {
     ];
     for (asks, length) in asked {
         let bytes = vec![0xc3; length as usize];
-        let exchange = Box::new(Counted { bytes, answers: answers.clone() });
-        device.submit(Request::new(asks, 4096, length, Flags::default(), exchange));
+        let answers = answers.clone();
+        let hear = move |_, _| {
+            answers.fetch_add(1, Ordering::Relaxed);
+        };
+        device.submit(Request::with_bytes(asks, 4096, Flags::default(), bytes, hear));
     }
     asker.wire.take();
     for (packet, later_ns) in mouth.pieces(input) {

@@ -2,11 +2,10 @@
 //!
 //! Invariant: what `moment` shows, `parse_cut` reads back as the same millisecond.
 
-use chrono::DateTime;
+use chrono::{DateTime, Utc};
 use sawmill_volume::Cut;
 
 use crate::exit::{Failure, Result};
-use crate::units::{human_time, utc};
 
 /// Reads what follows the `@`, or `--to`.
 pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
@@ -34,6 +33,19 @@ fn parse_moment(text: &str) -> Option<u64> {
     let time = DateTime::parse_from_rfc3339(text).ok()?;
     let is_exact = time.timestamp_subsec_nanos().is_multiple_of(1_000_000);
     is_exact.then(|| time.timestamp_millis().try_into().ok())?
+}
+
+/// A moment for people, in UTC: `2026-11-21 07:08:09 UTC`.
+pub(crate) fn human_time(unix_ms: u64) -> String {
+    match utc(unix_ms) {
+        Some(time) => time.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
+        None => format!("{unix_ms} ms after 1970"),
+    }
+}
+
+/// A moment in UTC; `None` beyond what a calendar holds.
+pub(crate) fn utc(unix_ms: u64) -> Option<DateTime<Utc>> {
+    DateTime::from_timestamp_millis(i64::try_from(unix_ms).ok()?)
 }
 
 /// A moment as `parse_cut` reads it.
@@ -90,5 +102,14 @@ mod tests {
             let error = parse_cut(text).unwrap_err().to_string();
             assert!(error.contains("position:N"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn moments_are_shown_by_the_calendar() {
+        assert_eq!(human_time(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(human_time(951_782_400_000), "2000-02-29 00:00:00 UTC");
+        assert_eq!(human_time(1_709_251_199_999), "2024-02-29 23:59:59 UTC");
+        assert_eq!(human_time(4_107_542_400_000), "2100-03-01 00:00:00 UTC");
+        assert_eq!(human_time(1_795_244_889_000), "2026-11-21 07:08:09 UTC");
     }
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::config::{Places, STORE_FILE};
 use crate::durable;
 use crate::exit::{Failure, Result};
-use crate::units::human_time;
+use crate::moment::human_time;
 
 const FILE: &str = "newest";
 

@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-
 const SIZE_UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
 
 /// Parses a size in bytes: `4096`, `512M`, `10G`, `1.5T`, `8MiB`.
@@ -145,19 +143,6 @@ pub(crate) fn human_duration(duration: Duration) -> String {
     }
 }
 
-/// A moment for people, in UTC: `2026-11-21 07:08:09 UTC`.
-pub(crate) fn human_time(unix_ms: u64) -> String {
-    match utc(unix_ms) {
-        Some(time) => time.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
-        None => format!("{unix_ms} ms after 1970"),
-    }
-}
-
-/// A moment in UTC; `None` beyond what a calendar holds.
-pub(crate) fn utc(unix_ms: u64) -> Option<DateTime<Utc>> {
-    DateTime::from_timestamp_millis(i64::try_from(unix_ms).ok()?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,14 +233,5 @@ mod tests {
         assert_eq!(human_duration(Duration::from_millis(12_500)), "12.5 s");
         assert_eq!(human_duration(Duration::from_secs(200)), "3 min 20 s");
         assert_eq!(human_duration(Duration::from_secs(90_000)), "1 d 1 h");
-    }
-
-    #[test]
-    fn moments_are_shown_by_the_calendar() {
-        assert_eq!(human_time(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(human_time(951_782_400_000), "2000-02-29 00:00:00 UTC");
-        assert_eq!(human_time(1_709_251_199_999), "2024-02-29 23:59:59 UTC");
-        assert_eq!(human_time(4_107_542_400_000), "2100-03-01 00:00:00 UTC");
-        assert_eq!(human_time(1_795_244_889_000), "2026-11-21 07:08:09 UTC");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sawmill_device::{BlockDevice, Exchange, Flags, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, Outcome, Request};
 use sawmill_device::{ErrorKind, Operation};
 use sawmill_volume::Volume;
 
@@ -18,28 +18,6 @@ struct Heard {
 }
 
 type Answers = Arc<Mutex<Vec<Heard>>>;
-
-struct SimExchange {
-    number: u64,
-    buffer: Vec<u8>,
-    answers: Answers,
-}
-
-impl Exchange for SimExchange {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let start = offset as usize;
-        into.copy_from_slice(&self.buffer[start..start + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.buffer
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let SimExchange { number, buffer, answers } = *self;
-        answers.lock().push(Heard { number, outcome, buffer });
-    }
-}
 
 /// What was asked.
 enum Asked {
@@ -92,9 +70,10 @@ impl Client {
         self.next += 1;
         let number = self.next;
         self.asked.insert(number, asked);
-        let exchange = SimExchange { number, buffer, answers: self.answers.clone() };
         let flags = Flags { fua, ..Flags::default() };
-        volume.submit(Request::new(operation, range.0, range.1, flags, Box::new(exchange)));
+        let mut request = Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
+        request.length = range.1;
+        volume.submit(request);
     }
 
     /// Submits a write, discard or write-zeroes.
@@ -130,8 +109,13 @@ impl Client {
     pub fn read_whole(&mut self, volume: &Volume) {
         let length = volume.geometry().size_bytes;
         let buffer = vec![0xee; length as usize];
-        let exchange = SimExchange { number: 0, buffer, answers: self.answers.clone() };
-        volume.submit(Request::new(Operation::Read, 0, length, Flags::default(), Box::new(exchange)));
+        let hear = self.listener(0);
+        volume.submit(Request::with_bytes(Operation::Read, 0, Flags::default(), buffer, hear));
+    }
+
+    fn listener(&self, number: u64) -> impl FnOnce(Outcome, Vec<u8>) + Send + 'static {
+        let answers = self.answers.clone();
+        move |outcome, buffer| answers.lock().push(Heard { number, outcome, buffer })
     }
 
     /// The outcome of that read, once it is there: all bytes of the disk.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use sawmill_device::{BlockDevice, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, ErrorKind, Flags, Operation, Outcome, Request};
 
 use crate::PATIENCE;
 use crate::dice::Dice;
@@ -42,32 +42,16 @@ impl Worked for Arc<dyn BlockDevice> {
             Command::WriteZeroes { offset, length } => (Operation::WriteZeroes, offset, length, Vec::new()),
             Command::BlockStatus { offset, length } => (Operation::Allocation, offset, length, Vec::new()),
         };
-        let exchange = Box::new(Listening { bytes, listener });
-        self.submit(Request::new(operation, address, length, flags, exchange));
-    }
-}
-
-/// The far side of a request of a load.
-struct Listening {
-    bytes: Vec<u8>,
-    listener: Listener,
-}
-
-impl Exchange for Listening {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let start = offset as usize;
-        into.copy_from_slice(&self.bytes[start..start + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        (self.listener)(outcome.map(drop).map_err(|error| match error.kind() {
-            ErrorKind::Closed => Failure::Gone,
-            kind => Failure::Errno(kind.errno().unsigned_abs()),
-        }));
+        let hear = |outcome: Outcome| {
+            listener(outcome.map(drop).map_err(|error| match error.kind() {
+                ErrorKind::Closed => Failure::Gone,
+                kind => Failure::Errno(kind.errno().unsigned_abs()),
+            }));
+        };
+        self.submit(match bytes.is_empty() {
+            true => Request::bare(operation, address, length, flags, hear),
+            false => Request::with_bytes(operation, address, flags, bytes, |outcome, _| hear(outcome)),
+        });
     }
 }
 

@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error as DeviceError, ErrorKind, Exchange, Geometry, Operation, Outcome,
-    Request,
+    BlockDevice, BlockDeviceExt, Error as DeviceError, ErrorKind, Geometry, Operation, Request,
 };
 use sawmill_format::write_log::{Entry, Flags};
 
@@ -139,32 +138,6 @@ impl State {
     }
 }
 
-/// Logs the change when the device inside has made it.
-struct Logging {
-    change: Change,
-    state: Arc<Mutex<State>>,
-    outer: Box<dyn Exchange>,
-}
-
-impl Exchange for Logging {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.outer.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.outer.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let entry = self.change.entry();
-        let logged = outcome.and_then(|reply| {
-            self.state.lock().add(entry, &self.change.data)?;
-            Ok(reply)
-        });
-        self.outer.complete(logged);
-    }
-}
-
 impl<D: BlockDevice> BlockDevice for Recorder<D> {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -197,8 +170,14 @@ impl<D: BlockDevice> BlockDevice for Recorder<D> {
         match change {
             Ok(change) => {
                 let state = Arc::clone(&self.state);
-                let logging = request.wrap(|outer| Box::new(Logging { change, state, outer }));
-                self.inner.submit(logging);
+                // Logged when the device inside has made it.
+                self.inner.submit(request.then(move |outcome, asker| {
+                    let logged = outcome.and_then(|reply| {
+                        state.lock().add(change.entry(), &change.data)?;
+                        Ok(reply)
+                    });
+                    asker.complete(logged);
+                }));
             }
             Err(error) => request.fail(error),
         }

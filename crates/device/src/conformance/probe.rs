@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::thread::{self, ThreadId};
+use std::thread::{self};
 use std::time::Duration;
 
 use super::Device;
@@ -72,61 +72,31 @@ pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
 
 /// A read whose answer submits the next one, `left` times; the last outcome is told.
 pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
-    struct Link {
-        bytes: Vec<u8>,
-        device: Device,
-        left: u32,
-        tell: Sender<Outcome>,
-    }
-    impl Exchange for Link {
-        fn fill(&mut self, _: u64, into: &mut [u8]) {
-            into.fill(0);
+    let next = Arc::clone(&device);
+    let hear = move |outcome: Outcome, _| {
+        if outcome.is_ok() && left > 0 {
+            submit_chain(next, left - 1, tell);
+        } else {
+            let _ = tell.send(outcome);
         }
-        fn buffer(&mut self) -> &mut [u8] {
-            &mut self.bytes
-        }
-        fn complete(self: Box<Self>, outcome: Outcome) {
-            if outcome.is_ok() && self.left > 0 {
-                submit_chain(self.device, self.left - 1, self.tell);
-            } else {
-                let _ = self.tell.send(outcome);
-            }
-        }
-    }
-    let link = Link { bytes: vec![0; 3000], device: Arc::clone(&device), left, tell };
-    device.submit(Request::new(Operation::Read, 1000, 3000, Flags::default(), Box::new(link)));
+    };
+    device.submit(Request::with_bytes(Operation::Read, 1000, Flags::default(), vec![0; 3000], hear));
 }
 
 /// A read whose answer drops the device, last of all if the answer comes on a thread of its own: it waits
 /// there until the caller, who drops its own at once, ends `dropped`.
 pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Sender<Outcome>) {
-    struct Last {
-        probe: Box<Probe>,
-        device: Device,
-        dropped: Receiver<()>,
-        caller: ThreadId,
-    }
-    impl Exchange for Last {
-        fn fill(&mut self, offset: u64, into: &mut [u8]) {
-            self.probe.fill(offset, into);
-        }
-        fn buffer(&mut self) -> &mut [u8] {
-            self.probe.buffer()
-        }
-        fn complete(self: Box<Self>, outcome: Outcome) {
-            let Last { probe, device, dropped, caller } = *self;
-            if thread::current().id() != caller {
-                // A device whose `submit` waits for this answer breaks D1: it hears that, and does not hang.
-                let _ = dropped.recv_timeout(LOST_AFTER);
-            }
-            drop(device);
-            probe.complete(outcome);
-        }
-    }
-    let probe = Box::new(Probe { bytes: vec![1; 3000], tell: Some(tell) });
     let caller = thread::current().id();
-    let last = Last { probe, device: Arc::clone(&device), dropped, caller };
-    device.submit(Request::new(Operation::Read, 1000, 3000, Flags::default(), Box::new(last)));
+    let held = Arc::clone(&device);
+    let last = probe(Operation::Read, 1000, 3000, 3000, &tell).then(move |outcome, asker| {
+        if thread::current().id() != caller {
+            // A device whose `submit` waits for this answer breaks D1: it hears that, and does not hang.
+            let _ = dropped.recv_timeout(LOST_AFTER);
+        }
+        drop(held);
+        asker.complete(outcome);
+    });
+    device.submit(last);
 }
 
 /// A small generator with a seed: a failure can be run again.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::{BlockDevice, Error, ErrorKind, Exchange, Geometry, Outcome, Request, Result};
+use crate::{BlockDevice, Error, ErrorKind, Geometry, Request, Result};
 
 const LANES: usize = 16;
 
@@ -196,30 +196,11 @@ fn lane_of(lanes: &[Lane; LANES]) -> &Lane {
 impl Way {
     fn enter(&self, request: Request) {
         let inside = self.inside.clone();
-        self.device.submit(request.wrap(|inner| Box::new(Passing { inner, inside })));
-    }
-}
-
-/// The exchange of a request inside.
-struct Passing {
-    // Dropped first: the bell rings when the answer was heard.
-    inner: Box<dyn Exchange>,
-    inside: Arc<Inside>,
-}
-
-impl Exchange for Passing {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Passing { inner, inside } = *self;
-        inner.complete(outcome);
-        drop(inside);
+        self.device.submit(request.then(move |outcome, asker| {
+            asker.complete(outcome);
+            // The bell rings when the answer was heard.
+            drop(inside);
+        }));
     }
 }
 

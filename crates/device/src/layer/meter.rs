@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::{BlockDevice, Exchange, Geometry, Operation, Outcome, Request};
+use crate::{BlockDevice, Geometry, Operation, Request};
 
 /// Buckets of the latency histogram. Bucket 0 counts latencies under 1 µs, bucket `i` those in
 /// `[2^(i-1), 2^i)` µs, the last one also everything above.
@@ -149,40 +149,18 @@ impl<D: BlockDevice> BlockDevice for Meter<D> {
         self.counters[operation].submitted.fetch_add(1, Relaxed);
         let counters = Arc::clone(&self.counters);
         let started = Instant::now();
-        self.inner
-            .submit(request.wrap(|inner| Box::new(Metered { inner, counters, operation, length, started })));
-    }
-}
-
-/// The exchange of a counted request.
-struct Metered {
-    inner: Box<dyn Exchange>,
-    counters: Arc<[Counters; OPERATIONS.len()]>,
-    operation: usize,
-    length: u64,
-    started: Instant,
-}
-
-impl Exchange for Metered {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let counters = &self.counters[self.operation];
-        let latency = self.started.elapsed();
-        match &outcome {
-            Ok(_) => counters.bytes.fetch_add(self.length, Relaxed),
-            Err(_) => counters.errors.fetch_add(1, Relaxed),
-        };
-        counters.latency_ns.fetch_add(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-        counters.latency[bucket(latency)].fetch_add(1, Relaxed);
-        counters.completed.fetch_add(1, Relaxed);
-        self.inner.complete(outcome);
+        self.inner.submit(request.then(move |outcome, asker| {
+            let counters = &counters[operation];
+            let latency = started.elapsed();
+            match &outcome {
+                Ok(_) => counters.bytes.fetch_add(length, Relaxed),
+                Err(_) => counters.errors.fetch_add(1, Relaxed),
+            };
+            counters.latency_ns.fetch_add(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+            counters.latency[bucket(latency)].fetch_add(1, Relaxed);
+            counters.completed.fetch_add(1, Relaxed);
+            asker.complete(outcome);
+        }));
     }
 }
 
@@ -219,18 +197,8 @@ mod tests {
 
     #[test]
     fn a_request_is_in_flight_until_it_is_answered_even_when_it_is_lost() {
-        struct Deaf;
-        impl Exchange for Deaf {
-            fn fill(&mut self, _: u64, into: &mut [u8]) {
-                into.fill(0);
-            }
-            fn buffer(&mut self) -> &mut [u8] {
-                &mut []
-            }
-            fn complete(self: Box<Self>, _: Outcome) {}
-        }
         let device = Meter::new(Fault::new(MemoryDevice::new(1 << 20), |_: &Request| Decision::Hold));
-        device.submit(Request::new(Operation::Write, 0, 10, Default::default(), Box::new(Deaf)));
+        device.submit(Request::with_bytes(Operation::Write, 0, Default::default(), vec![0; 10], |_, _| ()));
         assert_eq!(device.snapshot().of(Operation::Write).in_flight, 1);
         drop(device.inner().take_held());
         let seen = device.snapshot().of(Operation::Write).clone();

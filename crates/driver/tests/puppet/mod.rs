@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use sawmill_device::{BlockDevice, Exchange, Flags, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, Operation, Outcome, Request};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{
     Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
@@ -161,26 +161,6 @@ impl Puppet {
     }
 }
 
-struct Asked {
-    bytes: Vec<u8>,
-    tell: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
-}
-
-impl Exchange for Asked {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        // A test that has failed does not listen.
-        let _ = self.tell.send((outcome, self.bytes));
-    }
-}
-
 /// How a request ends, some time.
 pub struct Answered(Receiver<(Outcome, Vec<u8>)>);
 
@@ -206,7 +186,8 @@ pub fn submit_with(
     flags: Flags,
 ) -> Answered {
     let (tell, hear) = channel();
-    let length = bytes.len() as u64;
-    device.submit(Request::new(operation, address, length, flags, Box::new(Asked { bytes, tell })));
+    // A test that has failed does not listen.
+    let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
+    device.submit(Request::with_bytes(operation, address, flags, bytes, listen));
     Answered(hear)
 }

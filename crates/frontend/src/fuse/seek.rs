@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering::AcqRel};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use sawmill_device::{
-    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request,
-};
+use sawmill_device::{Allocation, BlockDevice, Error, ErrorKind, Flags, Operation, Outcome, Reply, Request};
 
 use super::answer::sought;
 use super::link::Link;
@@ -38,30 +36,20 @@ struct Window {
 }
 
 impl Window {
+    fn answered(self: Arc<Self>, outcome: Outcome) {
+        *self.answer.lock() = Some(outcome);
+        if self.came.fetch_add(1, AcqRel) == 1 {
+            match self.judged() {
+                Some(next) => self.seek.clone().look(next),
+                None => self.seek.link.end(0),
+            }
+        }
+    }
+
     /// Where to look next, if the answer did not decide it.
     fn judged(&self) -> Option<u64> {
         let outcome = self.answer.lock().take()?;
         self.seek.judge(self.offset, outcome)
-    }
-}
-
-struct Listener(Arc<Window>);
-
-impl Exchange for Listener {
-    fn fill(&mut self, _offset: u64, _into: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        *self.0.answer.lock() = Some(outcome);
-        if self.0.came.fetch_add(1, AcqRel) == 1 {
-            match self.0.judged() {
-                Some(next) => self.0.seek.clone().look(next),
-                None => self.0.seek.link.end(0),
-            }
-        }
     }
 }
 
@@ -82,9 +70,9 @@ impl Seek {
                 answer: Mutex::default(),
             });
             let length = SEEK_BYTES.min(self.size_bytes - offset);
-            let listener = Box::new(Listener(window.clone()));
-            let request = Request::new(Operation::Allocation, offset, length, Flags::default(), listener);
-            self.device.submit(request);
+            let heard = window.clone();
+            let hear = |outcome| heard.answered(outcome);
+            self.device.submit(Request::bare(Operation::Allocation, offset, length, Flags::default(), hear));
             if window.came.fetch_add(1, AcqRel) == 0 {
                 // Not answered yet: whoever answers goes on.
                 return;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Sender;
 
 use parking_lot::{Condvar, Mutex};
 use sawmill_device::{BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request};
@@ -124,25 +123,6 @@ pub(crate) struct Pages {
     answered: Arc<Answered>,
 }
 
-/// A write of [`Pages`] on its way.
-struct Sent(Vec<u8>, Sender<Outcome>);
-
-impl Exchange for Sent {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let start = offset as usize;
-        into.copy_from_slice(&self.0[start..start + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        // The flush that sent it waits.
-        let _ = self.1.send(outcome);
-    }
-}
-
 impl Pages {
     pub(crate) fn new(device: RemoteDevice) -> Self {
         Pages { device, pages: BTreeMap::new(), dirty: 0, fetched: 0, answered: Arc::default() }
@@ -169,10 +149,11 @@ impl Pages {
                 bytes.extend_from_slice(page);
                 *dirty = false;
             }
-            let length = bytes.len() as u64;
-            let exchange = Box::new(Sent(bytes, tell.clone()));
+            let tell = tell.clone();
+            // The flush that sent it waits.
+            let tell_end = move |outcome, _| drop(tell.send(outcome));
             let (address, flags) = (run[0] * PAGE, Flags::default());
-            self.device.submit(Request::new(Operation::Write, address, length, flags, exchange));
+            self.device.submit(Request::with_bytes(Operation::Write, address, flags, bytes, tell_end));
             under_way += 1;
             if under_way == 64 {
                 hear.recv()??;

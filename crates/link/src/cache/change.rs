@@ -9,11 +9,9 @@
 //! two is a change: nobody starves.
 
 use std::ops::Range;
-use std::sync::Weak;
 
-use sawmill_device::{Error, Exchange, Operation, Outcome, Request};
+use sawmill_device::{Error, Exchange, Operation, Request};
 
-use super::Hear;
 use super::options::Policy;
 use super::state::{State, Work, overlap, pages_of, piece_of};
 
@@ -72,8 +70,13 @@ impl State {
         let claim = &mut self.claims[claim];
         let (me, id) = (self.me.clone(), claim.id);
         let request = claim.request.take();
-        let request = request.map(|request| request.wrap(|inner| Box::new(Change { inner, me, id })));
-        self.work.extend(request.map(Work::Below));
+        let heard = move |outcome, asker: Box<dyn Exchange>| {
+            if let Some(me) = me.upgrade() {
+                me.hear(&mut |state| state.changed(id));
+            }
+            asker.complete(outcome);
+        };
+        self.work.extend(request.map(|request| Work::Below(request.then(heard))));
     }
 
     /// A page is quiet: so may be all of a claim.
@@ -112,30 +115,5 @@ impl State {
         for request in std::mem::take(&mut self.blocked) {
             self.resume(request);
         }
-    }
-}
-
-/// The exchange around that of a change below.
-struct Change {
-    inner: Box<dyn Exchange>,
-    me: Weak<dyn Hear>,
-    id: u64,
-}
-
-impl Exchange for Change {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Change { inner, me, id } = *self;
-        if let Some(me) = me.upgrade() {
-            me.hear(&mut |state| state.changed(id));
-        }
-        inner.complete(outcome);
     }
 }

@@ -7,11 +7,9 @@
 //! readers see what is there.
 
 use std::ops::Range;
-use std::sync::Weak;
 
-use sawmill_device::{Error, Exchange, Outcome, Reply, Request};
+use sawmill_device::{Error, Reply, Request};
 
-use super::Hear;
 use super::state::{State, Work, pages_of};
 
 /// A request that waits until all writes to some pages, up to it, are below.
@@ -50,7 +48,12 @@ impl State {
         while self.flushes.front().is_some_and(|(through, _)| *through < oldest) {
             if let Some((_, request)) = self.flushes.pop_front() {
                 let me = self.me.clone();
-                let request = request.wrap(|inner| Box::new(Flushing { inner, me }));
+                let request = request.then(move |outcome, asker| {
+                    if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
+                        me.hear(&mut State::doubt);
+                    }
+                    asker.complete(outcome);
+                });
                 self.work.push(Work::Below(request));
             }
         }
@@ -125,29 +128,5 @@ impl State {
         if let Some(push) = self.pushes.remove(&id) {
             self.fail(push.request, error);
         }
-    }
-}
-
-/// The exchange around that of a flush below.
-struct Flushing {
-    inner: Box<dyn Exchange>,
-    me: Weak<dyn Hear>,
-}
-
-impl Exchange for Flushing {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Flushing { inner, me } = *self;
-        if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
-            me.hear(&mut State::doubt);
-        }
-        inner.complete(outcome);
     }
 }

@@ -5,12 +5,10 @@
 //! from bytes that were known when or after it was submitted (D3).
 
 use std::ops::Range;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sawmill_device::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request, Result};
+use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result};
 
-use super::Hear;
 use super::PAGE_BYTES;
 use super::state::{State, Work, piece_of, pieces_of};
 
@@ -66,9 +64,14 @@ impl State {
             for piece in pieces_of(address, length) {
                 self.page(piece.page).fetches += 1;
             }
-            let fetch = Fetch { me: self.me.clone(), address, bytes: vec![0; length as usize] };
-            let (operation, flags) = (Operation::Read, Flags::default());
-            self.work.push(Work::Below(Request::new(operation, address, length, flags, Box::new(fetch))));
+            let me = self.me.clone();
+            let hear = move |outcome, bytes: Vec<u8>| {
+                if let Some(me) = me.upgrade() {
+                    me.hear(&mut |state| state.fetched(address, &bytes, &outcome));
+                }
+            };
+            let (operation, flags, bytes) = (Operation::Read, Flags::default(), vec![0; length as usize]);
+            self.work.push(Work::Below(Request::with_bytes(operation, address, flags, bytes, hear)));
             self.stats.fetches.fetch_add(1, Relaxed);
             self.stats.fetched_bytes.fetch_add(length, Relaxed);
             address += length;
@@ -130,26 +133,5 @@ fn add(list: &mut Vec<Range<u64>>, range: Range<u64>) {
     match list.last_mut() {
         Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
         _ => list.push(range),
-    }
-}
-
-/// The exchange of a read below.
-struct Fetch {
-    me: Weak<dyn Hear>,
-    address: u64,
-    bytes: Vec<u8>,
-}
-
-impl Exchange for Fetch {
-    fn fill(&mut self, _: u64, _: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        if let Some(me) = self.me.upgrade() {
-            me.hear(&mut |state| state.fetched(self.address, &self.bytes, &outcome));
-        }
     }
 }

@@ -7,8 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation,
-    Outcome, Request,
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
 };
 use sawmill_link::{PackedDevice, Unpack};
 
@@ -198,7 +197,8 @@ impl Inside {
         if dice % 2 == 0 {
             return request.fail(failed());
         }
-        self.carry_out(packed, request.wrap(|inner| Box::new(Failing(inner))));
+        // Carried out, and failed all the same.
+        self.carry_out(packed, request.then(|_, asker| asker.complete(Err(failed()))));
     }
 
     /// Always the request that chance picks of those that are there.
@@ -220,23 +220,6 @@ impl Inside {
             (0..pause).for_each(|_| thread::yield_now());
             self.by_chance(packed, request);
         }
-    }
-}
-
-/// Carried out, and failed all the same.
-struct Failing(Box<dyn Exchange>);
-
-impl Exchange for Failing {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.0.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.0.buffer()
-    }
-
-    fn complete(self: Box<Self>, _: Outcome) {
-        self.0.complete(Err(failed()));
     }
 }
 
@@ -280,25 +263,6 @@ impl PackedDevice for Below {
 /// A request that was submitted, and its outcome when it is there.
 pub(crate) struct Pending(Receiver<(Outcome, Vec<u8>)>);
 
-struct Told {
-    bytes: Vec<u8>,
-    tell: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
-}
-
-impl Exchange for Told {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.bytes[offset as usize..offset as usize + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let _ = self.tell.send((outcome, self.bytes));
-    }
-}
-
 impl Pending {
     /// The outcome if it is there, and the bytes.
     pub(crate) fn now(&self) -> Option<Result<Vec<u8>, ErrorKind>> {
@@ -323,7 +287,9 @@ pub(crate) fn submit_with(
     bytes: &[u8],
 ) -> Pending {
     let (tell, hear) = channel();
-    let exchange = Box::new(Told { bytes: bytes.to_vec(), tell });
-    device.submit(Request::new(operation, address, length, flags, exchange));
+    let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
+    let mut request = Request::with_bytes(operation, address, flags, bytes.to_vec(), listen);
+    request.length = length;
+    device.submit(request);
     Pending(hear)
 }

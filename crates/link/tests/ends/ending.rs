@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+    BlockDevice, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
 };
 use sawmill_link::Unpack;
 use sawmill_link::carrier::{Batch, Peer, Sender};
@@ -51,20 +51,13 @@ impl BlockDevice for Holding {
     }
 }
 
-struct Told(Arc<Mutex<Option<Outcome>>>);
-
-impl Exchange for Told {
-    fn fill(&mut self, _offset: u64, into: &mut [u8]) {
-        into.fill(1);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        *self.0.lock().expect("nobody panics with it") = Some(outcome);
-    }
+/// Submits a write; how it ended, once it has.
+fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
+    let told = Arc::new(Mutex::new(None));
+    let tell = Arc::clone(&told);
+    let hear = move |outcome, _| *tell.lock().expect("nobody panics with it") = Some(outcome);
+    device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![1; 512], hear));
+    told
 }
 
 #[test]
@@ -95,9 +88,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         }
     };
     let remote = initiator.opened("disk", OpenMode::default(), &opened).expect("a device");
-    let told = Arc::default();
-    let exchange = Box::new(Told(Arc::clone(&told)));
-    remote.submit(Request::new(Operation::Write, 0, 512, Flags::default(), exchange));
+    let told = write_of_ones(&remote);
     let held = loop {
         carry();
         if let Some(held) = device.1.lock().expect("nobody panics with it").pop() {
@@ -121,9 +112,7 @@ fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests()
     let listener = listen(Arc::clone(&device) as Arc<dyn BlockDevice>, &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());
     let remote = open(&attached);
-    let told = Arc::default();
-    let told = Box::new(Told(Arc::clone(&told)));
-    remote.submit(Request::new(Operation::Write, 0, 512, Flags::default(), told));
+    write_of_ones(&remote);
     let began = std::time::Instant::now();
     while device.1.lock().expect("nobody panics with it").is_empty() {
         assert!(began.elapsed() < PATIENCE, "the device never has the write");

@@ -8,8 +8,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome,
-    Request, Result,
+    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+    Result,
 };
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
@@ -186,27 +186,14 @@ impl World {
 
 pub(crate) type Told = Arc<Mutex<Option<Outcome>>>;
 
-struct Asked(Vec<u8>, Told);
-
-impl Exchange for Asked {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset as usize..offset as usize + into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let before = self.1.lock().expect("one thread").replace(outcome);
-        assert!(before.is_none(), "it was answered twice");
-    }
-}
-
 pub(crate) fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Request, Told) {
-    let (told, length) = (Told::default(), bytes.len() as u64);
-    let asked = Box::new(Asked(bytes, Arc::clone(&told)));
-    (Request::new(operation, address, length, Flags::default(), asked), told)
+    let told = Told::default();
+    let tell = Arc::clone(&told);
+    let hear = move |outcome, _| {
+        let before = tell.lock().expect("one thread").replace(outcome);
+        assert!(before.is_none(), "it was answered twice");
+    };
+    (Request::with_bytes(operation, address, Flags::default(), bytes, hear), told)
 }
 
 pub(crate) fn ask(device: &RemoteDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Told {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation, Outcome, Request};
 use sawmill_link::Unpack;
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
@@ -106,27 +106,12 @@ impl World {
         let disk = self.initiator.opened("disk", OpenMode::default(), &answer).expect("it opens");
         for operation in [Operation::Write, Operation::Read] {
             let done = Arc::new(Mutex::new(None));
-            let exchange = Box::new(Moved(vec![7; 64 << 10], Arc::clone(&done)));
-            disk.submit(Request::new(operation, 0, 64 << 10, Flags::default(), exchange));
+            let told = Arc::clone(&done);
+            let hear = move |outcome: Outcome, _| *told.lock().expect("one thread") = Some(outcome.is_ok());
+            disk.submit(Request::with_bytes(operation, 0, Flags::default(), vec![7; 64 << 10], hear));
             self.until("64 KiB move", |_| done.lock().expect("one thread").is_some());
             assert_eq!(done.lock().expect("one thread").take(), Some(true));
         }
-    }
-}
-
-struct Moved(Vec<u8>, Arc<Mutex<Option<bool>>>);
-
-impl Exchange for Moved {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        *self.1.lock().expect("one thread") = Some(outcome.is_ok());
     }
 }
 

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use parking_lot::Mutex;
-use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request,
-};
+use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Operation, Request};
 use sawmill_frontend::nbd::Listen;
 use sawmill_link::cache::{Cache, Options, Policy};
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
@@ -491,30 +489,16 @@ impl Probe {
         if std::mem::replace(&mut self.0.lock().under_way, true) {
             return;
         }
-        let exchange = Box::new(Ask(Arc::clone(&self.0)));
-        device.submit(Request::new(Operation::Prefetch, 0, 1, Flags::default(), exchange));
+        let asked = Arc::clone(&self.0);
+        device.submit(Request::bare(Operation::Prefetch, 0, 1, Flags::default(), move |outcome| {
+            let mut asked = asked.lock();
+            asked.under_way = false;
+            asked.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
+        }));
     }
 
     fn fenced(&self) -> Option<Error> {
         self.0.lock().fenced.clone()
-    }
-}
-
-struct Ask(Arc<Mutex<Asked>>);
-
-impl Exchange for Ask {
-    fn fill(&mut self, _offset: u64, into: &mut [u8]) {
-        into.fill(0);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let mut asked = self.0.lock();
-        asked.under_way = false;
-        asked.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
     }
 }
 

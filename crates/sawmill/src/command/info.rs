@@ -8,8 +8,9 @@ use super::Context;
 use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
 use crate::exit::{Exit, Result};
+use crate::moment::human_time;
 use crate::seen::Elsewhere;
-use crate::units::{human_count, human_size, human_time};
+use crate::units::{human_count, human_size};
 use crate::{control, output, seen, wiring};
 
 /// Show a volume: size, positions, space used in the store, who is attached.

@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::Context;
 use crate::admin::status::milliseconds;
 use crate::exit::{Exit, Result};
-use crate::units::{human_count, human_duration, human_size, human_time};
+use crate::moment::human_time;
+use crate::units::{human_count, human_duration, human_size};
 use crate::{output, wiring};
 
 /// Rows of a long table that are printed without `--json`.

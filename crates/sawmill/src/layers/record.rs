@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sawmill_device::{BlockDevice, Exchange, Flags, Geometry, Operation, Outcome, Request};
+use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
 
 use crate::exit::{Failure, Result};
 
@@ -98,7 +98,10 @@ impl BlockDevice for Record {
     fn submit(&self, request: Request) {
         let Some(number) = self.journal.asked(&request) else { return self.inner.submit(request) };
         let journal = Arc::clone(&self.journal);
-        self.inner.submit(request.wrap(|inner| Box::new(Recorded { inner, journal, number })));
+        self.inner.submit(request.then(move |outcome, asker| {
+            journal.answered(number, outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"));
+            asker.complete(outcome);
+        }));
     }
 }
 
@@ -110,31 +113,6 @@ impl Drop for Record {
             // It only writes; should it have died, the file says less than it could, and that is all.
             let _ = writer.join();
         }
-    }
-}
-
-struct Recorded {
-    inner: Box<dyn Exchange>,
-    journal: Arc<Journal>,
-    number: u64,
-}
-
-impl Exchange for Recorded {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let outcome_name = match &outcome {
-            Ok(_) => "done",
-            Err(error) => name(error.kind()),
-        };
-        self.journal.answered(self.number, outcome_name);
-        self.inner.complete(outcome);
     }
 }
 
@@ -383,15 +361,7 @@ mod tests {
             device.read_at(1, 1).expect("passes");
             inner.release();
         });
-        struct Deaf;
-        impl Exchange for Deaf {
-            fn fill(&mut self, _: u64, _: &mut [u8]) {}
-            fn buffer(&mut self) -> &mut [u8] {
-                &mut []
-            }
-            fn complete(self: Box<Self>, _: Outcome) {}
-        }
-        device.submit(Request::new(Operation::Write, 0, 9, Flags::default(), Box::new(Deaf)));
+        device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![0; 9], |_, _| ()));
         drop(device);
         let text = std::fs::read_to_string(&path).expect("a file");
         let ends: Vec<_> = text.lines().map(|line| line.rsplit(',').next().unwrap_or_default()).collect();

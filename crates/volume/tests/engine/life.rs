@@ -1,13 +1,11 @@
 //! The life of a volume: written, read, closed, killed, opened again; always the same bytes.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 
 use crate::rig::{MIB, Model, Rig, pattern};
-use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request, conformance,
-};
-use sawmill_volume::{ErrorKind, FlushMode, Safety, Volume, check, open_cache};
+use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, Operation, Request, conformance};
+use sawmill_volume::{ErrorKind, FlushMode, Safety, check, open_cache};
 
 #[test]
 fn a_volume_keeps_the_contract_of_a_block_device() {
@@ -34,37 +32,20 @@ fn bytes_survive_a_clean_close() {
     assert_eq!(report.damage, vec![]);
 }
 
-/// Holds the volume until the caller has let go of it, and then drops it.
-struct LastHolder {
-    volume: Arc<Volume>,
-    let_go: Receiver<()>,
-    tell: Sender<Outcome>,
-}
-
-impl Exchange for LastHolder {
-    fn fill(&mut self, _offset: u64, _into: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let LastHolder { volume, let_go, tell } = *self;
-        // Ends with an error, when the caller drops the other end.
-        let _ = let_go.recv();
-        drop(volume);
-        tell.send(outcome).unwrap();
-    }
-}
-
 #[test]
 fn a_volume_that_an_answer_drops_keeps_what_it_took_and_lets_its_journal_go() {
     let rig = Rig::new();
     let volume = rig.open();
     volume.write_at(4096, &pattern(4096, 1, 70_000)).unwrap();
-    let ((tell, hear), (caller, let_go)) = (channel(), channel());
-    let last = LastHolder { volume: volume.clone(), let_go, tell };
-    volume.submit(Request::new(Operation::Flush, 0, 0, Flags::default(), Box::new(last)));
+    let ((tell, hear), (caller, let_go)) = (channel(), channel::<()>());
+    // Holds the volume until the caller has let go of it, and then drops it.
+    let held = volume.clone();
+    volume.submit(Request::bare(Operation::Flush, 0, 0, Flags::default(), move |outcome| {
+        // Ends with an error, when the caller drops the other end.
+        let _ = let_go.recv();
+        drop(held);
+        tell.send(outcome).unwrap();
+    }));
     drop(volume);
     drop(caller);
     hear.recv().expect("told, so nothing panicked").unwrap();

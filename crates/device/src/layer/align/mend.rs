@@ -43,9 +43,14 @@ impl<D: BlockDevice + 'static> Mend<D> {
         self.body.lock().left = edges.len();
         for edge in edges {
             let (address, length) = (edge.start, edge.end - edge.start);
-            let part = EdgeRead { mend: self.clone(), address, bytes: vec![0; length as usize] };
+            let (mend, bytes) = (self.clone(), vec![0; length as usize]);
+            let hear = move |outcome, bytes| match mend.heard(outcome, Some((address, bytes))) {
+                Some(Ok(_)) => mend.write(),
+                Some(Err(error)) => mend.answer(Err(error)),
+                None => (),
+            };
             let (operation, flags) = (Operation::Read, Flags::default());
-            core.inner.submit(Request::new(operation, address, length, flags, Box::new(part)));
+            core.inner.submit(Request::with_bytes(operation, address, flags, bytes, hear));
         }
     }
 
@@ -129,30 +134,6 @@ impl<D: BlockDevice + 'static> Mend<D> {
         let request = self.body.lock().request.take();
         request.into_iter().for_each(|request| request.complete(outcome.clone()));
         core.iter().for_each(|core| core.start_ready());
-    }
-}
-
-/// The exchange of the read of an edge.
-struct EdgeRead<D> {
-    mend: Arc<Mend<D>>,
-    address: u64,
-    bytes: Vec<u8>,
-}
-
-impl<D: BlockDevice + 'static> Exchange for EdgeRead<D> {
-    fn fill(&mut self, _: u64, _: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let EdgeRead { mend, address, bytes } = *self;
-        match mend.heard(outcome, Some((address, bytes))) {
-            Some(Ok(_)) => mend.write(),
-            Some(Err(error)) => mend.answer(Err(error)),
-            None => (),
-        }
     }
 }
 

@@ -24,10 +24,10 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::claims::Claims;
-use self::gate::{Gate, Lane};
+use self::gate::Gate;
 use self::mend::Mend;
 use crate::{
-    Allocation, BlockDevice, Error, ErrorKind, Exchange, Geometry, Operation, Outcome, Reply, Request, Result,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request, Result,
 };
 
 /// The smallest unit: the sector of the Linux kernel.
@@ -183,14 +183,15 @@ impl<D: BlockDevice + 'static> Core<D> {
         let gather = Arc::new(Mutex::new(gather));
         for piece in pieces {
             let (address, length) = (piece.start, piece.end - piece.start);
-            let part = ReadPart {
-                gather: gather.clone(),
-                wanted: bytes.clone(),
-                address,
-                bytes: vec![0; length as usize],
+            let (gather, wanted) = (gather.clone(), bytes.clone());
+            let hear = move |outcome, bytes: Vec<u8>| {
+                let ended = gather.lock().heard(outcome, (address, &bytes), &wanted);
+                if let Some((request, outcome)) = ended {
+                    request.complete(outcome);
+                }
             };
             let (operation, flags) = (Operation::Read, Default::default());
-            self.inner.submit(Request::new(operation, address, length, flags, Box::new(part)));
+            self.inner.submit(Request::with_bytes(operation, address, flags, vec![0; length as usize], hear));
         }
     }
 
@@ -198,8 +199,10 @@ impl<D: BlockDevice + 'static> Core<D> {
         let (bytes, length) = (request_range(&request), request.length);
         let blocks = self.around(&bytes);
         let skip = bytes.start - blocks.start;
-        let trimmed = request.wrap(|inner| Box::new(Trim { inner, skip, length }));
-        self.inner.submit(to(trimmed, &blocks));
+        let request = request.then(move |outcome, asker| {
+            asker.complete(outcome.map(|reply| trimmed(reply, skip, length)));
+        });
+        self.inner.submit(to(request, &blocks));
     }
 
     /// Discards the blocks that lie in the range whole; the rest keeps its bytes (D9).
@@ -216,12 +219,21 @@ impl<D: BlockDevice + 'static> Core<D> {
     /// A change of whole blocks.
     fn pass(self: &Arc<Self>, request: Request) {
         if let Some(lane) = self.gate.pass() {
-            return self.inner.submit(request.wrap(|inner| Box::new(Free { inner, lane })));
+            return self.inner.submit(request.then(move |outcome, asker| {
+                let core = lane.leave().and_then(Weak::upgrade);
+                asker.complete(outcome);
+                core.iter().for_each(|core| core.look());
+            }));
         }
         self.look();
         self.enter(request_range(&request), false, |claim| {
             let core = Arc::downgrade(self);
-            Work::Pass(request.wrap(|inner| Box::new(Passing { inner, core, claim })))
+            Work::Pass(request.then(move |outcome, asker| {
+                let core = core.upgrade();
+                core.iter().for_each(|core| core.leave(claim));
+                asker.complete(outcome);
+                core.iter().for_each(|core| core.start_ready());
+            }))
         });
     }
 
@@ -297,54 +309,6 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 }
 
-/// The exchange of a change of whole blocks that has no claim.
-struct Free<D> {
-    inner: Box<dyn Exchange>,
-    lane: Arc<Lane<Weak<Core<D>>>>,
-}
-
-impl<D: BlockDevice + 'static> Exchange for Free<D> {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Free { inner, lane } = *self;
-        let core = lane.leave().and_then(Weak::upgrade);
-        inner.complete(outcome);
-        core.iter().for_each(|core| core.look());
-    }
-}
-
-/// The exchange of a change of whole blocks.
-struct Passing<D> {
-    inner: Box<dyn Exchange>,
-    core: Weak<Core<D>>,
-    claim: usize,
-}
-
-impl<D: BlockDevice + 'static> Exchange for Passing<D> {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
-    }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Passing { inner, core, claim } = *self;
-        let core = core.upgrade();
-        core.iter().for_each(|core| core.leave(claim));
-        inner.complete(outcome);
-        core.iter().for_each(|core| core.start_ready());
-    }
-}
-
 /// A read of more than it was asked for, until all its pieces have come.
 struct Gather {
     request: Option<Request>,
@@ -352,85 +316,49 @@ struct Gather {
     failed: Option<Error>,
 }
 
-/// The exchange of one piece.
-struct ReadPart {
-    gather: Arc<Mutex<Gather>>,
-    wanted: Range<u64>,
-    /// Of the first of the bytes.
-    address: u64,
-    bytes: Vec<u8>,
-}
-
-impl Exchange for ReadPart {
-    fn fill(&mut self, _: u64, _: &mut [u8]) {}
-
-    fn buffer(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let mut gather = self.gather.lock();
-        let Gather { request, left, failed } = &mut *gather;
-        match (outcome, request.as_mut()) {
+impl Gather {
+    /// Copies a piece that came to where it was wanted; the request, when it was the last, and how it ended.
+    fn heard(
+        &mut self,
+        outcome: Outcome,
+        piece: (u64, &[u8]),
+        wanted: &Range<u64>,
+    ) -> Option<(Request, Outcome)> {
+        let (address, bytes) = piece;
+        match (outcome, self.request.as_mut()) {
             (Ok(_), Some(request)) => {
-                let end = self.address + self.bytes.len() as u64;
-                let (start, end) = (self.address.max(self.wanted.start), end.min(self.wanted.end));
-                let from = (start - self.address) as usize..(end - self.address) as usize;
-                let into = (start - self.wanted.start) as usize..(end - self.wanted.start) as usize;
+                let end = address + bytes.len() as u64;
+                let (start, end) = (address.max(wanted.start), end.min(wanted.end));
+                let from = (start - address) as usize..(end - address) as usize;
+                let into = (start - wanted.start) as usize..(end - wanted.start) as usize;
                 match request.buffer().get_mut(into) {
-                    Some(into) => into.copy_from_slice(&self.bytes[from]),
+                    Some(into) => into.copy_from_slice(&bytes[from]),
                     None => {
-                        let text = format!("a read of {:?} came with a buffer too short for it", self.wanted);
-                        *failed = Some(Error::new(ErrorKind::Internal, text));
+                        let text = format!("a read of {wanted:?} came with a buffer too short for it");
+                        self.failed = Some(Error::new(ErrorKind::Internal, text));
                     }
                 }
             }
-            (Err(error), _) => *failed = Some(error),
+            (Err(error), _) => self.failed = Some(error),
             (Ok(_), None) => (),
         }
-        *left -= 1;
-        if *left > 0 {
-            return;
-        }
-        let (request, failed) = (request.take(), failed.take());
-        drop(gather);
-        if let Some(request) = request {
-            request.complete(failed.map_or(Ok(Reply::Done), Err));
-        }
+        self.left -= 1;
+        let request = if self.left == 0 { self.request.take() } else { None };
+        request.map(|request| (request, self.failed.take().map_or(Ok(Reply::Done), Err)))
     }
 }
 
-/// The exchange of an allocation query of more than was asked for.
-struct Trim {
-    inner: Box<dyn Exchange>,
-    skip: u64,
-    length: u64,
-}
-
-impl Exchange for Trim {
-    fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.inner.fill(offset, into);
+/// The runs of an answer that covers more than was asked for: without the first `skip` bytes, for `length`.
+fn trimmed(reply: Reply, mut skip: u64, mut length: u64) -> Reply {
+    let Reply::Allocation(runs) = reply else { return reply };
+    let mut trimmed = Vec::with_capacity(runs.len());
+    for run in runs {
+        let of_run = (run.length - run.length.min(skip)).min(length);
+        skip = skip.saturating_sub(run.length);
+        length -= of_run;
+        if of_run > 0 {
+            trimmed.push(Allocation { length: of_run, data: run.data });
+        }
     }
-
-    fn buffer(&mut self) -> &mut [u8] {
-        self.inner.buffer()
-    }
-
-    fn complete(self: Box<Self>, outcome: Outcome) {
-        let Trim { inner, mut skip, length } = *self;
-        let trim = |reply| {
-            let Reply::Allocation(runs) = reply else { return reply };
-            let mut left = length;
-            let mut trimmed = Vec::with_capacity(runs.len());
-            for Allocation { length, data } in runs {
-                let length = (length - length.min(skip), skip = skip.saturating_sub(length)).0.min(left);
-                left -= length;
-                if length > 0 {
-                    trimmed.push(Allocation { length, data });
-                }
-            }
-            Reply::Allocation(trimmed)
-        };
-        inner.complete(outcome.map(trim));
-    }
+    Reply::Allocation(trimmed)
 }
