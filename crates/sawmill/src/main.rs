@@ -16,6 +16,7 @@ mod attach;
 mod command;
 mod config;
 mod control;
+mod daemon;
 mod doors;
 mod driving;
 mod durable;

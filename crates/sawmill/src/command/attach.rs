@@ -20,13 +20,13 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Context;
-use super::serve::{notify, parse_loopback, say};
+use super::serve::parse_loopback;
 use crate::admin::status::{ProcessStatus, milliseconds};
 use crate::admin::{Admin, Door, Subject};
 use crate::config::check_name;
+use crate::daemon::{self, DoorOf};
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::doors::{Doors, Shown};
-use crate::driving::DoorOf;
 use crate::exit::{Exit, Failure, Result};
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
@@ -222,11 +222,7 @@ enum Heard {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    // Sockets are their owner's alone.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("cannot mark threads as serving disks: {error}");
-    }
+    daemon::start();
     let began = Instant::now();
     let place = LinkPlace::parse(&arguments.link)?;
     let export = place.export()?.to_owned();
@@ -256,7 +252,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         // A target may forget what was not flushed while nobody is attached who would be told.
         outlives_server: false,
     };
-    forward_signals(ring.clone())?;
+    let tell_main = ring.clone();
+    daemon::on_signals(&[SIGTERM, SIGINT], move |_| tell_main.send(Heard::Signal).is_ok())?;
     make_folder(&folder)?;
     doors.open_all(&plans, &[shown])?;
     let tell = teller(&place, &remote, &front);
@@ -264,9 +261,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let admin = arguments.admin.map(|at| admin(at, tell, &doors, began)).transpose()?;
     let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
     attachment.announce(admin.as_ref())?;
-    notify(sd_notify::NotifyState::Ready);
+    daemon::notify(sd_notify::NotifyState::Ready);
     let failure = attachment.go_on(&hear);
-    notify(sd_notify::NotifyState::Stopping);
+    daemon::notify(sd_notify::NotifyState::Stopping);
     attachment.end(failure, &ring, &hear)
 }
 
@@ -328,19 +325,6 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
     Admin::start(subject, vec![Door::Loopback(at)])
 }
 
-fn forward_signals(ring: Sender<Heard>) -> Result<()> {
-    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(cannot)?;
-    let forward = move || {
-        for _ in signals.forever() {
-            if ring.send(Heard::Signal).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
-}
-
 fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
     // Weak, so that whoever asks cannot keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
@@ -380,7 +364,7 @@ impl Attachment {
             return addresses.iter().try_for_each(|(_, address)| crate::output::line(address));
         }
         let geometry = *self.front.device().geometry();
-        let doors: Vec<_> = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+        let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();
         self.emit(&Event::Ready {
             name: &self.name,
             link: self.place.to_string(),
@@ -395,7 +379,7 @@ impl Attachment {
 
     fn emit(&self, event: &Event<'_>) {
         if self.json {
-            say(event);
+            daemon::print_event(event);
         }
     }
 

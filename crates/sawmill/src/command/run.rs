@@ -8,6 +8,7 @@ use sawmill_driver::protocol::Facts;
 use sawmill_frontend::nbd::Listen;
 
 use super::Context;
+use crate::daemon;
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::driving::{self, Plan, Told};
 use crate::exit::{Exit, Failure, Result};
@@ -71,8 +72,7 @@ pub(super) fn parse_option(text: &str) -> Result<(String, String), String> {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    // Sockets are their owner's alone.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    daemon::start();
     let name = name_of(arguments)?;
     let folder = context.places.driver_folder(&name)?;
     let mut doors: Vec<DoorPlan> = arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();

@@ -20,12 +20,12 @@ use super::opening::{Opening, Tuning};
 use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
+use crate::daemon::{self, DoorOf, print_event};
 use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
 use crate::exit::{Exit, Failure, Result};
 use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
-use crate::output;
 use crate::seen;
 use crate::serving::{Served, Serving};
 use crate::wiring::{self, Plan};
@@ -108,13 +108,6 @@ enum Event<'a> {
     },
 }
 
-/// One door of a volume.
-#[derive(Serialize)]
-struct DoorOf {
-    kind: &'static str,
-    address: String,
-}
-
 #[derive(Serialize)]
 struct Step {
     name: String,
@@ -136,12 +129,7 @@ pub(super) enum Heard {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    // Sockets, journals and caches are their owner's alone.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // Before any thread is started: all of them serve disks that memory may be waiting for.
-    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("cannot mark threads as serving disks: {error}");
-    }
+    daemon::start();
     let plan = plan(&context.places, arguments)?;
     let (tell, hear) = channel();
     let started = Arc::new(AtomicBool::new(false));
@@ -154,7 +142,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     };
     started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
-    notify(sd_notify::NotifyState::Ready);
+    daemon::notify(sd_notify::NotifyState::Ready);
     let again = Again::new(&plan, &serving);
     match serve_on(context.json, &serving, &again, &admin, &hear) {
         Until::HandedOver(done) => {
@@ -168,9 +156,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         }
         Until::Signal => again.end(),
     }
-    notify(sd_notify::NotifyState::Stopping);
+    daemon::notify(sd_notify::NotifyState::Stopping);
     if context.json {
-        emit(&Event::Stopping);
+        print_event(&Event::Stopping);
     }
     tracing::info!("stopping: finishing requests and storing everything; a second signal stops immediately");
     let outcome = close(context.json, &serving, &tell, &hear);
@@ -187,43 +175,31 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
     Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }
 
-/// From the first moment on: whoever sees a door must be able to ask for a clean end. While it still starts,
-/// a second signal ends the process as if nobody had listened; what was accepted survives that.
-/// Signals become words of the loop that serves; with `reloads` SIGHUP, too, which ends a process else.
+/// Turns signals into words for the loop that serves, from the first moment on: who sees a door must be able
+/// to ask for a clean end. While the process starts, a second signal ends it as if nobody had listened; what
+/// was accepted survives that. Without `reloads` SIGHUP ends it, too.
 pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>, reloads: bool) -> Result<()> {
-    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
-    let all = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP));
-    let mut signals = signal_hook::iterator::Signals::new(all).map_err(cannot)?;
-    let forward = move || {
-        // Ends with the process, or when nobody listens any more.
-        let mut count = 0;
-        for signal in signals.forever() {
-            let word = match signal {
-                SIGUSR1 => Some(Heard::Collect),
-                SIGHUP => Some(Heard::Reload),
-                _ => None,
-            };
-            if let Some(word) = word {
-                if tell.send(word).is_err() {
-                    return;
+    let all: Vec<_> = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
+    let mut ends = 0;
+    daemon::on_signals(&all, move |signal| {
+        let word = match signal {
+            SIGUSR1 => Heard::Collect,
+            SIGHUP => Heard::Reload,
+            _ => {
+                ends += 1;
+                if !started.load(Ordering::Acquire) {
+                    if ends > 1 {
+                        let _ = emulate_default_handler(signal);
+                    }
+                    tracing::info!(
+                        "got a signal while starting: stopping once started; a second signal stops immediately"
+                    );
                 }
-                continue;
+                Heard::Signal
             }
-            count += 1;
-            if !started.load(Ordering::Acquire) {
-                if count > 1 {
-                    let _ = emulate_default_handler(signal);
-                }
-                tracing::info!(
-                    "got a signal while starting: stopping once started; a second signal stops immediately"
-                );
-            }
-            if tell.send(Heard::Signal).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
+        };
+        tell.send(word).is_ok()
+    })
 }
 
 fn announce(json: bool, serving: &Serving, admin: &Admin) {
@@ -234,13 +210,13 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
     for served in &serving.volumes {
         let doors = serving.doors.addresses(served.name());
         if !json {
-            doors.iter().for_each(|(_, address)| show(address));
+            doors.iter().for_each(|(_, address)| daemon::print_line(address));
             continue;
         }
         let Ok(volume) = served.volume() else { continue };
         let (status, steps) = (volume.status(), volume.recovery().steps.iter());
-        let doors: Vec<_> = doors.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
-        emit(&Event::Ready {
+        let doors: Vec<_> = doors.into_iter().map(DoorOf::from).collect();
+        print_event(&Event::Ready {
             volume: served.name(),
             uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
             doors,
@@ -255,29 +231,6 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
                 })
                 .collect(),
         });
-    }
-}
-
-fn emit(event: &Event<'_>) {
-    say(event);
-}
-
-/// Serving goes on when nobody reads what it says.
-pub(super) fn say(event: &impl Serialize) {
-    if let Err(failure) = output::json_event(event) {
-        tracing::debug!("{failure}");
-    }
-}
-
-fn show(text: &str) {
-    if let Err(failure) = output::line(text) {
-        tracing::debug!("{failure}");
-    }
-}
-
-pub(super) fn notify(state: sd_notify::NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!("cannot tell the service manager: {error}");
     }
 }
 
@@ -322,7 +275,7 @@ fn serve_on(
                 tracing::warn!(volume = served.name(), "{}: {reason}", now.state);
             }
             if json {
-                emit(&Event::Health { volume: served.name(), health: &now });
+                print_event(&Event::Health { volume: served.name(), health: &now });
             }
             *known = now;
         }
@@ -437,7 +390,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
 fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
     let positions = served.positions();
     if json {
-        emit(&Event::Stopped { volume: served.name(), everything_stored, positions });
+        print_event(&Event::Stopped { volume: served.name(), everything_stored, positions });
     }
     tracing::info!(volume = served.name(), everything_stored, "closed");
 }

@@ -24,9 +24,10 @@ use serde::Serialize;
 
 use super::Context;
 use super::opening::{Opening, Tuning};
-use super::serve::{Heard, close, forward_signals, notify, parse_loopback, say};
+use super::serve::{Heard, close, forward_signals, parse_loopback};
 use crate::admin::Admin;
 use crate::config::{Places, VolumeAddress, check_name};
+use crate::daemon::{self, print_event};
 use crate::exit::{Exit, Failure, Result};
 use crate::file_device::FileDevice;
 use crate::handoff::Asked;
@@ -174,12 +175,7 @@ struct Opened {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    // Sockets, journals and caches are their owner's alone.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // Before any thread is started: all of them serve disks that memory may be waiting for.
-    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!("cannot mark threads as serving disks: {error}");
-    }
+    daemon::start();
     let addresses = list_of(&arguments.listen)?;
     let trust = trust(arguments)?;
     let sealed = !matches!(trust, Trust::All(Security::Insecure));
@@ -203,16 +199,16 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
         context.json,
         &Announced { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
     )?;
-    notify(sd_notify::NotifyState::Ready);
+    daemon::notify(sd_notify::NotifyState::Ready);
     wait(&serving, &hear, || {
         let event = reload(arguments, listener.target());
         if let Some(event) = event.filter(|_| context.json) {
-            say(&event);
+            print_event(&event);
         }
     });
-    notify(sd_notify::NotifyState::Stopping);
+    daemon::notify(sd_notify::NotifyState::Stopping);
     if context.json {
-        say(&Event::Stopping);
+        print_event(&Event::Stopping);
     }
     tracing::info!("stopping: ending connections and storing everything; a second signal stops immediately");
     drop(telling);
@@ -459,7 +455,7 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     }
     let listen = listener.addresses();
     if json {
-        say(&Event::Ready { name, listen, sealed, exports: exports.collect(), admin });
+        print_event(&Event::Ready { name, listen, sealed, exports: exports.collect(), admin });
         return Ok(());
     }
     for export in exports {

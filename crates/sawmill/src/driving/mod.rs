@@ -19,11 +19,11 @@ use sawmill_driver::Mode;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
 use sawmill_frontend::nbd::Budget;
-use sawmill_sys::reclaim;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::child::Drivers;
+use crate::daemon::{self, DoorOf};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::exit::{Exit, Failure, Result};
@@ -84,13 +84,6 @@ pub(crate) enum Told<'a> {
     },
 }
 
-/// One door of a device.
-#[derive(Serialize)]
-pub(crate) struct DoorOf {
-    pub(crate) kind: &'static str,
-    pub(crate) address: String,
-}
-
 /// What the main thread hears.
 enum Heard {
     Host(Event),
@@ -128,16 +121,16 @@ struct Driving<'a> {
 
 /// Runs a device until its end.
 pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -> Result<Exit> {
-    if let Err(error) = reclaim::mark_thread() {
-        tracing::debug!("cannot mark threads as serving disks: {error}");
-    }
     make_folder(&plan.folder)?;
     let (ring, hear) = channel();
     let to_main = ring.clone();
     // Nobody listens any more when all is over.
     let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
     // Whoever sees the socket must be able to ask for a clean end.
-    forward_signals(ring.clone())?;
+    let to_ring = ring.clone();
+    daemon::on_signals(&[SIGTERM, SIGINT, SIGHUP], move |signal| {
+        to_ring.send(Heard::Signal(signal)).is_ok()
+    })?;
     let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
     let mut driving = Driving {
@@ -261,7 +254,7 @@ impl Driving<'_> {
         let told =
             |facts: Facts, (kind, address): &(&str, String)| facts.with("door", format!("{kind} {address}"));
         self.host.show_doors(addresses.iter().fold(Facts::default(), told));
-        let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
+        let doors = addresses.into_iter().map(DoorOf::from).collect();
         (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
     }
 
@@ -388,17 +381,4 @@ impl Driving<'_> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-fn forward_signals(ring: Sender<Heard>) -> Result<()> {
-    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(cannot)?;
-    let forward = move || {
-        for signal in signals.forever() {
-            if ring.send(Heard::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
 }

@@ -16,6 +16,7 @@ use sawmill_volume::{OpenOptions, Volume};
 use super::{CONVERSATION, Word, accepting_nothing, hear, say, unexpected};
 use crate::admin::{Admin, Door};
 use crate::config::Places;
+use crate::daemon;
 use crate::exit::{Exit, Failure, Result};
 use crate::serving::{HandOffBell, Served, Serving};
 use crate::wiring::{self, Plan, Stores};
@@ -97,9 +98,7 @@ fn talk(
     lost.iter().for_each(|error| tracing::error!("a door was lost in a hand-off: {error}"));
     let lost_doors = lost.iter().map(ToString::to_string).collect();
     // Users are served, whatever the service manager does; and it hears of this process before that one ends.
-    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(std::process::id())]) {
-        tracing::warn!("cannot tell the service manager: {error}");
-    }
+    daemon::notify(sd_notify::NotifyState::MainPid(std::process::id()));
     if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
         tracing::warn!("cannot tell the old process that this one serves: {failure}");
     }

@@ -25,6 +25,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::Context;
+use crate::daemon;
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
 use stage::{Plan, Stage};
@@ -130,8 +131,7 @@ struct Report {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    // Sockets are their owner's alone.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    daemon::start();
     let within = Duration::from_secs(arguments.within.into());
     let (door, kind) = (arguments.door, arguments.kind);
     let mut plan = Plan::new(door, kind, &arguments.options, &arguments.command, within);

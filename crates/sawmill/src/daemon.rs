@@ -1,0 +1,69 @@
+//! What all commands have in common that serve until they receive SIGTERM: how they start, hear signals and
+//! tell those who started them.
+//!
+//! Not here: what they serve, and how they end it.
+
+use serde::Serialize;
+use signal_hook::iterator::Signals;
+
+use crate::exit::{Failure, Result};
+use crate::output;
+
+/// One door, as `--json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct DoorOf {
+    /// `nbd`, `ublk`, `vhost-user`, `fuse`.
+    pub(crate) kind: &'static str,
+    /// What its users open.
+    pub(crate) address: String,
+}
+
+impl From<(&'static str, String)> for DoorOf {
+    fn from((kind, address): (&'static str, String)) -> Self {
+        DoorOf { kind, address }
+    }
+}
+
+/// Makes sockets, journals and caches their owner's alone, and marks the process as one that memory may be
+/// waiting for. Call it before any thread is started.
+pub(crate) fn start() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    if let Err(error) = sawmill_sys::reclaim::mark_thread() {
+        tracing::debug!("cannot mark threads as serving disks: {error}");
+    }
+}
+
+/// Calls `hear` on a thread of its own for each of these signals, until it returns `false`.
+pub(crate) fn on_signals(signals: &[i32], mut hear: impl FnMut(i32) -> bool + Send + 'static) -> Result<()> {
+    let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
+    let mut signals = Signals::new(signals).map_err(cannot)?;
+    let forward = move || {
+        for signal in signals.forever() {
+            if !hear(signal) {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
+}
+
+/// Prints an event as JSON. A server serves on when nobody reads what it prints.
+pub(crate) fn print_event(event: &impl Serialize) {
+    if let Err(failure) = output::json_event(event) {
+        tracing::debug!("cannot print an event: {failure}");
+    }
+}
+
+/// Prints a line, in the same way.
+pub(crate) fn print_line(text: &str) {
+    if let Err(failure) = output::line(text) {
+        tracing::debug!("cannot print a line: {failure}");
+    }
+}
+
+/// Tells the service manager, if there is one.
+pub(crate) fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("cannot notify the service manager: {error}");
+    }
+}
