@@ -30,7 +30,7 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -39,7 +39,7 @@ use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use sawmill_volume::Safety;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -110,8 +110,9 @@ struct Shared {
     subject: Subject,
     /// What blocks now, by lane; each holds a thread.
     blocked: [AtomicU32; Lane::ALL.len()],
-    /// Connections open now.
-    connections: AtomicU32,
+    /// Connections open now, and who waits until there are none.
+    connections: Mutex<u32>,
+    none_left: Condvar,
     /// Of these, those to control sockets and those to the loopback address.
     own: AtomicU32,
     strangers: AtomicU32,
@@ -168,7 +169,8 @@ impl Admin {
         let shared = Arc::new(Shared {
             subject,
             blocked: Default::default(),
-            connections: AtomicU32::new(0),
+            connections: Mutex::default(),
+            none_left: Condvar::new(),
             own: AtomicU32::new(0),
             strangers: AtomicU32::new(0),
         });
@@ -212,11 +214,9 @@ impl Admin {
 
     /// Waits until whoever asked something has its answer, for a moment.
     pub(crate) fn finish_answers(&self) {
-        let deadline = Instant::now() + ANSWERS_WITHIN;
-        let answering =
-            || self.shared.as_ref().map_or(0, |shared| shared.connections.load(Ordering::Acquire));
-        while answering() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+        if let Some(shared) = &self.shared {
+            let mut open = shared.connections.lock();
+            shared.none_left.wait_while_for(&mut open, |open| *open > 0, ANSWERS_WITHIN);
         }
     }
 
@@ -359,7 +359,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (shared, volume) = (Arc::clone(shared), Arc::clone(volume));
-    shared.connections.fetch_add(1, Ordering::AcqRel);
+    *shared.connections.lock() += 1;
     let counted = Arc::clone(&shared);
     tokio::spawn(async move {
         let service = service_fn(move |request| {
@@ -387,7 +387,14 @@ where
         if let Err(error) = ended {
             tracing::debug!("an admin connection ended: {error}");
         }
-        counted.connections.fetch_sub(1, Ordering::AcqRel);
+        let left = {
+            let mut open = counted.connections.lock();
+            *open -= 1;
+            *open
+        };
+        if left == 0 {
+            counted.none_left.notify_all();
+        }
         drop(place);
     });
 }
