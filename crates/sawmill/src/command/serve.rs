@@ -192,7 +192,8 @@ pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>, rel
                         let _ = emulate_default_handler(signal);
                     }
                     tracing::info!(
-                        "got a signal while starting: stopping once started; a second signal stops immediately"
+                        "got a signal while starting: stopping once started; a second signal stops \
+                         immediately"
                     );
                 }
                 Heard::Signal

@@ -156,8 +156,8 @@ pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>
     Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
 }
 
-/// Sends a request to the process that serves a volume for writing and waits for the outcome, however long that
-/// takes. `None`: nobody serves it here.
+/// Sends a request to the process that serves a volume for writing and waits for the outcome, however long
+/// that takes. `None`: nobody serves it here.
 pub(crate) fn ask_writer<T: DeserializeOwned>(
     volume_folder: &Path,
     request: &ControlRequest,
