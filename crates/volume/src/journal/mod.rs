@@ -31,7 +31,7 @@ use crate::{Error, ErrorKind, Result, limits};
 
 mod read;
 #[cfg(all(test, not(feature = "shuttle")))]
-mod ring_tests;
+pub(crate) mod ring_tests;
 pub(crate) mod scan;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;

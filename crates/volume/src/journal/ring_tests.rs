@@ -20,7 +20,7 @@ use super::*;
 
 const STAGING_BYTES: u64 = 32 << 10;
 const CAPACITY_BYTES: u64 = 96 << 10;
-const VOLUME: VolumeId = VolumeId([3; 16]);
+pub(crate) const VOLUME: VolumeId = VolumeId([3; 16]);
 const TAG: u64 = 11;
 
 /// What is on a disk, and the blocks written since the last sync.
@@ -217,7 +217,8 @@ impl Bench {
     }
 }
 
-fn first_superblock() -> Superblock {
+/// The first superblock of a journal, nothing in it.
+pub(crate) fn first_superblock() -> Superblock {
     Superblock {
         volume_id: VOLUME,
         journal_tag: TAG,

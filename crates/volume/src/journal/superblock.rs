@@ -86,16 +86,14 @@ impl SuperblockFile {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use std::io;
 
     use parking_lot::Mutex;
-    use sawmill_format::ids::PutId;
 
     use super::*;
-
-    const VOLUME: VolumeId = VolumeId([3; 16]);
+    use crate::journal::ring_tests::{VOLUME, first_superblock};
 
     /// Two superblocks. A sync that fails drops what was written, and reads show it until the power goes.
     #[derive(Default)]
@@ -163,31 +161,10 @@ mod tests {
         }
     }
 
-    fn first() -> Superblock {
-        Superblock {
-            volume_id: VOLUME,
-            journal_tag: 11,
-            generation: 0,
-            epoch: 1,
-            intent_epoch: 0,
-            intent_put_id: PutId([0; 16]),
-            capacity_bytes: 96 << 10,
-            trim: 0,
-            logged: 0,
-            stored_sequence: 0,
-            stored_position: 0,
-            clean: false,
-            bound_epoch: 0,
-            bound_position: 0,
-            memory: None,
-            ring_copy: None,
-        }
-    }
-
     #[test]
     fn a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock() {
         let disk = FailingDisk::new();
-        let mut file = SuperblockFile::first(disk.clone(), first());
+        let mut file = SuperblockFile::first(disk.clone(), first_superblock());
         file.write(|_| ()).unwrap();
         file.write(|block| block.epoch = 2).unwrap();
         disk.0.lock().fails_sync = true;

@@ -139,3 +139,92 @@ pub(super) fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, by
     }
     Ok(())
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use sawmill_format::journal::RING_START_BYTES;
+
+    use super::*;
+    use crate::journal::ring_tests::{VOLUME, first_superblock};
+
+    const CAPACITY_BYTES: u64 = 4 * limits::SPAN_BYTES;
+
+    /// A disk whose power is cut in the middle of one of its writes. Of that write every sector is garbage;
+    /// writes that were not synced are as they were before.
+    struct CutInside {
+        now: Vec<u8>,
+        durable: Vec<u8>,
+        writes_left: usize,
+    }
+
+    impl Disk for Mutex<CutInside> {
+        fn len_bytes(&self) -> u64 {
+            RING_START_BYTES + CAPACITY_BYTES
+        }
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            into.copy_from_slice(&self.lock().now[offset as usize..][..into.len()]);
+            Ok(())
+        }
+        fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            self.read_at(offset, into)
+        }
+        fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            let disk = &mut *self.lock();
+            if disk.writes_left == 0 {
+                disk.durable[offset as usize..][..bytes.len()].fill(0xee);
+                return Err(io::ErrorKind::Other.into());
+            }
+            disk.writes_left -= 1;
+            disk.now[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+        fn sync(&self) -> io::Result<()> {
+            let disk = &mut *self.lock();
+            disk.durable.clone_from(&disk.now);
+            Ok(())
+        }
+        fn has_name(&self) -> bool {
+            true
+        }
+    }
+
+    fn read(disk: &Arc<Mutex<CutInside>>, copy: Option<RingCopy>, part: std::ops::Range<u64>) -> Vec<u8> {
+        let mut log = LogImage::new(disk.clone(), CAPACITY_BYTES, None).with_copy(copy);
+        let mut bytes = vec![0; (part.end - part.start) as usize];
+        log.read(part.start, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Writes a part of the log anew on a disk that is cut inside the write after `writes`; whether it was.
+    fn cut_after(writes: usize) -> bool {
+        let part = 1000..2 * limits::SPAN_BYTES - 500;
+        let mut bytes: Vec<u8> = (0..RING_START_BYTES + CAPACITY_BYTES).map(|at| (at % 251) as u8).collect();
+        bytes[..RING_START_BYTES as usize].fill(0);
+        let disk = CutInside { now: bytes.clone(), durable: bytes, writes_left: usize::MAX };
+        let disk = Arc::new(Mutex::new(disk));
+        let block = Superblock { capacity_bytes: CAPACITY_BYTES, ..first_superblock() };
+        let mut superblock = SuperblockFile::first(disk.clone(), block);
+        superblock.write(|_| ()).unwrap();
+        superblock.write(|_| ()).unwrap();
+        let expected = read(&disk, None, part.clone());
+        let mut log = LogImage::new(disk.clone(), CAPACITY_BYTES, None);
+        disk.lock().writes_left = writes;
+        let outcome = write_anew(&mut log, part.clone(), part.end, &*disk, &mut superblock, 0);
+        let left = disk.lock().durable.clone();
+        let disk = Arc::new(Mutex::new(CutInside { now: left.clone(), durable: left, writes_left: 0 }));
+        let superblock = SuperblockFile::read(disk.clone(), VOLUME).unwrap().unwrap();
+        let copy = superblock.current().ring_copy;
+        assert!(read(&disk, copy, part) == expected, "lost by a cut inside write {writes}");
+        outcome.is_err()
+    }
+
+    #[test]
+    fn no_power_cut_inside_a_write_loses_what_is_written_anew() {
+        let cuts = (0..).take_while(|writes| cut_after(*writes)).count();
+        assert_eq!(cuts, 2 * 4, "two pieces: the copy, what names it, the piece, and the copy forgotten");
+    }
+}

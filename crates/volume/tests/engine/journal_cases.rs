@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::faulty::{Machine, holds, slot_version, stored, until, write_slot};
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES};
+use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 use sawmill_store::{Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, Volume, inspect};
 
@@ -124,6 +124,29 @@ fn a_journal_with_both_superblocks_torn_is_refused() {
     flip(&machine.journal(), 100);
     flip(&machine.journal(), 100 + SUPERBLOCK_BYTES as u64);
     refused_until_the_loss_is_accepted(machine, "no valid superblock");
+}
+
+#[test]
+fn what_rots_before_the_first_record_of_an_attachment_is_no_damage() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    volume.write_at(9 * MIB, &pattern(9 * MIB, 1, 1000)).unwrap();
+    stored(&volume);
+    volume.close_now();
+    let (volume, journal) = (machine.open(), machine.journal());
+    volume.write_at(MIB, &pattern(MIB, 7, 9000)).unwrap();
+    volume.flush().unwrap();
+    volume.close_now();
+    machine.lose_memory();
+    // The attach filled the last block of the one before with a pad; its own records begin behind that.
+    let written = std::fs::read(&journal).unwrap();
+    let superblock = Superblock::decode(&written[..SUPERBLOCK_BYTES], machine.volume_id()).unwrap();
+    let Superblock { stored_position, trim, .. } = superblock;
+    assert!(stored_position < trim, "{stored_position} {trim}");
+    flip(&journal, RING_START_BYTES + stored_position + 8);
+    let volume = machine.open();
+    assert!(has_newest(&volume));
+    holds(&volume, 9 * MIB, &pattern(9 * MIB, 1, 1000));
 }
 
 #[test]

@@ -106,18 +106,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "",
     ),
     mutant(
-        "recovery reads what lies before the records of the attachment",
-        "volume/src/open/journal.rs",
-        "let from = end.position.max(block.trim);",
-        "let from = end.position;",
-    ),
-    mutant(
-        "what may have been flushed is written anew with no copy",
-        "volume/src/open/settle.rs",
-        "if at < part.end && free < limits::SPAN_BYTES {",
-        "if at < part.end && free < u64::MAX {",
-    ),
-    mutant(
         "a copy is written over the one that counts",
         "volume/src/open/settle.rs",
         "        superblock.write(|block| block.ring_copy = None)?;\n        at = to;\n",

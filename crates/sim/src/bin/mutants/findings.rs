@@ -150,6 +150,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // The machine: its disks, its memory, its users.
     caught_by(
+        &engine("journal_cases::what_rots_before_the_first_record_of_an_attachment_is_no_damage"),
+        "recovery reads what lies before the records of the attachment",
+        "volume/src/open/journal.rs",
+        "let from = end.position.max(block.trim);",
+        "let from = end.position;",
+    ),
+    caught_by(
+        &lib("sawmill-volume", "no_power_cut_inside_a_write_loses_what_is_written_anew"),
+        "what may have been flushed is written anew with no copy",
+        "volume/src/open/settle.rs",
+        "if at < part.end && free < limits::SPAN_BYTES {",
+        "if at < part.end && free < u64::MAX {",
+    ),
+    caught_by(
         &engine("histories::a_journal_that_was_removed_under_its_server_is_noticed"),
         "a journal that was removed under its server is not missed",
         "volume/src/journal/superblock.rs",
