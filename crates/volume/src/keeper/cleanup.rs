@@ -331,7 +331,7 @@ impl Keeper {
     /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows
     /// the older one alone would make it the newest, as the next number is free.
     pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64, gone_below: u64) {
-        self.roots_gone_below = self.roots_gone_below.max(gone_below);
+        self.roots_are_gone(gone_below);
         keys.sort_unstable_by(|one, other| other.cmp(one));
         let oldest: Vec<String> = keys.pop().into_iter().collect();
         let gone_below =
@@ -346,12 +346,16 @@ impl Keeper {
 
     pub(super) fn hear_roots_deleted(&mut self, number: u64, gone_below: u64) {
         self.cleaning -= 1;
-        // Also of a checkpoint that has a later one: it would name all of them again.
-        self.roots_gone_below = self.roots_gone_below.max(gone_below);
+        self.roots_are_gone(gone_below);
         // A later checkpoint has roots of its own to be deleted first.
         if self.is_current(number) {
             self.cleanup.stage = Stage::Segments;
         }
+    }
+
+    /// The next cleanup would name all of them again, also where a later checkpoint has taken this one's place.
+    fn roots_are_gone(&mut self, below: u64) {
+        self.roots_gone_below = self.roots_gone_below.max(below);
     }
 
     fn delete_old(&self, keys: Vec<String>, number: u64, done: Event) {

@@ -282,3 +282,18 @@ fn a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage() {
         assert_eq!(report(&*seen, "disk").damage, vec![]);
     });
 }
+
+#[test]
+fn an_old_checkpoint_is_not_deleted_by_each_cleanup_again() {
+    let machine = machine();
+    let volume = machine.open();
+    checkpoints(&volume, 1, 12);
+    until("the last cleanup", || keys(&*machine.plain, "/checkpoint/").len() <= 2);
+    let newest = keys(&*machine.plain, "/checkpoint/");
+    let key = |number| checkpoint_key(machine.volume_id(), number);
+    for key in (1..).map(key).take_while(|key| !newest.contains(key)) {
+        let deletes = machine.count(|call| call.kind == CallKind::Delete && call.keys.contains(&key));
+        // Twice where one cleanup begins before the one before it has ended.
+        assert!((1..=2).contains(&deletes), "{key}: {deletes}");
+    }
+}
