@@ -24,7 +24,7 @@ use crate::journal::writer::JournalWriter;
 use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
 use crate::later::Later;
 use crate::map::JournalMap;
-use crate::open::{self, Stored};
+use crate::open::{self, Attached, Stored};
 use crate::options::OpenOptions;
 use crate::pool::{Pool, Priority};
 use crate::readers::Readers;
@@ -117,29 +117,30 @@ impl Volume {
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         let mut reporter = Reporter::new(&*world);
-        let attached = open::attach(&*store, name, options, &*world, &mut reporter)?;
+        let Attached { stored, bound, lock, looked_at } =
+            open::attach(&*store, name, options, &*world, &mut reporter)?;
         let recovery = reporter.report;
-        let journal = Arc::new(Journal::new(attached.ring, attached.disk, &attached.start));
-        let end = attached.stored.end.clone();
+        let journal = Arc::new(Journal::new(bound.ring, bound.disk, &bound.start));
+        let end = stored.end.clone();
         let start = KeeperStart {
             next_sequence: end.next_sequence,
             stored_sequence: end.stored_sequence,
             stored_position: end.position,
-            looked_at: attached.looked_at,
-            checkpoint_number: attached.stored.newest.number_max,
-            loaded: attached.stored.newest.checkpoint.clone(),
-            size_bytes: attached.stored.record.size_bytes,
+            looked_at,
+            checkpoint_number: stored.newest.number_max,
+            loaded: stored.newest.checkpoint.clone(),
+            size_bytes: stored.record.size_bytes,
             rolled_back: end.rolled_back,
             log_bytes: end.log_bytes,
-            received_end: attached.start.position,
-            records: attached.records,
+            received_end: bound.start.position,
+            records: bound.records,
         };
-        let shared = share(store, options, world, attached.stored, Some(journal.clone()), reader_threads);
+        let shared = share(store, options, world, stored, Some(journal.clone()), reader_threads);
         for record in &start.records {
             shared.journal_map.insert(record.address, record.length, record.position, record.clone());
             record.set_complete();
         }
-        let memory = vec![attached.staging_path, open::spare_path(shared.record.volume_id, options)];
+        let memory = vec![bound.staging_path, open::spare_path(shared.record.volume_id, options)];
         let options = KeeperOptions {
             segment_age_max: options.segment_age_max,
             checkpoint_bytes: options.checkpoint_bytes,
@@ -147,8 +148,8 @@ impl Volume {
             gc: options.gc,
         };
         let keeper = Keeper::new(shared.clone(), options, start);
-        let writer = JournalWriter::new(journal, attached.consumer, attached.superblock);
-        Ok((Unstarted { shared, recovery, memory, lock: Some(Arc::new(attached.lock)) }, writer, keeper))
+        let writer = JournalWriter::new(journal, bound.consumer, bound.superblock);
+        Ok((Unstarted { shared, recovery, memory, lock: Some(Arc::new(lock)) }, writer, keeper))
     }
 
     /// Opens without threads, for a simulation. Who only reads needs no loops.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use sawmill_tests::machine::{repository, run};
 
 const FILE_LINES_MAX: usize = 600;
+const FUNCTION_LINES_MAX: usize = 70;
 const LINE_COLUMNS_MAX: usize = 110;
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
@@ -130,6 +131,39 @@ fn no_file_is_longer_than_a_reader_can_hold() {
         .map(|(path, lines)| format!("{}: {lines} lines", path.display()))
         .collect();
     none(&faults);
+}
+
+/// The functions of a formatted file and how many lines each has, from its signature to its last brace.
+fn functions_of(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (first, line) in lines.iter().enumerate() {
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let before = ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "];
+        let mut signature = line.trim_start();
+        while let Some(rest) = before.iter().find_map(|word| signature.strip_prefix(word)) {
+            signature = rest;
+        }
+        let Some(rest) = signature.strip_prefix("fn ").filter(|_| !line.ends_with(';')) else { continue };
+        let name = rest.split(['(', '<']).next().unwrap_or_default();
+        // In a macro it may end with more than the brace.
+        let is_end = |line: &&str| line.strip_prefix(indent).is_some_and(|end| end == "}" || end == "})+");
+        let body = lines[first..].iter().position(is_end);
+        found.extend(body.map(|body| (name.to_owned(), body + 1)));
+    }
+    found
+}
+
+#[test]
+fn no_function_is_longer_than_a_screen() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs"]) {
+        let long = functions_of(&text).into_iter().filter(|(_, lines)| *lines > FUNCTION_LINES_MAX);
+        faults.extend(long.map(|(name, lines)| format!("{}: {name} has {lines} lines", path.display())));
+    }
+    none(&faults);
+    let counted = functions_of("fn one() {\n    two();\n}\n    pub(crate) fn three<T>(\n    ) {\n    }\n");
+    assert_eq!(counted, [("one".to_owned(), 3), ("three".to_owned(), 3)]);
 }
 
 #[test]

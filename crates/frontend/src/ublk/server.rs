@@ -98,30 +98,7 @@ impl UblkDoor {
             failed(&format!("{name} could not be added"), &error)
         })?;
         let id = info.id;
-        let started = (|| {
-            let claim = Claim::wait(&options.run_folder, id)?;
-            claim.write(&facts(&options, false))?;
-            // Only the owner of the node may command a device without privileges.
-            let char_device = open_char_device(id)?;
-            let parameters = protocol::parameters(&geometry, info.request_bytes_max);
-            let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
-            control
-                .set_parameters(id, &parameters)
-                .map_err(|error| step("its parameters were refused", error))?;
-            let mut serving = Serving::new(claim);
-            let served =
-                serve(&mut control, &info, &options, &device, char_device, &mut serving).and_then(|()| {
-                    let started = control.start(id, std::process::id());
-                    started.map_err(|error| step("it could not be started", error))
-                });
-            match served {
-                Ok(()) => Ok(serving),
-                Err(error) => {
-                    abandon(&mut control, id, serving);
-                    Err(error)
-                }
-            }
-        })();
+        let started = start_added(&mut control, &info, &options, &device);
         let mut serving = match started {
             Ok(serving) => serving,
             Err(error) => {
@@ -362,6 +339,35 @@ fn leave(serving: Serving) {
     workers.iter_mut().for_each(Worker::join);
     // Only now may another take it.
     drop(claim);
+}
+
+/// Serves and starts a device that the kernel has added. After an error it is still added.
+fn start_added(
+    control: &mut Control,
+    info: &KernelInfo,
+    options: &UblkOptions,
+    device: &Arc<dyn BlockDevice>,
+) -> Result<Serving> {
+    let id = info.id;
+    let claim = Claim::wait(&options.run_folder, id)?;
+    claim.write(&facts(options, false))?;
+    // Only the owner of the node may command a device without privileges.
+    let char_device = open_char_device(id)?;
+    let parameters = protocol::parameters(device.geometry(), info.request_bytes_max);
+    let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
+    control.set_parameters(id, &parameters).map_err(|error| step("its parameters were refused", error))?;
+    let mut serving = Serving::new(claim);
+    let served = serve(control, info, options, device, char_device, &mut serving).and_then(|()| {
+        let started = control.start(id, std::process::id());
+        started.map_err(|error| step("it could not be started", error))
+    });
+    match served {
+        Ok(()) => Ok(serving),
+        Err(error) => {
+            abandon(control, id, serving);
+            Err(error)
+        }
+    }
 }
 
 /// Begins to take the device over, as soon as the kernel has seen that its server is gone.

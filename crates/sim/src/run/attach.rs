@@ -116,29 +116,11 @@ impl Run {
         troubled: bool,
     ) -> Option<Result<Process, (ErrorKind, String)>> {
         let life = Arc::new(Life::default());
-        let (store_faults, disk_faults) =
-            if troubled { (self.settings.store, self.settings.disk) } else { Default::default() };
-        let place = &self.machines[machine];
-        let world = SimWorld::new(
-            self.clock.clone(),
-            place.shelf.clone(),
-            life.clone(),
-            self.trace.clone(),
-            disk_faults,
-            self.dice.split(4),
-        );
-        let world: Arc<dyn World> = Arc::new(world.with_wall_clock(place.ahead_ms.clone()));
-        let store = Arc::new(SimStore::new(
-            self.bucket.clone(),
-            life.clone(),
-            self.trace.clone(),
-            store_faults,
-            self.dice.split(5),
-        ));
+        let (world, store) = self.world_and_store(machine, &life, troubled);
         let mut options = self.options(machine, accept_loss);
         options.cache = self.cache(machine, &*world);
         let cache = options.cache.clone();
-        let from_store = place.shelf.get(&journal_path()).is_none();
+        let from_store = self.machines[machine].shelf.get(&journal_path()).is_none();
         let dies_next = std::mem::take(&mut self.dies_next);
         if dies_next > 0 {
             life.dies_after(dies_next);
@@ -182,6 +164,35 @@ impl Run {
                 Err((error.kind(), error.to_string()))
             }
         })
+    }
+
+    /// What a process of a machine sees of it and of the store.
+    fn world_and_store(
+        &mut self,
+        machine: usize,
+        life: &Arc<Life>,
+        troubled: bool,
+    ) -> (Arc<dyn World>, Arc<SimStore>) {
+        let (store_faults, disk_faults) =
+            if troubled { (self.settings.store, self.settings.disk) } else { Default::default() };
+        let place = &self.machines[machine];
+        let world = SimWorld::new(
+            self.clock.clone(),
+            place.shelf.clone(),
+            life.clone(),
+            self.trace.clone(),
+            disk_faults,
+            self.dice.split(4),
+        );
+        let world: Arc<dyn World> = Arc::new(world.with_wall_clock(place.ahead_ms.clone()));
+        let store = Arc::new(SimStore::new(
+            self.bucket.clone(),
+            life.clone(),
+            self.trace.clone(),
+            store_faults,
+            self.dice.split(5),
+        ));
+        (world, store)
     }
 
     /// A read cache on a disk that may hold anything.

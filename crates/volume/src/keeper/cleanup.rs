@@ -353,7 +353,8 @@ impl Keeper {
         }
     }
 
-    /// The next cleanup would name all of them again, also where a later checkpoint has taken this one's place.
+    /// The next cleanup would name all of them again, also where a later checkpoint has taken the place of
+    /// this one's.
     fn roots_are_gone(&mut self, below: u64) {
         self.roots_gone_below = self.roots_gone_below.max(below);
     }

@@ -1,30 +1,22 @@
 //! Attaching for writing: act on what was judged. See `open` for the order and why.
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_format::ids::PutId;
-use sawmill_format::journal::{
-    Memory, RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation, Superblock,
-};
-use sawmill_format::staging::StagingHeader;
+use sawmill_format::journal::{RING_START_BYTES, Superblock};
 use sawmill_store::ObjectStore;
-use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
+use sawmill_sys::BLOCK_BYTES;
 
+use super::bind::{Bound, bind};
 use super::journal::{self, Judged, Usable, judge};
-use super::make::{kind_of, make_journal};
-use super::memory::{self, spare_path, staging_path};
+use super::make::make_journal;
+use super::memory::{self};
 use super::repeat::repeat_checkpoint;
-use super::settle::{settle, write_ring};
 use super::{Claim, Stored, demand_fencing, fence};
 use crate::disk::{Disk, Lock};
 use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
-use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
-use crate::record::Record;
 use crate::recovery::roll_forward::roll_forward;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
@@ -40,15 +32,8 @@ const ATTACH_TRIES_MAX: u32 = 20;
 /// Everything the loops start from.
 pub(crate) struct Attached {
     pub(crate) stored: Stored,
-    pub(crate) start: Start,
-    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) bound: Bound,
     pub(crate) lock: Lock,
-    pub(crate) staging_path: PathBuf,
-    pub(crate) superblock: SuperblockFile,
-    pub(crate) ring: Arc<Ring>,
-    pub(crate) consumer: Consumer,
-    /// Records to replay, in order.
-    pub(crate) records: Vec<Arc<Record>>,
     /// When nobody had taken over yet.
     pub(crate) looked_at: Duration,
 }
@@ -101,101 +86,50 @@ fn try_attach(
     settle_intent(store, &mut stored, &mut judged, world)?;
     let claim = Claim::after(stored.end.epoch, world)?;
     let is_made = matches!(judged, Judged::Make { .. });
-    let (disk, mut superblock, log, scan) = intend(&stored, options, judged, claim, world)?;
+    let intended = intend(&stored, options, judged, claim, world)?;
     // What was made anew is a file of its own.
     let lock: Lock = match is_made {
         true => Box::new((lock, journal::lock_file(options, world.disks())?)),
         false => lock,
     };
-    fence_at_end(store, &mut stored, claim, world)?;
-    if let Some((_, before)) = own.filter(|(epoch, _)| *epoch == stored.end.epoch_before) {
-        stored.end.epoch_before = before;
-    }
-    *own = Some((stored.end.epoch, stored.end.epoch_before));
-    if !has_nobody_gone_on(store, &stored)? {
-        return Ok(None);
-    }
-    names::demand_undeleted(world, store, name, stored.record.volume_id)?;
-    // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
-    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
-    if !repeat_checkpoint(store, &mut stored, world)? {
-        demand_last(store, &stored)?;
+    if !shut_others_out(store, name, &mut stored, claim, world, own)? {
         return Ok(None);
     }
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
-    let epoch = stored.end.epoch;
-    let (capacity_bytes, tag) = (superblock.current().capacity_bytes, superblock.current().journal_tag);
-    let trim = stored.end.position;
-    let end = match &scan {
-        Some(scan) => scan.end.max(trim),
-        // Positions of a journal are never used twice.
-        None => trim.max(superblock.current().logged),
-    };
-    let staging = match (log, &scan) {
-        (Some(log), Some(scan)) => settle(log, scan, &*disk, &mut superblock, trim)?,
-        _ => None,
-    };
-    let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
-    if scan.is_some() || position > end {
-        disk.sync().map_err(|error| disk_failed("sync", &error))?;
-    }
-    let records = replayable(scan, trim);
-    let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
-    superblock.write(|block| {
-        block.epoch = epoch;
-        block.intent_epoch = 0;
-        block.intent_put_id = PutId([0; 16]);
-        // What lies before the first record is of no worth, and may have rotted.
-        block.trim = if records.is_empty() { position } else { trim.max(block.trim) };
-        block.logged = position;
-        block.stored_sequence = stored.end.stored_sequence;
-        block.stored_position = trim;
-        block.clean = false;
-        block.bound_epoch = epoch;
-        block.bound_position = position;
-        block.memory = None;
-        block.ring_copy = None;
-    })?;
-    // Only now, when the disk has all of it, may the old memory go.
-    let volume_id = stored.record.volume_id;
-    let staging_path = staging_path(&options.staging_folder, volume_id, tag);
-    let (ring, consumer) = new_ring(&stored, &staging_path, options, &memory, tag, position, staging)?;
-    // The other copy too: if one is lost later, the other must still know whose records count. Before
-    // anything is accepted it says where the memory is.
-    superblock.write(|block| block.memory = Some(memory))?;
-    remove_old_memory(old_memory, &staging_path);
-    let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
-    reporter.step(
-        "replay",
-        format!("{} records, {bytes} bytes; the journal continues at {position}", records.len()),
-    );
-    let start = Start {
-        tag,
-        epoch,
-        capacity_bytes,
-        position,
-        trim,
-        segments_end: trim,
-        stored_sequence: stored.end.stored_sequence,
-        unstored_records: records.len(),
-    };
+    let bound = bind(intended, &stored, options, memory, reporter)?;
     // All this may have taken long, and the number may have been deleted that the repeated checkpoint took:
     // the first flush counts on this look.
     let looked_at = world.now();
     demand_last(store, &stored)?;
-    Ok(Some(Attached {
-        stored,
-        start,
-        disk,
-        lock,
-        staging_path,
-        superblock,
-        ring,
-        consumer,
-        records,
-        looked_at,
-    }))
+    Ok(Some(Attached { stored, bound, lock, looked_at }))
+}
+
+/// Puts the fence, then the checkpoint again under the next number. `false`: the writer went on meanwhile.
+fn shut_others_out(
+    store: &dyn ObjectStore,
+    name: &str,
+    stored: &mut Stored,
+    claim: Claim,
+    world: &dyn World,
+    own: &mut Option<(u64, u64)>,
+) -> Result<bool> {
+    fence_at_end(store, stored, claim, world)?;
+    if let Some((_, before)) = own.filter(|(epoch, _)| *epoch == stored.end.epoch_before) {
+        stored.end.epoch_before = before;
+    }
+    *own = Some((stored.end.epoch, stored.end.epoch_before));
+    if !has_nobody_gone_on(store, stored)? {
+        return Ok(false);
+    }
+    names::demand_undeleted(world, store, name, stored.record.volume_id)?;
+    // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
+    demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
+    if !repeat_checkpoint(store, stored, world)? {
+        demand_last(store, stored)?;
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
@@ -249,7 +183,13 @@ fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
-type Intended = (Arc<dyn Disk>, SuperblockFile, Option<LogImage>, Option<Scan>);
+/// A journal in which the intent to fence is durable.
+pub(super) struct Intended {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) superblock: SuperblockFile,
+    pub(super) log: Option<LogImage>,
+    pub(super) scan: Option<Scan>,
+}
 
 /// Makes the journal if need be, and writes into it what is about to be done.
 fn intend(
@@ -284,7 +224,7 @@ fn intend(
                     block.logged = scan.mark.min(scan.end);
                 }
             })?;
-            Ok((disk, superblock, log, scan))
+            Ok(Intended { disk, superblock, log, scan })
         }
         Judged::Make { old, .. } => {
             let path = &options.journal_path;
@@ -313,7 +253,7 @@ fn intend(
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
-            Ok((disk, superblock, None, None))
+            Ok(Intended { disk, superblock, log: None, scan: None })
         }
     }
 }
@@ -426,85 +366,4 @@ fn taken_over(stored: &Stored) -> Error {
         stored.record.name
     );
     Error::new(ErrorKind::Fenced, text)
-}
-
-/// Brings the end of the log to a whole block with a pad of the new epoch, to be synced; returns where the
-/// log goes on.
-fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
-    if end.is_multiple_of(BLOCK_BYTES) {
-        return Ok(end);
-    }
-    let position = (end + RECORD_HEADER_BYTES as u64).next_multiple_of(BLOCK_BYTES);
-    let header = RecordHeader {
-        slot_bytes: (position - end) as u32,
-        position: end,
-        tag,
-        operation: RecordOperation::Pad,
-        epoch,
-        logged: 0,
-        address: 0,
-        length: 0,
-        payload_crc: 0,
-    };
-    let mut pad = vec![0; (position - end) as usize];
-    encode_header(&header, &mut pad);
-    write_ring(disk, capacity_bytes, end, &pad)?;
-    Ok(position)
-}
-
-/// The memory of the new attachment in the place of the `old` one.
-fn new_ring(
-    stored: &Stored,
-    path: &Path,
-    options: &OpenOptions,
-    memory: &Memory,
-    tag: u64,
-    position: u64,
-    old: Option<StagingFile>,
-) -> Result<(Arc<Ring>, Consumer)> {
-    let failed = |error: io::Error| {
-        let text = format!(
-            "cannot create the staging file {} of {} bytes: {error}; give another folder with --staging",
-            path.display(),
-            options.staging_bytes
-        );
-        Error::new(kind_of(&error), text)
-    };
-    let spare = spare_path(stored.record.volume_id, options);
-    let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
-        Ok(Some(staging)) => {
-            // Users wait for this attach, and need not wait until all the pages have gone.
-            let _ = std::thread::Builder::new().spawn(move || drop(old));
-            staging
-        }
-        // There may be no room for both.
-        _ => {
-            drop(old);
-            StagingFile::create(path, options.staging_bytes).map_err(failed)?
-        }
-    };
-    let header = StagingHeader {
-        volume_id: stored.record.volume_id,
-        journal_tag: tag,
-        capacity_bytes: options.staging_bytes,
-        boot_id: memory.boot_id,
-        epoch: stored.end.epoch,
-    };
-    Ok(staging.into_ring(position, &header.encode()))
-}
-
-/// Removes memory of before that lies in another place than the new.
-fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
-    if let Some(path) = old.filter(|path| path != new)
-        && let Err(error) = std::fs::remove_file(&path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!("cannot remove {}, which is no longer needed: {error}", path.display());
-    }
-}
-
-/// The records that are not in a segment yet.
-fn replayable(scan: Option<Scan>, trim: u64) -> Vec<Arc<Record>> {
-    let found = scan.map(|scan| scan.found).unwrap_or_default();
-    found.into_iter().filter_map(|found| found.record).filter(|record| record.position >= trim).collect()
 }

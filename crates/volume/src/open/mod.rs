@@ -26,6 +26,7 @@ use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
 mod attach;
+mod bind;
 pub(crate) mod journal;
 mod make;
 mod memory;
@@ -33,7 +34,7 @@ mod repeat;
 mod seen;
 mod settle;
 
-pub(crate) use attach::attach;
+pub(crate) use attach::{Attached, attach};
 pub(crate) use memory::spare_path;
 pub use seen::{Age, age_of};
 

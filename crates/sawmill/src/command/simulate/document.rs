@@ -212,7 +212,6 @@ fn dollars(amount: f64) -> String {
 }
 
 fn print_one(trace: &TraceDocument) -> Result<()> {
-    let month = &trace.month;
     let span = human_duration(std::time::Duration::from_secs_f64(trace.span_s));
     let mut rows = vec![
         ("trace", trace.trace.clone()),
@@ -257,6 +256,15 @@ fn print_one(trace: &TraceDocument) -> Result<()> {
                 human_count(requests.delete)
             ),
         ),
+    ]);
+    rows.extend(prices(trace));
+    output::facts(&rows)
+}
+
+/// What it costs, beside block storage.
+fn prices(trace: &TraceDocument) -> [(&'static str, String); 3] {
+    let month = &trace.month;
+    [
         (
             "a month",
             format!(
@@ -279,8 +287,7 @@ fn print_one(trace: &TraceDocument) -> Result<()> {
                 human_size(trace.busiest_bytes_per_s as u64)
             ),
         ),
-    ]);
-    output::facts(&rows)
+    ]
 }
 
 fn print_rows(traces: &[TraceDocument]) -> Result<()> {

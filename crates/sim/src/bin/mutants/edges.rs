@@ -96,8 +96,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an attach leaves the next number to the writer before",
         "volume/src/open/attach.rs",
-        "if !repeat_checkpoint(store, &mut stored, world)? {",
-        "if false && !repeat_checkpoint(store, &mut stored, world)? {",
+        "if !repeat_checkpoint(store, stored, world)? {",
+        "if false && !repeat_checkpoint(store, stored, world)? {",
     ),
     mutant(
         "cuts begin from the checkpoint that an attach has repeated",

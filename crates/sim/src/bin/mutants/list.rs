@@ -163,13 +163,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "the first record of a replay is lost",
-        "volume/src/open/attach.rs",
+        "volume/src/open/bind.rs",
         "filter(|record| record.position >= trim)",
         "filter(|record| record.position > trim)",
     ),
     mutant(
         "positions are used twice",
-        "volume/src/open/attach.rs",
+        "volume/src/open/bind.rs",
         "Some(scan) => scan.end.max(trim),",
         "Some(_) => trim,",
     ),
@@ -194,7 +194,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "no fence is put",
         "volume/src/open/attach.rs",
-        "    fence_at_end(store, &mut stored, claim, world)?;\n    if let Some((_, before))",
+        "    fence_at_end(store, stored, claim, world)?;\n    if let Some((_, before))",
         "    stored.end.epoch = claim.epoch;\n    if let Some((_, before))",
     ),
     mutant(

@@ -1,0 +1,189 @@
+//! Binding a journal to the attachment that has fenced the others: what only memory holds goes to the disk,
+//! the superblock says whose the journal is now, and new memory takes the place of the old.
+//!
+//! Invariant: old memory goes only when the disk has all of it. Not here: whether the journal may be used
+//! (`journal`), and the fence (`attach`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sawmill_format::ids::PutId;
+use sawmill_format::journal::{Memory, RECORD_HEADER_BYTES, RecordHeader, RecordOperation};
+use sawmill_format::staging::StagingHeader;
+use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
+
+use super::Stored;
+use super::attach::Intended;
+use super::make::kind_of;
+use super::memory::{spare_path, staging_path};
+use super::settle::{settle, write_ring};
+use crate::disk::Disk;
+use crate::journal::scan::Scan;
+use crate::journal::superblock::SuperblockFile;
+use crate::journal::{Start, disk_failed, encode_header};
+use crate::options::OpenOptions;
+use crate::record::Record;
+use crate::recovery::Reporter;
+use crate::{Error, Result};
+
+/// A journal that is the attachment's, and what its loops start from.
+pub(crate) struct Bound {
+    pub(crate) start: Start,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) staging_path: PathBuf,
+    pub(crate) superblock: SuperblockFile,
+    pub(crate) ring: Arc<Ring>,
+    pub(crate) consumer: Consumer,
+    /// Records to replay, in order.
+    pub(crate) records: Vec<Arc<Record>>,
+}
+
+/// See the head of this file.
+pub(super) fn bind(
+    intended: Intended,
+    stored: &Stored,
+    options: &OpenOptions,
+    memory: Memory,
+    reporter: &mut Reporter<'_>,
+) -> Result<Bound> {
+    let Intended { disk, mut superblock, log, scan } = intended;
+    let epoch = stored.end.epoch;
+    let (capacity_bytes, tag) = (superblock.current().capacity_bytes, superblock.current().journal_tag);
+    let trim = stored.end.position;
+    let end = match &scan {
+        Some(scan) => scan.end.max(trim),
+        // Positions of a journal are never used twice.
+        None => trim.max(superblock.current().logged),
+    };
+    let staging = match (log, &scan) {
+        (Some(log), Some(scan)) => settle(log, scan, &*disk, &mut superblock, trim)?,
+        _ => None,
+    };
+    let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
+    if scan.is_some() || position > end {
+        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    }
+    let records = replayable(scan, trim);
+    let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
+    superblock.write(|block| {
+        block.epoch = epoch;
+        block.intent_epoch = 0;
+        block.intent_put_id = PutId([0; 16]);
+        // What lies before the first record is of no worth, and may have rotted.
+        block.trim = if records.is_empty() { position } else { trim.max(block.trim) };
+        block.logged = position;
+        block.stored_sequence = stored.end.stored_sequence;
+        block.stored_position = trim;
+        block.clean = false;
+        block.bound_epoch = epoch;
+        block.bound_position = position;
+        block.memory = None;
+        block.ring_copy = None;
+    })?;
+    // Only now, when the disk has all of it, may the old memory go.
+    let volume_id = stored.record.volume_id;
+    let staging_path = staging_path(&options.staging_folder, volume_id, tag);
+    let (ring, consumer) = new_ring(stored, &staging_path, options, &memory, tag, position, staging)?;
+    // The other copy too: if one is lost later, the other must still know whose records count. Before
+    // anything is accepted it says where the memory is.
+    superblock.write(|block| block.memory = Some(memory))?;
+    remove_old_memory(old_memory, &staging_path);
+    let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
+    reporter.step(
+        "replay",
+        format!("{} records, {bytes} bytes; the journal continues at {position}", records.len()),
+    );
+    let start = Start {
+        tag,
+        epoch,
+        capacity_bytes,
+        position,
+        trim,
+        segments_end: trim,
+        stored_sequence: stored.end.stored_sequence,
+        unstored_records: records.len(),
+    };
+    Ok(Bound { start, disk, staging_path, superblock, ring, consumer, records })
+}
+
+/// Brings the end of the log to a whole block with a pad of the new epoch, to be synced; returns where the
+/// log goes on.
+fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
+    if end.is_multiple_of(BLOCK_BYTES) {
+        return Ok(end);
+    }
+    let position = (end + RECORD_HEADER_BYTES as u64).next_multiple_of(BLOCK_BYTES);
+    let header = RecordHeader {
+        slot_bytes: (position - end) as u32,
+        position: end,
+        tag,
+        operation: RecordOperation::Pad,
+        epoch,
+        logged: 0,
+        address: 0,
+        length: 0,
+        payload_crc: 0,
+    };
+    let mut pad = vec![0; (position - end) as usize];
+    encode_header(&header, &mut pad);
+    write_ring(disk, capacity_bytes, end, &pad)?;
+    Ok(position)
+}
+
+/// The memory of the new attachment in the place of the `old` one.
+fn new_ring(
+    stored: &Stored,
+    path: &Path,
+    options: &OpenOptions,
+    memory: &Memory,
+    tag: u64,
+    position: u64,
+    old: Option<StagingFile>,
+) -> Result<(Arc<Ring>, Consumer)> {
+    let failed = |error: io::Error| {
+        let text = format!(
+            "cannot create the staging file {} of {} bytes: {error}; give another folder with --staging",
+            path.display(),
+            options.staging_bytes
+        );
+        Error::new(kind_of(&error), text)
+    };
+    let spare = spare_path(stored.record.volume_id, options);
+    let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
+        Ok(Some(staging)) => {
+            // Users wait for this attach, and need not wait until all the pages have gone.
+            let _ = std::thread::Builder::new().spawn(move || drop(old));
+            staging
+        }
+        // There may be no room for both.
+        _ => {
+            drop(old);
+            StagingFile::create(path, options.staging_bytes).map_err(failed)?
+        }
+    };
+    let header = StagingHeader {
+        volume_id: stored.record.volume_id,
+        journal_tag: tag,
+        capacity_bytes: options.staging_bytes,
+        boot_id: memory.boot_id,
+        epoch: stored.end.epoch,
+    };
+    Ok(staging.into_ring(position, &header.encode()))
+}
+
+/// Removes memory of before that lies in another place than the new.
+fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
+    if let Some(path) = old.filter(|path| path != new)
+        && let Err(error) = std::fs::remove_file(&path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!("cannot remove {}, which is no longer needed: {error}", path.display());
+    }
+}
+
+/// The records that are not in a segment yet.
+fn replayable(scan: Option<Scan>, trim: u64) -> Vec<Arc<Record>> {
+    let found = scan.map(|scan| scan.found).unwrap_or_default();
+    found.into_iter().filter_map(|found| found.record).filter(|record| record.position >= trim).collect()
+}
