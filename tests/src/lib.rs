@@ -1,7 +1,7 @@
 //! The harness of the black-box tests: it starts the real binary, drives it as its users do, and judges
 //! what is left after a crash.
 //!
-//! Rooms: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
+//! Modules: `machine` (what this machine can do, running programs, waiting for a condition), `store` (a
 //! folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go wrong between the
 //! server and its store), `place` (one pretended machine: its store, its state, its commands), `server` (a
 //! running `sawmill serve`), `successor` (programs that take its place, or pretend to), `bad_disk` (a

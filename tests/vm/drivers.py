@@ -71,7 +71,7 @@ def go(_release, into):
 
 
 def bs3(_release, into):
-    """The original: only of a source that somebody has at hand."""
+    """The original: only from a source that the caller provides."""
     source = os.environ.get("SAWMILL_BS3")
     if not source:
         raise Missing("no source of BS3: SAWMILL_BS3 names no folder")

@@ -8,7 +8,7 @@ use crate::{Flags, Operation, Outcome, Request};
 /// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and listener.
 ///
 /// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload moves once.
-/// None of the methods may block: the bytes of a write are at hand before the request is made.
+/// None of the methods may block: the bytes of a write are in memory before the request is made.
 pub trait Exchange: Send {
     /// Copies the payload bytes `[offset, offset + into.len())` of a write into `into`.
     /// May be called several times, for any part.

@@ -1,6 +1,6 @@
 //! Block devices whose drivers are ordinary programs.
 //!
-//! Rooms: [`client`] (how a program becomes a driver: begin here), [`batch`] (writes collected into chunks,
+//! Modules: [`client`] (how a program becomes a driver: begin here), [`batch`] (writes collected into chunks,
 //! as BUSE does in a kernel), [`resolve`] (a driver's defence against late writes), [`protocol`] (what a host
 //! and a driver in another process say to each other).
 //!

@@ -14,7 +14,7 @@ layout! {
     /// Bytes of the fixed part; the text and the CRC follow.
     at, "Export state", 48;
     PREAMBLE: 0, 16, "preamble";
-    TENURE: 16, 8, "tenure";
+    RESERVATION: 16, 8, "reservation";
     FAILED_SYNCS: 24, 8, "failed_syncs";
     EPOCH: 32, 8, "epoch";
     SHARED: 40, 1, "shared";
@@ -30,12 +30,12 @@ const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportState {
     /// Whose writes it takes: a random number; 0: nobody's.
-    pub tenure: u64,
+    pub reservation: u64,
     /// Syncs of its device that failed.
     pub failed_syncs: u64,
     /// A volume: the attachment that this is of. Else 0.
     pub epoch: u64,
-    /// Several may have the tenure.
+    /// Several may have the reservation.
     pub shared: bool,
     /// What is shown.
     pub identity: String,
@@ -49,7 +49,7 @@ impl ExportState {
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(at::SIZE, 0);
         preamble::put(&mut bytes, KIND, length);
-        at::TENURE.put(&mut bytes, self.tenure.to_le_bytes());
+        at::RESERVATION.put(&mut bytes, self.reservation.to_le_bytes());
         at::FAILED_SYNCS.put(&mut bytes, self.failed_syncs.to_le_bytes());
         at::EPOCH.put(&mut bytes, self.epoch.to_le_bytes());
         at::SHARED.put(&mut bytes, [u8::from(self.shared)]);
@@ -74,7 +74,7 @@ impl ExportState {
         let identity = str::from_utf8(identity);
         let identity = identity.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
         Ok(ExportState {
-            tenure: at::TENURE.u64(bytes),
+            reservation: at::RESERVATION.u64(bytes),
             failed_syncs: at::FAILED_SYNCS.u64(bytes),
             epoch: at::EPOCH.u64(bytes),
             shared: shared == 1,

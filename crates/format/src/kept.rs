@@ -470,7 +470,7 @@ pub enum Word {
     /// It is deleted; its data goes with its last pin.
     Deleted = 1,
     /// Its data is going.
-    Buried = 2,
+    Removed = 2,
     /// It lives, whatever was said before.
     Lives = 3,
 }
@@ -478,7 +478,7 @@ pub enum Word {
 impl Word {
     /// What a word says; `None` when it is none.
     pub fn of(pin: &Pin) -> Option<Word> {
-        [Word::Deleted, Word::Buried, Word::Lives].into_iter().find(|word| *word as u64 == pin.number)
+        [Word::Deleted, Word::Removed, Word::Lives].into_iter().find(|word| *word as u64 == pin.number)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Every byte of Sawmill that outlives a process: pure encoders and decoders, one module per structure.
 //!
-//! Rooms: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`name_record`] with
+//! Modules: [`ids`], [`crc`], [`preamble`] and [`layout`] are what all structures share; [`name_record`] with
 //! [`volume_record`], [`segment`], [`checkpoint`] with [`kept`], [`map_part`], [`role`] are objects in a
 //! store; [`journal`], [`staging`], [`cache_index`], [`transfer`], [`export_state`], [`newest_state`] are
 //! files on the local SSD; [`packed_write`] crosses the link; [`write_log`] is a foreign format.

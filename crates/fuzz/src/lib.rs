@@ -6,7 +6,7 @@
 //! input as it is, and again with lengths, counts and checksums put right ([`mend`]), since behind a
 //! checksum no blind mutation ever gets.
 //!
-//! Rooms: [`objects`] (every decoder of `crates/format`), [`journal_image`] (a journal's bytes to a scan),
+//! Modules: [`objects`] (every decoder of `crates/format`), [`journal_image`] (a journal's bytes to a scan),
 //! [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's bytes to a
 //! server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's memory and a
 //! frontend's bytes to a vhost-user door), [`link`] (a peer's packets to their decoders), [`link_peer`] (the

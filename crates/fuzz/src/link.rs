@@ -139,7 +139,7 @@ fn greetings(bytes: &[u8]) {
 pub(crate) fn controls(bytes: &[u8]) {
     let mut opened = bytes.to_vec();
     opened.resize(opened_at::SIZE, 0);
-    opened[opened_at::RESERVED.offset..opened_at::TENURE.offset].fill(0);
+    opened[opened_at::RESERVED.offset..opened_at::RESERVATION.offset].fill(0);
     for bytes in [bytes, &opened] {
         if let Ok(opened) = Opened::decode(bytes) {
             assert_eq!(opened.encode()[..], *bytes);

@@ -329,7 +329,7 @@ impl Asker {
             discard: true,
             write_zeroes: true,
             allocation: true,
-            tenure: 1,
+            reservation: 1,
             keeper: [1; 16],
         };
         let bytes = opened.encode();

@@ -1,10 +1,10 @@
 //! The link: a block device of another machine, over several network links and cores, byte-granular.
 //!
-//! Rooms: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake, sealed
-//! packets), `path` (one link: what is in flight, what has come), `connection` (packets of whichever link is
-//! least loaded), `going` (what a slot has to send), [`initiator`] (a block device), [`target`] (what shows
-//! one), [`threads`] (who receives), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many
-//! ranges as one request).
+//! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake,
+//! sealed packets), `path` (one link: what is in flight, what has come), `connection` (packets of whichever
+//! link is least loaded), `going` (what a slot has to send), [`initiator`] (a block device), [`target`] (what
+//! shows one), [`threads`] (who receives), [`cache`] (the initiator's byte-granular cache, BASS), `packed`
+//! (many ranges as one request).
 //!
 //! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
 #![forbid(unsafe_code)]

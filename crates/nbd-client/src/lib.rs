@@ -1,7 +1,7 @@
 //! A small NBD client: it pipelines, tells when each answer came, and hides nothing.
 //!
 //! Written against the protocol document alone, so that it is a second reading of it beside the server's.
-//! Rooms: `wire` (the bytes), `handshake`, `client` (requests in flight and their answers).
+//! Modules: `wire` (the bytes), `handshake`, `client` (requests in flight and their answers).
 //!
 //! Invariant: a server may say what it likes; nothing it says makes this side allocate more than was asked
 //! for. Not here: retries, reconnecting, TLS.

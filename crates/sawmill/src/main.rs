@@ -1,6 +1,6 @@
 //! The `sawmill` binary. See [`command`] for what it can do; everything else serves the commands.
 //!
-//! Rooms: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
+//! Modules: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
 //! and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its replacement),
 //! `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard), `control` (the other
 //! end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block traces), `layers/`

@@ -1,7 +1,8 @@
 //! The death of a process at any I/O: the step it dies in is unwound, and nothing it would have done after
 //! that moment happens.
 //!
-//! Invariant: from the moment of death until it is buried, every I/O of the process fails without effect.
+//! Invariant: from the moment of death until it is removed from the world, every I/O of the process fails
+//! without effect.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

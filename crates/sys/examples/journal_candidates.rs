@@ -1,4 +1,4 @@
-//! Measures the candidates for the unwritten end of the journal on the disk at hand.
+//! Measures the candidates for the unwritten end of the journal on this disk.
 //!
 //! `cargo run --release -p sawmill-sys --example journal_candidates [FOLDER] [ROUND_MS] [ROUNDS]`
 //!

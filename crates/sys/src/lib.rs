@@ -1,6 +1,6 @@
 //! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions only.
 //!
-//! Rooms: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device,
+//! Modules: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device,
 //! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
 //! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
 //! [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of another process),

@@ -51,7 +51,7 @@ impl StagingFile {
         Self::map(allocate(path, capacity_bytes)?, path, capacity_bytes)
     }
 
-    /// The same out of memory laid up before, which is used up; `None` when there is none that fits.
+    /// The same out of memory preallocated before, which is used up; `None` when there is none that fits.
     pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
         // Renamed first and looked at then: somebody else may lay up anew at any time, under the old name.
         match std::fs::rename(spare, path) {
@@ -71,7 +71,7 @@ impl StagingFile {
 
     /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds. Nobody may
     /// write to it.
-    pub fn lay_up(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
+    pub fn preallocate(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
         allocate(spare, capacity_bytes).map(drop)
     }
 

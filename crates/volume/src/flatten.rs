@@ -9,7 +9,7 @@
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::ObjectStore;
 
-use crate::cuts::{Kin, Lineage, let_go};
+use crate::cuts::{Lineage, PinHolder, let_go};
 use crate::names;
 use crate::recovery::checkpoint;
 use crate::status::Safety;
@@ -79,6 +79,6 @@ pub fn release_ancestors_in(world: &dyn World, store: &dyn ObjectStore, name: &s
     if listed || !journaled.clean {
         return Ok(false);
     }
-    let gone = let_go(world, store, &Kin { clone_id: record.volume_id, lineage: &lineage });
+    let gone = let_go(world, store, &PinHolder { clone_id: record.volume_id, lineage: &lineage });
     gone.map(|_| true)
 }

@@ -16,7 +16,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
-use crate::cuts::{Kin, bury, let_go, words};
+use crate::cuts::{PinHolder, let_go, remove_objects, words};
 use crate::open::{self, Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::recovery::checkpoint;
@@ -302,8 +302,8 @@ fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Re
     };
     // But who wrote it before a fail-back may wake up, and has to meet the fence that was put then.
     let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
-    let ancestors = let_go(world, store, &Kin { clone_id: volume_id, lineage: &lineage })?;
-    let mut deleted = bury(world, store, volume_id, was_written)?;
+    let ancestors = let_go(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
+    let mut deleted = remove_objects(world, store, volume_id, was_written)?;
     deleted.objects += ancestors.objects;
     deleted.bytes += ancestors.bytes;
     Ok(deleted)

@@ -66,7 +66,7 @@ pub struct Volume {
     pub(crate) shared: Arc<Shared>,
     recovery: RecoveryReport,
     driver: Driver,
-    /// Files in memory that a clean end removes: the staging file, and what is laid up for the next one.
+    /// Files in memory that a clean end removes: the staging file, and what is preallocated for the next one.
     memory: Vec<PathBuf>,
     /// Gone once this is closed; its threads hold it, too, for as long as they run.
     lock: Mutex<Option<Arc<Lock>>>,
@@ -404,16 +404,16 @@ impl Volume {
 
     /// Lays up what a later [`open`](Self::open) of this volume in this or another process would take time
     /// for, and its users would wait for: memory for the journal's newest part.
-    pub fn lay_up(&self, options: &OpenOptions) -> Result<()> {
+    pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.shared.record.volume_id, options);
-        StagingFile::lay_up(&spare, options.staging_bytes).map_err(|error| {
+        StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {
             let text = format!("cannot preallocate memory in {}: {error}", spare.display());
             Error::new(ErrorKind::Full, text)
         })
     }
 
-    /// Gives back what was laid up for an open that does not come.
-    pub fn give_back_laid_up(&self) {
+    /// Frees what was preallocated for an open that does not come.
+    pub fn release_preallocated(&self) {
         if let [_, spare] = &self.memory[..] {
             let _ = std::fs::remove_file(spare);
         }

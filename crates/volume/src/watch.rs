@@ -3,7 +3,7 @@
 //!
 //! Whoever takes the volume over puts a fence into the log. The owner meets it with its next segment; who
 //! only reads and flushes puts none. So, while the volume is used, the keeper looks where a fence would
-//! stand (`keeper::vigil`), and a flush is not answered on old news: it waits for the next look, for as
+//! stand (`keeper::fence_check`), and a flush is not answered on old news: it waits for the next look, for as
 //! long as [`PATIENCE`]. A store that cannot be asked keeps no flush waiting for longer: what is logged is
 //! on the local disk whoever owns the volume, and the volume's health says that the store cannot be used.
 //!

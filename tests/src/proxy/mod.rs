@@ -3,7 +3,7 @@
 //!
 //! Invariants: what the proxy lets through it does not change (host and path stay as they were signed). What
 //! it does to a request is done to that request alone. Every fault is counted when it is done.
-//! Rooms: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
+//! Modules: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
 //!
 //! Not here: TLS; requests that are answered before their body has come; several proxies in a row.
 

@@ -157,7 +157,7 @@ impl Commits {
     }
 
     /// The same while the store is away: `give_back` is called, again and again, when nothing but reads is
-    /// waited for. What is not at hand is read when the store is back; writes and flushes never need it.
+    /// waited for. What is not cached is read when the store is back; writes and flushes never need it.
     pub(super) fn drive_beside(
         &mut self,
         clients: &[Client],

@@ -84,7 +84,7 @@ impl Torture {
             Some(Stop::Killed) => {
                 self.report.did("container told to stop, then killed");
                 self.report.kills += 1;
-                // With its store at hand it may just have closed in order.
+                // With its store reachable it may just have closed in order.
                 self.judge_memory(volume, is_away);
             }
             Some(Stop::Wrong(how)) => self.violation(volume, &how),

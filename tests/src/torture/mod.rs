@@ -6,7 +6,7 @@
 //! What must hold is what is promised after what was done (`volume`), and every refusal has its exit code.
 //! Chance is seeded; real time and threads are not, so a seed gives a run like the one before, not the same.
 //! The first two volumes meet every kind of deed in a fixed order; after them chance chooses.
-//! Rooms: `volume` (what is known of one, and the demands), `life` (start, load, look, death), `commits`
+//! Modules: `volume` (what is known of one, and the demands), `life` (start, load, look, death), `commits`
 //! (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest` (the kinds of deeds), `report`.
 
 mod clocks;

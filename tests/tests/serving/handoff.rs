@@ -58,7 +58,7 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// Where memory for the next staging file of the one volume here is laid up.
+/// Where memory for the next staging file of the one volume here is preallocated.
 fn spare_of(place: &Place) -> PathBuf {
     let names = std::fs::read_dir(place.memory()).expect("the folder in memory").flatten();
     let mut names = names.filter_map(|entry| entry.file_name().into_string().ok());
@@ -120,7 +120,8 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     refused_unfelt(&place, &mut load, &clients, &place.path("nowhere"), &[], (3, &["cannot start"]));
     refused_unfelt(&place, &mut load, &clients, Path::new("/bin/false"), &[], (7, &["did not get ready"]));
     let spare = spare_of(&place);
-    std::fs::write(&spare, "laid up by a process that got ready and no further").expect("a file in memory");
+    std::fs::write(&spare, "preallocated by a process that got ready and no further")
+        .expect("a file in memory");
     refused_unfelt(&place, &mut load, &clients, &impostor(&place, &ready), &[], (7, &["still serves"]));
     assert!(!spare.exists(), "memory that nobody will use");
     // After all that, one that can.

@@ -1,4 +1,4 @@
-//! The store goes away for a while: writes go on into the journal, then wait; reads of what is at hand go on;
+//! The store goes away for a while: writes go on into the journal, then wait; reads of cached data go on;
 //! everybody is told; and when the store is back, all ends well.
 
 use std::sync::Arc;

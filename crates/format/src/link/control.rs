@@ -20,7 +20,7 @@ layout! {
     VOLUME: 20, 1, "volume";
     ABILITIES: 21, 1, "abilities";
     RESERVED: 22, 2, "reserved";
-    TENURE: 24, 8, "tenure";
+    RESERVATION: 24, 8, "reservation";
     KEEPER: 32, 16, "keeper";
 }
 
@@ -81,7 +81,7 @@ pub struct Opened {
     pub allocation: bool,
     /// Whose writes the export takes; not zero. Who opens it again says this, and is refused when it is
     /// another by then.
-    pub tenure: u64,
+    pub reservation: u64,
     /// Who keeps what was written and not flushed. When it differs at the next connection, that may be lost.
     pub keeper: [u8; 16],
 }
@@ -107,7 +107,7 @@ impl Opened {
         ];
         let abilities = flags.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum();
         opened_at::ABILITIES.put(&mut bytes, [abilities]);
-        opened_at::TENURE.put(&mut bytes, self.tenure.to_le_bytes());
+        opened_at::RESERVATION.put(&mut bytes, self.reservation.to_le_bytes());
         opened_at::KEEPER.put(&mut bytes, self.keeper);
         bytes
     }
@@ -124,8 +124,8 @@ impl Opened {
         check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", known)?;
         let request_bytes_max = opened_at::REQUEST_BYTES_MAX.u32(bytes);
         check_field(Self::WHAT, "request_bytes_max", "below a block", request_bytes_max >= block_bytes)?;
-        let tenure = opened_at::TENURE.u64(bytes);
-        check_field(Self::WHAT, "tenure", "zero", tenure != 0)?;
+        let reservation = opened_at::RESERVATION.u64(bytes);
+        check_field(Self::WHAT, "reservation", "zero", reservation != 0)?;
         Ok(Opened {
             volume: opened_at::VOLUME.u8(bytes),
             size_bytes: opened_at::SIZE_BYTES.u64(bytes),
@@ -137,7 +137,7 @@ impl Opened {
             discard: abilities & DISCARD != 0,
             write_zeroes: abilities & WRITE_ZEROES != 0,
             allocation: abilities & ALLOCATION != 0,
-            tenure,
+            reservation,
             keeper: opened_at::KEEPER.array(bytes),
         })
     }

@@ -1,8 +1,9 @@
 //! What the two ends of a link say to each other: packets, the parts in them, and the words of the
 //! hand-shake.
 //!
-//! Rooms: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`] the payloads
-//! of the hand-shake and of discovery; [`control`] what is asked of a target besides reads and writes.
+//! Modules: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`] the
+//! payloads of the hand-shake and of discovery; [`control`] what is asked of a target besides reads and
+//! writes.
 //!
 //! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its input
 //! justifies. A packet says its own length, so that a stream can be cut into packets and the padding of a

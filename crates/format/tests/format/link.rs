@@ -149,7 +149,7 @@ fn opened_value() -> Opened {
         discard: true,
         write_zeroes: false,
         allocation: true,
-        tenure: 0x7e6e_7572_6521_0001,
+        reservation: 0x7e6e_7572_6521_0001,
         keeper: *b"who keeps writes",
     }
 }
@@ -251,13 +251,13 @@ fn each_rule_of_a_list_is_refused() {
     assert_eq!(runs(|bytes| bytes[4] = 1), None, "it leaves nothing out");
     assert_eq!(runs(|bytes| bytes[16..24].fill(0)), None, "an empty run");
     let mut opened = opened_value().encode();
-    opened[control::opened_at::TENURE.offset..][..8].fill(0);
+    opened[control::opened_at::RESERVATION.offset..][..8].fill(0);
     assert!(Opened::decode(&opened).is_err(), "nobody's");
 }
 
 pub(crate) fn export_state_value() -> ExportState {
     ExportState {
-        tenure: 0x7e6e_7572_6521_0001,
+        reservation: 0x7e6e_7572_6521_0001,
         failed_syncs: 2,
         epoch: 0,
         shared: true,

@@ -385,8 +385,10 @@ proptest! {
     }
 
     #[test]
-    fn export_states_round_trip(tenure: u64, failed_syncs: u64, epoch: u64, shared: bool, identity: String) {
-        let value = ExportState { tenure, failed_syncs, epoch, shared, identity };
+    fn export_states_round_trip(
+        reservation: u64, failed_syncs: u64, epoch: u64, shared: bool, identity: String,
+    ) {
+        let value = ExportState { reservation, failed_syncs, epoch, shared, identity };
         prop_assert_eq!(ExportState::decode(&value.encode()), Ok(value));
     }
 

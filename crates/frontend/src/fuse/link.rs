@@ -155,7 +155,7 @@ impl Link {
         self.send(&[&head(unique, errno, 0)]);
     }
 
-    /// A buffer for one request, all of its memory at hand: the kernel then fills it even while this process
+    /// A buffer for one request, all of its memory resident: the kernel then fills it even while this process
     /// is being killed, where it would otherwise fail the request.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.spares.lock().pop().unwrap_or_else(|| vec![0xFF; BUFFER_BYTES])

@@ -1,6 +1,6 @@
 //! FUSE: the volume as one file in a folder, byte by byte, and from there as a loop device.
 //!
-//! Works on every Linux with the fuse module, also for users who are not root. Rooms:
+//! Works on every Linux with the fuse module, also for users who are not root. Modules:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
 //! (what another process needs), `kept` (its keeper, watched), `protocol` and `answer` (the codec, pure),
 //! `link` (the descriptor, shared), `worker` (what is asked), `ticket` and `seek` (requests in flight),

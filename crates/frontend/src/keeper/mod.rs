@@ -5,7 +5,7 @@
 //! is in a session of its own and outlives the one that started it; it ends when told to, or when the mount
 //! is gone.
 //!
-//! Rooms: [`holder`](keep) (the process), `client` (those who talk to it), `wire` (the bytes between them).
+//! Modules: [`holder`](keep) (the process), `client` (those who talk to it), `wire` (the bytes between them).
 //!
 //! Invariants: it never reads from what it holds; it talks to its own user (and root) alone; it holds one
 //! thing. Not here: what the descriptor means, mounting and unmounting.

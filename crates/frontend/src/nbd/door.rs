@@ -12,7 +12,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use super::budget::{Counted, Tally};
 use super::connection::{Session, Unread};
-use super::handover::Passenger;
+use super::handover::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
@@ -41,11 +41,11 @@ impl NbdServer {
     /// leaves everything to the process it came from.
     pub fn take_over_quiet(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
         let mut listener = None;
-        let mut passengers = Vec::new();
+        let mut connections = Vec::new();
         for piece in pieces {
             match piece.what.as_str() {
                 "listener" if listener.is_none() => listener = Some(Listener::of(piece, &options)?),
-                "connection" => passengers.push(Passenger::of(piece)?),
+                "connection" => connections.push(HandedConnection::of(piece)?),
                 other => return Err(invalid(format!("a second or unknown piece {other:?}"))),
             }
         }
@@ -55,15 +55,15 @@ impl NbdServer {
         for export in exports {
             server.add_export(export)?;
         }
-        for passenger in passengers {
-            server.board(passenger);
+        for connection in connections {
+            server.adopt(connection);
         }
         Ok(server)
     }
 
     /// Goes on with one connection, or says why not.
-    fn board(&self, passenger: Passenger) {
-        let Passenger { export: name, peer, held, unsent, socket } = passenger;
+    fn adopt(&self, connection: HandedConnection) {
+        let HandedConnection { export: name, peer, held, unsent, socket } = connection;
         let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
         let Some(export) = export else {
             tracing::warn!(peer, name, "nbd: a connection was not taken over: its export is not served");
@@ -167,7 +167,7 @@ impl Door for NbdServer {
         let mut pieces = vec![self.shared.listener.piece(&counted)?];
         for Entry { link, peer, export, held, .. } in registry.entries.values() {
             if let (Some(export), Some(held)) = (export, held) {
-                pieces.push(Passenger::piece(&export.name, peer, held, &link.unsent(), &link.socket)?);
+                pieces.push(HandedConnection::piece(&export.name, peer, held, &link.unsent(), &link.socket)?);
             }
         }
         Ok(pieces)

@@ -76,7 +76,7 @@ impl Shown {
 
 /// A client's connection on its way.
 #[derive(Debug)]
-pub(super) struct Passenger {
+pub(super) struct HandedConnection {
     pub(super) export: String,
     pub(super) peer: String,
     pub(super) held: Held,
@@ -87,7 +87,7 @@ pub(super) struct Passenger {
 const STYLES: [(&str, Style); 3] =
     [("simple", Style::Simple), ("structured", Style::Structured), ("extended", Style::Extended)];
 
-impl Passenger {
+impl HandedConnection {
     /// A connection as a piece, with a duplicate of its socket.
     pub(super) fn piece(
         export: &str,
@@ -151,7 +151,7 @@ impl Passenger {
         let block_status = piece.parsed("block_status")?;
         let held = Held { style, block_status, shown, unread: Unread { received, draining } };
         let (export, peer) = (piece.fact("export")?.into(), piece.fact("peer")?.into());
-        Ok(Passenger { export, peer, held, unsent, socket })
+        Ok(HandedConnection { export, peer, held, unsent, socket })
     }
 }
 

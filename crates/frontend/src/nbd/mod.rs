@@ -1,6 +1,6 @@
 //! NBD, the network block device: works with every kernel, QEMU, libnbd, over TCP and Unix sockets.
 //!
-//! Fixed newstyle only. Rooms: [`options`](NbdOptions), `listener` (the socket), [`server`](NbdServer)
+//! Fixed newstyle only. Modules: [`options`](NbdOptions), `listener` (the socket), [`server`](NbdServer)
 //! (exports and connections), `reception` (who comes in), `origin` and `places` (whose share that is),
 //! `handshake` (option haggling), `connection` (the loop of one client), `budget` (memory of all clients),
 //! `intake` (bytes that came), `ticket` (one request in flight), `outbox` (bytes that go), `protocol` (the

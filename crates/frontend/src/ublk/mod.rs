@@ -1,6 +1,6 @@
 //! ublk: a real block device, `/dev/ublkbN`, whose requests the kernel gives to this process over io_uring.
 //!
-//! Rooms: [`options`](UblkOptions), `protocol` (descriptors and parameters, pure), [`server`](UblkDoor)
+//! Modules: [`options`](UblkOptions), `protocol` (descriptors and parameters, pure), [`server`](UblkDoor)
 //! (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their rings), `queue` (one
 //! queue on its thread), `link` (one queue as others see it), `inbox` (what other threads tell that thread),
 //! `ticket` (one request in flight), [`registry`](devices) (which devices there are), `metrics`.

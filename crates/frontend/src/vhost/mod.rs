@@ -1,7 +1,7 @@
 //! vhost-user-blk: a disk for QEMU, Cloud Hypervisor and their kin without a kernel hop. The guest's
 //! requests lie in memory that both processes map, and this door reads them there.
 //!
-//! Rooms: [`options`](VhostOptions), [`server`](VhostDoor) (the socket, one frontend after the other),
+//! Modules: [`options`](VhostOptions), [`server`](VhostDoor) (the socket, one frontend after the other),
 //! `session` (what one frontend has set up), `message` and `wire` (what it says, and how it comes), `queue`
 //! (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in flight), `inflight` (what
 //! survives this process), `protocol` (virtio-blk, pure), `memory` (the guest's), `handover`, `metrics`.
@@ -14,7 +14,7 @@
 //! data moves twice, through a buffer: the device wants a plain slice to fill, and the guest may change its
 //! memory while it is filled, which no slice may see.
 //!
-//! Packed rings are not offered: the crates at hand know their descriptors and nothing of their rings. Nor
+//! Packed rings are not offered: the crates in use know their descriptors and nothing of their rings. Nor
 //! is an IOMMU. The message codec is ours and not that of the crate `vhost`, which can neither announce a
 //! changed configuration nor take up a connection that another process has negotiated; tests use its
 //! frontend.

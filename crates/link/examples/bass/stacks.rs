@@ -60,7 +60,7 @@ struct Answered {
     changed: Condvar,
 }
 
-/// A request: as a door does, it has the payload at hand, and the stack takes it from there.
+/// A request: as a door does, it has the payload in memory, and the stack takes it from there.
 struct Asked {
     data: Arc<[u8]>,
     read: Vec<u8>,

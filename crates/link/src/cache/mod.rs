@@ -1,7 +1,7 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read below,
 //! and only dirty bytes travel.
 //!
-//! Rooms: `segments` (some bytes of a page), `page`, `state` (all that is under the lock), `read` (and
+//! Modules: `segments` (some bytes of a page), `page`, `state` (all that is under the lock), `read` (and
 //! fetches), `write` (and the line of those without room), `write_back` (batches), `push` (flushes, FUA),
 //! `change` (discards and writes around), `options`, `stats`.
 //!

@@ -4,7 +4,7 @@
 //! little-endian `u32` in its bytes 4..8. So packets delimit themselves in a stream, and Ethernet's padding
 //! is cut off.
 //!
-//! Rooms: [`address`] (what people write), `open` (from that to carriers), `batch` (what a sender takes),
+//! Modules: [`address`] (what people write), `open` (from that to carriers), `batch` (what a sender takes),
 //! `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP), `wait` and `pace` (how a
 //! receiver waits, and lets frames gather). Another carrier is one more of these.
 //!

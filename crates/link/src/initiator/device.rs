@@ -78,8 +78,8 @@ impl Initiator {
         Answer(hear)
     }
 
-    fn queue_open(&self, export: &str, mode: OpenMode, tenure: u64) -> Answer {
-        let command = Command { flags: mode.flags(), address: tenure, ..control(Operation::Open) };
+    fn queue_open(&self, export: &str, mode: OpenMode, reservation: u64) -> Answer {
+        let command = Command { flags: mode.flags(), address: reservation, ..control(Operation::Open) };
         self.queue(command, export.as_bytes().to_vec())
     }
 
@@ -189,11 +189,11 @@ impl Initiator {
         }
     }
 
-    /// With the tenure that it had: somebody who had it since ended that. Never takes over: whoever else has
-    /// it by now took it over, or was let in when we were given up.
+    /// With the reservation that it had: somebody who had it since ended that. Never takes over: whoever else
+    /// has it by now took it over, or was let in when we were given up.
     fn ask_again(&self, volume: &Volume) -> Answer {
         let mode = OpenMode { take_over: false, ..volume.mode };
-        self.queue_open(&volume.export, mode, volume.opened.tenure)
+        self.queue_open(&volume.export, mode, volume.opened.reservation)
     }
 
     /// Looks whether volumes that were asked for again are open. What is asked once more goes with the tick.

@@ -1,14 +1,14 @@
 //! The initiator: a block device whose bytes are at a target, over any of several links.
 //!
-//! Rooms: `connect` (hand-shake, links that join, a target that comes back as another), `pending` (requests),
-//! `slots` (what is under way), `device` (the device, and opening it).
+//! Modules: `connect` (hand-shake, links that join, a target that comes back as another), `pending`
+//! (requests), `slots` (what is under way), `device` (the device, and opening it).
 //!
 //! A connection lives as long as both processes: whatever happens to its links, requests wait and go on. When
 //! the target says that it does not know the connection (it was started anew), a new one is made, volumes are
 //! opened again, and what was not answered is asked again: the old process is gone, so nothing of the old
 //! connection can come after.
 //!
-//! Invariants: a request is answered once; a flush is not answered well when a target that kept unflushed
+//! Invariants: a request is answered once; a flush does not succeed when a target that kept unflushed
 //! writes is gone (the `keeper` of the volume changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
@@ -374,7 +374,7 @@ impl Initiator {
 }
 
 impl Volume {
-    /// What a flush that the target answered well comes to: an error when changes before it may be lost.
+    /// What a flush that succeeded at the target comes to: an error when changes before it may be lost.
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
         self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
         let mut loss = self.loss.lock();

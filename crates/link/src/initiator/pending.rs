@@ -53,7 +53,7 @@ pub(crate) struct Terms {
 struct Tally {
     /// Its number on the newest connection.
     number: AtomicU8,
-    /// Chunks of changes that a target answered well and may have in memory alone.
+    /// Chunks of changes that succeeded at a target and may be in its memory alone.
     changes: AtomicU64,
     /// Requests that were taken in and are not answered.
     under_way: AtomicU32,
@@ -152,12 +152,12 @@ impl Pendings {
         self.tallies[usize::from(volume)].number.store(number, Ordering::SeqCst);
     }
 
-    /// Chunks of changes of a volume that were answered well.
+    /// Chunks of changes of a volume that succeeded.
     pub(crate) fn changes(&self, volume: u8) -> u64 {
         self.tallies[usize::from(volume)].changes.load(Ordering::SeqCst)
     }
 
-    /// A chunk of a change was answered well. Told before its slot counts as free: once a connection is
+    /// A chunk of a change succeeded. Told before its slot counts as free: once a connection is
     /// abandoned, all that it did is counted.
     pub(crate) fn changed(&self, volume: u8) {
         self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);

@@ -1,6 +1,6 @@
 //! Who is at the other end, and packets that nobody else can read, alter or say twice.
 //!
-//! Rooms: [`key`] (what both ends know beforehand), [`handshake`] (two messages make a connection's keys;
+//! Modules: [`key`] (what both ends know beforehand), [`handshake`] (two messages make a connection's keys;
 //! `noise` is its arithmetic), `proof` (what is said outside of connections), [`seal`] (one packet, in
 //! place), [`window`] (no packet counts twice).
 //!

@@ -2,7 +2,7 @@
 //!
 //! Invariants: an export that is open without *shared* has one writer; whoever is cut off gets `Fenced` from
 //! then on, and nothing of his is under way when the next one is told that it is open. Who comes back says
-//! which tenure he had: when it is over, nothing of his is let in, in this process and in later ones.
+//! which reservation he had: when it is over, nothing of his is let in, in this process and in later ones.
 //!
 //! Not here: connections (`served`), what lasts of an export (`standing`).
 
@@ -30,7 +30,7 @@ pub(super) struct Export {
 
 struct State {
     standing: Standing,
-    /// Nobody was told of the tenure yet.
+    /// Nobody was told of the reservation yet.
     unclaimed: bool,
     /// Somebody was told who keeps what is not durable since that last changed.
     keeper_told: bool,
@@ -42,7 +42,7 @@ struct User {
     /// The run of the initiator.
     instance: [u8; 16],
     flags: u8,
-    /// His machine may only read: he neither ends a tenure nor keeps its holder out.
+    /// His machine may only read: he neither ends a reservation nor keeps its holder out.
     guest: bool,
     cut: bool,
     /// His connection was ended by us, or for another of his own: he has his place until then.
@@ -56,7 +56,7 @@ pub(super) struct Claim {
     pub(super) instance: [u8; 16],
     pub(super) flags: u8,
     /// The one that he had before; 0: he comes for the first time.
-    pub(super) tenure: u64,
+    pub(super) reservation: u64,
     pub(super) guest: bool,
     pub(super) now_ns: u64,
 }
@@ -149,30 +149,30 @@ fn alone(flags: u8) -> bool {
 }
 
 impl Export {
-    /// Lets `connection` in, or says who is in the way. `random` makes tenures.
+    /// Lets `connection` in, or says who is in the way. `random` makes reservations.
     pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
-        let Claim { instance, flags, tenure, guest, now_ns } = claim;
+        let Claim { instance, flags, reservation, guest, now_ns } = claim;
         let state = &mut *self.state.lock();
-        if tenure != 0 {
-            self.lasts(state, tenure, flags, guest)?;
+        if reservation != 0 {
+            self.lasts(state, reservation, flags, guest)?;
         }
         for user in &mut state.users {
-            // Who comes with the tenure was expected back, and so was an initiator that never heard of it,
-            // as the answer to its open was lost with its connection.
-            let is_back = tenure != 0 || user.instance == instance;
+            // Who comes with the reservation was expected back, and so was an initiator that never heard of
+            // it, as the answer to its open was lost with its connection.
+            let is_back = reservation != 0 || user.instance == instance;
             user.cut |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
         }
         let makes_room = |user: &User| user.guest && !guest && alone(flags);
         let others =
             |user: &User| user.connection != connection && !user.cut && (alone(flags) || alone(user.flags));
         let in_the_way = |user: &User| others(user) && !makes_room(user);
-        if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || tenure != 0) {
+        if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || reservation != 0) {
             let text = "export in use by another initiator";
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        let is_anothers = guest && state.standing.tenure != 0 && !state.standing.shared;
-        if tenure == 0 && !is_anothers && !state.goes_on(connection, flags) {
-            self.begin_tenure(state, flags, random())?;
+        let is_anothers = guest && state.standing.reservation != 0 && !state.standing.shared;
+        if reservation == 0 && !is_anothers && !state.goes_on(connection, flags) {
+            self.begin_reservation(state, flags, random())?;
         }
         state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.cut = true);
         let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
@@ -194,16 +194,16 @@ impl Export {
         Ok(())
     }
 
-    /// Fails when `tenure` is over.
-    fn lasts(&self, state: &mut State, tenure: u64, flags: u8, guest: bool) -> Result<()> {
-        if state.standing.tenure == 0 && self.keep.is_none() {
+    /// Fails when `reservation` is over.
+    fn lasts(&self, state: &mut State, reservation: u64, flags: u8, guest: bool) -> Result<()> {
+        if state.standing.reservation == 0 && self.keep.is_none() {
             if guest {
                 return Ok(());
             }
             // What was written before this process is gone with that one: there is nothing to guard.
-            (state.standing.tenure, state.standing.shared) = (tenure, !alone(flags));
+            (state.standing.reservation, state.standing.shared) = (reservation, !alone(flags));
         }
-        if state.standing.tenure == tenure {
+        if state.standing.reservation == reservation {
             return Ok(());
         }
         let text = "reservation conflict: another initiator took the export over, or the target cannot \
@@ -212,8 +212,8 @@ impl Export {
     }
 
     /// From now on nobody's writes are taken who was let in before; on any later day, too.
-    fn begin_tenure(&self, state: &mut State, flags: u8, tenure: u64) -> Result<()> {
-        let standing = Standing { tenure: tenure.max(1), shared: !alone(flags), ..state.standing };
+    fn begin_reservation(&self, state: &mut State, flags: u8, reservation: u64) -> Result<()> {
+        let standing = Standing { reservation: reservation.max(1), shared: !alone(flags), ..state.standing };
         self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(&standing))?;
         (state.standing, state.unclaimed) = (standing, true);
         Ok(())
@@ -279,18 +279,18 @@ impl Export {
             discard: geometry.operations.discard,
             write_zeroes: geometry.operations.write_zeroes,
             allocation: geometry.operations.allocation,
-            tenure: standing.tenure,
+            reservation: standing.reservation,
             keeper: standing.keeper(self.keeper),
         }
     }
 }
 
 impl State {
-    /// Whether who opens it with these flags goes on with the tenure that there is.
+    /// Whether who opens it with these flags goes on with the reservation that there is.
     fn goes_on(&self, connection: u64, flags: u8) -> bool {
-        let Standing { tenure, shared, .. } = self.standing;
+        let Standing { reservation, shared, .. } = self.standing;
         let own = self.users.iter().find(|user| user.connection == connection && !user.cut);
-        tenure != 0
+        reservation != 0
             && match alone(flags) {
                 true => (self.unclaimed && !shared) || own.is_some_and(|user| alone(user.flags)),
                 false => shared || own.is_some(),
@@ -329,13 +329,13 @@ mod tests {
         (exports, export)
     }
 
-    fn claim(export: &Export, connection: u64, flags: u8, tenure: u64, random: u64) -> Result<()> {
+    fn claim(export: &Export, connection: u64, flags: u8, reservation: u64, random: u64) -> Result<()> {
         let instance = [connection as u8; 16];
-        export.claim(connection, Claim { instance, flags, tenure, ..Claim::default() }, || random)
+        export.claim(connection, Claim { instance, flags, reservation, ..Claim::default() }, || random)
     }
 
-    fn tenure(export: &Export) -> u64 {
-        export.opened(0).tenure
+    fn reservation(export: &Export) -> u64 {
+        export.opened(0).reservation
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
         drop(work);
         claim(&export, 2, 0, 0, 33).expect("1 is through");
         assert_eq!(export.state.lock().users.len(), 1, "who is gone is forgotten");
-        assert_eq!(tenure(&export), 22, "asking again begins nothing anew");
+        assert_eq!(reservation(&export), 22, "asking again begins nothing anew");
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenure_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now() {
+    fn a_reservation_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
@@ -393,25 +393,25 @@ mod tests {
                 assert_eq!(late.kind(), ErrorKind::Fenced);
             }
             claim(export, 2, 0, 22, 23).expect("nobody had it since");
-            assert_eq!(tenure(export), 22);
+            assert_eq!(reservation(export), 22);
             export.leave(2).expect("given back");
         }
     }
 
     #[test]
-    fn those_who_share_have_one_tenure_until_one_comes_who_does_not() {
+    fn those_who_share_have_one_reservation_until_one_comes_who_does_not() {
         let kept = Kept::default();
         let (_, export) = export(Some(&kept));
         claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
         claim(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
         claim(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
-        assert_eq!(tenure(&export), 11);
+        assert_eq!(reservation(&export), 11);
         claim(&export, 4, OPEN_TAKE_OVER, 0, 44).expect("alone");
         assert_eq!(claim(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(), ErrorKind::Fenced);
         claim(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
         assert_eq!(
-            (tenure(&export), *kept.0.lock()),
-            (55, Standing { tenure: 55, shared: true, failed_syncs: 0 })
+            (reservation(&export), *kept.0.lock()),
+            (55, Standing { reservation: 55, shared: true, failed_syncs: 0 })
         );
     }
 
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(claim(&export, 2, flags, 0, 22).expect_err("his place").kind(), ErrorKind::InUse);
         }
         claim(&export, 3, 0, 11, 33).expect("it is he, on another connection");
-        assert_eq!((tenure(&export), kept.0.lock().tenure), (11, 11));
+        assert_eq!((reservation(&export), kept.0.lock().reservation), (11, 11));
         exports.forget(3, Some(100));
         let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
         export.claim(2, late, || 22).expect("he did not come");
@@ -460,11 +460,11 @@ mod tests {
         claim(&export, 1, 0, 0, 11).expect("free");
         exports.forget(1, Some(100));
         assert_eq!(claim(&export, 2, 0, 0, 22).expect_err("another's").kind(), ErrorKind::InUse);
-        export.claim(3, again, || 33).expect("the same initiator, which knows of no tenure");
+        export.claim(3, again, || 33).expect("the same initiator, which knows of no reservation");
     }
 
     #[test]
-    fn a_guest_ends_no_tenure_and_makes_room_for_its_holder() {
+    fn a_guest_ends_no_reservation_and_makes_room_for_its_holder() {
         let kept = Kept::default();
         let (exports, export) = export(Some(&kept));
         let guest = Claim { flags: OPEN_READ_ONLY, guest: true, ..Claim::default() };
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(export.claim(2, guest, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
         exports.forget(1, None);
         export.claim(2, guest, || 22).expect("nobody is there");
-        assert_eq!(kept.0.lock().tenure, 11);
+        assert_eq!(kept.0.lock().reservation, 11);
         claim(&export, 3, 0, 11, 33).expect("he goes on");
         assert_eq!(export.begin(2, false, false).err().expect("he had to go").kind(), ErrorKind::Fenced);
     }

@@ -1,6 +1,6 @@
 //! The target: shows devices to initiators, over any links that lead to it.
 //!
-//! Rooms: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way),
+//! Modules: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way),
 //! `keys` (whose), `machines` (who may open what), `exports` (what is shown, and to whom), `standing` (what
 //! lasts of that), `served` (a connection), `slots` (a command from its first part to its receipt).
 //!
@@ -178,7 +178,7 @@ impl Target {
     }
 
     /// Shows `device`, which outlives this process, as `name`. `standing` is what `keep` was last told;
-    /// without a tenure everybody is cut off who had it before.
+    /// without a reservation everybody is cut off who had it before.
     pub fn add_lasting(
         &self,
         name: &str,

@@ -254,7 +254,7 @@ impl Served {
         let claim = Claim {
             instance: self.instance,
             flags: command.flags,
-            tenure: command.address,
+            reservation: command.address,
             guest: self.holder.rights.only_reads(name),
             now_ns: self.clock.now_ns(),
         };

@@ -9,8 +9,8 @@ use sawmill_device::Result;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Whose writes it takes: another random number for everybody who comes; 0: nobody's.
-    pub tenure: u64,
-    /// Several may have the tenure.
+    pub reservation: u64,
+    /// Several may have the reservation.
     pub shared: bool,
     /// Syncs of its device that failed.
     pub failed_syncs: u64,

@@ -16,8 +16,8 @@ mod load;
 mod mischief;
 mod network;
 mod oracle;
+mod reservations;
 mod story;
-mod tenures;
 mod users;
 mod worlds;
 

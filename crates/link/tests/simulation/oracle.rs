@@ -40,7 +40,7 @@ pub(crate) struct Oracle {
     /// Values that a power cut may bring back.
     durable: Values,
     flushes: BTreeMap<u64, Flush>,
-    /// The newest flush that was answered well.
+    /// The newest flush that succeeded.
     newest_flush: u64,
     /// Each user's writes that were answered and that no flush of his covers.
     unflushed: BTreeMap<u64, BTreeSet<u64>>,
@@ -180,7 +180,7 @@ impl Oracle {
         let whole = flush.cuts == self.cuts;
         let taken = self.taken.entry(flush.user).or_default();
         if well && whole && !taken.is_empty() {
-            return Err("a flush was answered well, and writes before it are lost".into());
+            return Err("a flush succeeded, and writes before it are lost".into());
         }
         match well {
             // Of a flush that the power cut met: carried out before it, and its answer was on its way.

@@ -3,8 +3,8 @@
 //! Invariants: a door is opened for volumes that are open; what is handed over of a door is preceded by a
 //! piece named `door` that says which plan it is of, what it shows and how many pieces follow.
 //!
-//! Rooms: [`plan`] (what was asked for), `open` (each kind of door), [`added`] (what comes back after a crash
-//! although no option says so). Not here: what a door speaks.
+//! Modules: [`plan`] (what was asked for), `open` (each kind of door), [`added`] (what comes back after a
+//! crash although no option says so). Not here: what a door speaks.
 
 pub(crate) mod added;
 mod open;

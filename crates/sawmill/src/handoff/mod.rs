@@ -6,17 +6,17 @@
 //! | predecessor | successor |
 //! |---|---|
 //! | | `Hello`: what it is |
-//! | serves on | reads volumes and stores, to have them at hand; `Prepared` |
+//! | serves on | reads volumes and stores in advance; `Prepared` |
 //! | quiets its doors, lets go of volumes and cache; `Go`, and a parcel of doors | |
 //! | | opens the volumes; `Opened` |
 //! | `Yours`; forgets its doors; `Gone` | |
 //! | | goes on with the doors; tells the service manager; `Serving` |
 //! | ends | |
 //!
-//! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever
-//! the successor does or does not, it can end it, open its volumes again and go on with the doors it still
-//! has; after `Yours` it touches neither. A successor that dies then is a killed server: nothing accepted
-//! is lost. Rooms: [`predecessor`], [`successor`], [`again`] (when it was taken back). Why so: decision 0020.
+//! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever the
+//! successor does or does not, it can end it, open its volumes again and go on with the doors it still has;
+//! after `Yours` it touches neither. A successor that dies then is a killed server: nothing accepted is lost.
+//! Modules: [`predecessor`], [`successor`], [`again`] (when it was taken back). Why so: decision 0020.
 
 pub(crate) mod again;
 pub(crate) mod predecessor;

@@ -76,7 +76,7 @@ impl Predecessor<'_> {
         let outcome = self.try_hand_off(wanted);
         if outcome.is_err() {
             let here = self.serving.volumes.iter().filter_map(|served| served.volume().ok());
-            here.for_each(|volume| volume.give_back_laid_up());
+            here.for_each(|volume| volume.release_preallocated());
         }
         outcome
     }

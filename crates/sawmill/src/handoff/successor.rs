@@ -30,7 +30,7 @@ const PARCEL_BYTES_MAX: usize = 4 << 30;
 /// Descriptors of a parcel.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 /// All volumes together: for a while there is so much more memory in use than before.
-const LAID_UP_BYTES_MAX: u64 = 256 << 20;
+const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
 /// Takes the place of the process behind standard input.
 pub(crate) fn take_over(places: &Places, plan: Plan, bell: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
@@ -105,11 +105,11 @@ fn talk(
     Ok((serving, admin))
 }
 
-/// Opens the stores, sees that they keep writers apart, reads every volume, so that it is at hand later, and
+/// Opens the stores, sees that they keep writers apart, reads every volume, so that it is cached later, and
 /// lays up memory for it. Changes nothing.
 fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
-    let mut laid_up_bytes = 0;
+    let mut preallocated_bytes = 0;
     for address in &plan.volumes {
         let options = OpenOptions {
             read_only: true,
@@ -119,14 +119,14 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
         let store = stores.open(&address.store_url)? as Arc<dyn ObjectStore>;
         let read = Volume::open(store, &address.name, options).map_err(Failure::from);
         let volume = read.map_err(|failure| failure.of_volume(&address.name))?;
-        laid_up_bytes += plan.options.staging_bytes;
-        if !plan.options.read_only && laid_up_bytes <= LAID_UP_BYTES_MAX {
+        preallocated_bytes += plan.options.staging_bytes;
+        if !plan.options.read_only && preallocated_bytes <= PREALLOCATED_BYTES_MAX {
             // Best effort: an open without it takes longer.
             let id = volume.record().volume_id.to_string();
             let journal = plan.journal.path(places, &id, &address.store_url)?;
             let staging_folder = wiring::staging_folder(plan, Some(&journal));
-            let laid_up = volume.lay_up(&OpenOptions { staging_folder, ..plan.options.clone() });
-            laid_up.unwrap_or_else(|error| tracing::debug!("hand-off: {error}"));
+            let preallocated = volume.preallocate(&OpenOptions { staging_folder, ..plan.options.clone() });
+            preallocated.unwrap_or_else(|error| tracing::debug!("hand-off: {error}"));
         }
     }
     if !plan.options.read_only && !plan.options.no_fencing {

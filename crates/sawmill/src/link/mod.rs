@@ -1,6 +1,6 @@
 //! Both ends of a link as commands see them: keys, places, a connection that was made, what is told of one.
 //!
-//! Rooms: [`place`] (what people write), [`remote`] (an initiator that is connected), [`told`] (what a
+//! Modules: [`place`] (what people write), [`remote`] (an initiator that is connected), [`told`] (what a
 //! running end says of itself), [`standing`] (what a target keeps for the next one). Not here: packets and
 //! threads (`sawmill-link`), doors, volumes.
 

@@ -1,8 +1,9 @@
 //! What a target keeps of an export for the next one: a file in the state folder.
 //!
 //! Invariants: a file that cannot be read, is of another device, or is of a volume that something else had
-//! attached since, counts as one that knows no tenure: whoever comes back is cut off, and nothing of his is
-//! written. Not here: its bytes (`sawmill_format::export_state`), what a tenure is (`sawmill_link::target`).
+//! attached since, counts as one that knows no reservation: whoever comes back is cut off, and nothing of his
+//! is written. Not here: its bytes (`sawmill_format::export_state`), what a reservation is
+//! (`sawmill_link::target`).
 
 use std::fs;
 use std::io;
@@ -59,7 +60,7 @@ impl StateFile {
             tracing::warn!("{path}: {error}; ignoring it, so all attached initiators are fenced");
         });
         let state = state.ok().filter(|state| state.identity == self.identity)?;
-        let ExportState { tenure, shared, failed_syncs, epoch, .. } = state;
+        let ExportState { reservation, shared, failed_syncs, epoch, .. } = state;
         if self.epoch > 0 && epoch != self.epoch_before {
             tracing::info!(
                 "{}: another process has used it since; all attached initiators are fenced",
@@ -67,14 +68,14 @@ impl StateFile {
             );
             return Some(Standing { failed_syncs, ..Standing::default() });
         }
-        Some(Standing { tenure, shared, failed_syncs })
+        Some(Standing { reservation, shared, failed_syncs })
     }
 }
 
 impl KeepStanding for StateFile {
     fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
         let state = ExportState {
-            tenure: standing.tenure,
+            reservation: standing.reservation,
             failed_syncs: standing.failed_syncs,
             epoch: self.epoch,
             shared: standing.shared,
@@ -117,7 +118,7 @@ fn disk_identity(folder: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    const STANDING: Standing = Standing { tenure: 7, shared: true, failed_syncs: 2 };
+    const STANDING: Standing = Standing { reservation: 7, shared: true, failed_syncs: 2 };
 
     #[test]
     fn what_was_kept_is_found_again_for_the_same_file_alone() {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_something_else_had_attached_knows_no_tenure() {
+    fn a_volume_that_something_else_had_attached_knows_no_reservation() {
         let folder = tempfile::tempdir().unwrap();
         let of = |epoch, before| StateFile::of_volume(folder.path(), "5a01".into(), epoch, before);
         of(30, 0).keep(&STANDING).unwrap();

@@ -1,8 +1,8 @@
 //! Block traces: what some machine once asked of its disks, read from files that others wrote.
 //!
 //! [`Trace::open`] finds out how the file is compressed and which [`Format`] it has, and then gives one
-//! [`Request`] at a time, in the order of the file. Rooms: `source` (the file, decompressed), `detect` (which
-//! format), `lines` (formats of one line per request), `csv` (our own, documented in
+//! [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed), `detect`
+//! (which format), `lines` (formats of one line per request), `csv` (our own, documented in
 //! `docs/guide/simulate.md`), `records` (binary formats), `octf` and `mobigen` (formats that must be sorted
 //! first, and so are read whole), `number` (how their numbers are written).
 //!

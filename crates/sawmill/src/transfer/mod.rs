@@ -1,6 +1,6 @@
 //! Moving a whole disk from one end to another: import, export and copy are this with different ends.
 //!
-//! Rooms: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress` (how far it
+//! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress` (how far it
 //! got, kept beside the journal), this file (the plan, the workers, the marks).
 //!
 //! Invariants:

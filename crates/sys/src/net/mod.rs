@@ -1,6 +1,6 @@
 //! Sockets that move many packets with one system call, which the standard library has no words for.
 //!
-//! Rooms: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse), [`FrameSocket`] and
+//! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse), [`FrameSocket`] and
 //! [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's network layer), [`Interface`] (what
 //! the kernel knows of one).
 //!

@@ -178,35 +178,35 @@ fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
 }
 
 #[test]
-fn memory_laid_up_is_taken_once_and_only_as_it_was_laid_up() {
+fn preallocated_memory_is_taken_once_and_only_as_it_was_allocated() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let folder = tempfile::tempdir().unwrap();
     let (spare, path) = (folder.path().join("spare"), folder.path().join("staging"));
     let take = |bytes| StagingFile::take_spare(&spare, &path, bytes).unwrap();
-    assert!(take(8192).is_none(), "nothing was laid up");
-    StagingFile::lay_up(&spare, 8192).unwrap();
+    assert!(take(8192).is_none(), "nothing was preallocated");
+    StagingFile::preallocate(&spare, 8192).unwrap();
     let inode = std::fs::metadata(&spare).unwrap().ino();
-    let (ring, _consumer) = take(8192).expect("as large as it was laid up").into_ring(4096, b"header");
+    let (ring, _consumer) = take(8192).expect("as large as it was preallocated").into_ring(4096, b"header");
     assert_eq!(std::fs::metadata(&path).unwrap().ino(), inode);
     put(&ring, 1, 5000).unwrap();
     assert!(take(8192).is_none(), "it was taken");
     for (what, bytes, mode) in [("another size", 16384, 0o600), ("others may look", 8192, 0o644)] {
-        StagingFile::lay_up(&spare, 8192).unwrap();
+        StagingFile::preallocate(&spare, 8192).unwrap();
         std::fs::set_permissions(&spare, std::fs::Permissions::from_mode(mode)).unwrap();
         assert!(take(bytes).is_none(), "{what}");
         assert!(!spare.exists(), "{what}: it would be in the way for ever");
     }
     let elsewhere = folder.path().join("elsewhere");
-    StagingFile::lay_up(&elsewhere, 8192).unwrap();
+    StagingFile::preallocate(&elsewhere, 8192).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &spare).unwrap();
     assert!(take(8192).is_none(), "a link leads elsewhere");
     std::fs::hard_link(&elsewhere, &spare).unwrap();
     assert!(take(8192).is_none(), "another name of a file in use");
     assert!(elsewhere.exists() && !path.exists());
-    // What is laid up meanwhile, under the old name, is another file.
-    StagingFile::lay_up(&spare, 8192).unwrap();
+    // What is preallocated meanwhile, under the old name, is another file.
+    StagingFile::preallocate(&spare, 8192).unwrap();
     let (ring, _consumer) = take(8192).unwrap().into_ring(4096, b"header");
-    StagingFile::lay_up(&spare, 8192).unwrap();
+    StagingFile::preallocate(&spare, 8192).unwrap();
     put(&ring, 1, 5000).unwrap();
     let in_use = StagingFile::open(&path).map(drop).unwrap_err();
     assert_eq!(in_use.kind(), io::ErrorKind::WouldBlock, "a process has it open");

@@ -1,7 +1,7 @@
 //! Devices under test: what is started on a recording disk, and again on what a crash left of it.
 //!
-//! Rooms: `in_process` (our own devices, served from here), `command_line` (anybody's server, by its command
-//! line), `sawmill` (this product's own binary, with a store beside its disk).
+//! Modules: `in_process` (our own devices, served from here), `command_line` (anybody's server, by its
+//! command line), `sawmill` (this product's own binary, with a store beside its disk).
 
 mod command_line;
 mod in_process;

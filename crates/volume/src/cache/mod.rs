@@ -13,7 +13,7 @@
 //! - Disk and index are touched only by who has entered the disk (`Place`): when [`ReadCache::let_go`] has
 //!   returned, both are another process's to open, whoever still holds this cache.
 //!
-//! Rooms: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index), `place` (the
+//! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index), `place` (the
 //! disk, until it is let go of).
 //! Not here: opening files, and fetching what misses.
 

@@ -6,7 +6,7 @@
 //!
 //! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still
 //! kept and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut
-//! or a volume makes that durable first and asks for pins after it (`keeper::pins`, `burial`): so one of the
+//! or a volume makes that durable first and asks for pins after it (`keeper::pins`, `removal`): so one of the
 //! two sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name;
 //! `check` of the base says so.
 
@@ -19,7 +19,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::find::{Cut, stored_cut};
-use super::{CutBook, Kin, let_go};
+use super::{CutBook, PinHolder, let_go};
 use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
 use crate::open::{self, Stored, demand_fencing};
@@ -290,7 +290,7 @@ fn write(
 
 /// Gives pins back, as far as the store lets us; what stays only keeps data alive.
 fn release(world: &dyn World, store: &dyn ObjectStore, clone_id: VolumeId, lineage: &[LineageEntry]) {
-    if let Err(error) = let_go(world, store, &Kin { clone_id, lineage }) {
+    if let Err(error) = let_go(world, store, &PinHolder { clone_id, lineage }) {
         tracing::warn!("cannot release the pins of a clone that was not made: {error}");
     }
 }

@@ -5,19 +5,19 @@
 //! stored, so the log alone says whether it came before or after a fence, and recovery meets it like any
 //! write. See `docs/decisions/0014`.
 //!
-//! Rooms: `book` (what is kept, and which segments that needs), `find` (a cut by name, time or position),
-//! `clones` (volumes that begin from a cut of another; pins), `burial` (the end of a volume that others may
+//! Modules: `book` (what is kept, and which segments that needs), `find` (a cut by name, time or position),
+//! `clones` (volumes that begin from a cut of another; pins), `removal` (the end of a volume that others may
 //! need), `words` (whether it is deleted). Not here: how the keeper takes orders (`keeper::orders`).
 
 mod book;
-mod burial;
 mod clones;
 mod find;
+mod removal;
 pub(crate) mod words;
 
 pub(crate) use book::{CutBook, Lineage, Place, needs};
-pub(crate) use burial::{Kin, bury, let_go};
 pub(crate) use clones::PinSeen;
 pub use clones::{clone, clone_in};
 pub use find::{Cut, CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, kept_root, state_at, stored_cut};
+pub(crate) use removal::{PinHolder, let_go, remove_objects};

@@ -6,7 +6,7 @@
 //! which a served volume does it. What differs: time is that of the caller's requests, the store answers at
 //! once, and collecting begins and ends between two segments.
 //!
-//! Rooms: `report` (what comes out). Not here: reading traces, prices, charts (the binary's matter).
+//! Modules: `report` (what comes out). Not here: reading traces, prices, charts (the binary's matter).
 
 mod report;
 #[cfg(test)]

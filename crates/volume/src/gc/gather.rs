@@ -36,8 +36,8 @@ pub(crate) struct Gathered {
     pub(crate) header_bytes: usize,
     /// Room for the header, then the body: data in place, frames not sealed.
     pub(crate) buffer: Buffer,
-    /// Frames with data that was at hand before it moved: they shall be at hand afterwards.
-    pub(crate) at_hand: Vec<bool>,
+    /// Frames with data that was cached before it moved: they are cached again afterwards.
+    pub(crate) cached: Vec<bool>,
 }
 
 /// Why nothing was gathered.
@@ -151,7 +151,7 @@ fn lay_out(shared: &Shared, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered
     let header_bytes = encoded_len(extents.len(), frames, origins.len());
     let body_bytes = data_bytes as usize + frames * FRAME_HEAD_BYTES;
     let buffer = buffers.take(header_bytes + body_bytes);
-    Gathered { extents, origins, data_bytes, header_bytes, buffer, at_hand: vec![false; frames] }
+    Gathered { extents, origins, data_bytes, header_bytes, buffer, cached: vec![false; frames] }
 }
 
 impl Gathered {
@@ -165,11 +165,11 @@ impl Gathered {
         }
     }
 
-    fn note_at_hand(&mut self, frame_bytes: u32, data_offset: u64, length: u64) {
+    fn note_cached(&mut self, frame_bytes: u32, data_offset: u64, length: u64) {
         let frame_bytes = u64::from(frame_bytes);
         let (first, last) = (data_offset / frame_bytes, (data_offset + length - 1) / frame_bytes);
         for frame in first..=last {
-            self.at_hand[frame as usize] = true;
+            self.cached[frame as usize] = true;
         }
     }
 }
@@ -199,7 +199,7 @@ fn copy_local(
         };
         if is_read || (resident.is_none() && read_cache(shared, piece.sequence, from, &mut bytes)) {
             gathered.place(frame_bytes, data_offset + done, &bytes);
-            gathered.note_at_hand(frame_bytes, data_offset + done, length);
+            gathered.note_cached(frame_bytes, data_offset + done, length);
         } else {
             want_frames(frame_bytes, piece.sequence, from, length, data_offset + done, absent);
         }

@@ -1,5 +1,5 @@
 //! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
-//! (LSVD §3.5, BS3 §8.2.4). Rooms: [`policy`] (which segments, when), `sweep` (where their live data is),
+//! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live data is),
 //! `gather` (its bytes). The keeper carries it out (`keeper::collect`) and deletes what is dead.
 //!
 //! Invariants:

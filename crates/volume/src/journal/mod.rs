@@ -4,8 +4,8 @@
 //! entering the journal map and being declared complete. From then on it is *accepted*. The journal's
 //! thread ([`writer`]) moves complete records in order to the disk and syncs: then they are *logged*.
 //!
-//! Rooms: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's payload), [`scan`]
-//! (what a journal holds, after a crash).
+//! Modules: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's payload),
+//! [`scan`] (what a journal holds, after a crash).
 //!
 //! Invariants:
 //! 1. Positions are reserved, queued for the writer and, if it comes to it, recovered in the same order.

@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone, Copy)]
 pub(crate) enum Reach<'a> {
     /// Not to the device.
-    AtHand,
+    CachedFrames,
     /// To the device, if it takes that.
     Device,
     /// To what was read back, and to the device for the rest.
@@ -120,7 +120,7 @@ impl Journal {
                 continue;
             }
             match reach {
-                Reach::AtHand => self.disk.read_now(offset, part)?,
+                Reach::CachedFrames => self.disk.read_now(offset, part)?,
                 Reach::Device | Reach::ReadBack(_) => self.disk.read_at(offset, part)?,
             }
             done += length as usize;

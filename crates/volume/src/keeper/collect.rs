@@ -8,8 +8,8 @@
 //!    collection. So it cannot take part in a deadlock.
 //! 3. A segment that cannot be read is left alone after [`DOUBTS_MAX`] tries.
 //!
-//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays at hand
-//! (`at_hand`), and deleting (`cleanup`).
+//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays cached
+//! (`cached`), and deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -292,7 +292,7 @@ impl Keeper {
 
     fn send_moved(&mut self, gathered: Gathered) -> crate::Result<()> {
         let mut header = self.header(SegmentRole::Moved, self.sealed_position)?;
-        let Gathered { extents, origins, data_bytes, header_bytes, mut buffer, at_hand } = gathered;
+        let Gathered { extents, origins, data_bytes, header_bytes, mut buffer, cached } = gathered;
         header.extents = extents;
         header.origins = origins;
         header.data_bytes = data_bytes;
@@ -311,7 +311,7 @@ impl Keeper {
         self.collector.report.moved_segments += 1;
         self.collector.in_flight += 1;
         let mut upload = Upload::moved(header, header_bytes as u32, object);
-        self.keep_at_hand(&mut upload, at_hand);
+        self.keep_cached(&mut upload, cached);
         self.send(upload);
         Ok(())
     }

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
+use super::fence_check::Look;
 use super::orders::Ordered;
-use super::vigil::Look;
 use crate::gc::gather;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -74,7 +74,7 @@ pub(crate) enum Event {
     Gathered {
         outcome: gather::Outcome,
     },
-    /// The frames of a moved segment that were at hand are in the read cache.
+    /// The frames of a moved segment that were cached are in the read cache again.
     Kept {
         sequence: u64,
     },

@@ -9,11 +9,12 @@
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
 //! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Rooms: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze,
-//! write), `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `at_hand`
+//! Modules: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze,
+//! write), `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `cached`
 //! (what moves stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots,
 //! retention, rollback), `past` (what of the past a checkpoint carries and a delete spares), `clock` (by
-//! which moments age), `vigil` (looks for fences), `pins` (what clones need, looked up before a delete).
+//! which moments age), `fence_check` (looks for fences), `pins` (what clones need, looked up before a
+//! delete).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,11 +32,12 @@ use crate::shared::Shared;
 use crate::write;
 use resize::Resizing;
 
-mod at_hand;
+mod cache_moves;
 mod checkpoint;
 mod cleanup;
 mod clock;
 mod collect;
+mod fence_check;
 mod inbox;
 mod orders;
 mod own_puts;
@@ -43,7 +45,6 @@ mod past;
 mod pins;
 mod resize;
 mod upload;
-mod vigil;
 
 pub(crate) use cleanup::QUIET_AFTER;
 pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
@@ -54,8 +55,8 @@ use checkpoint::Writing;
 use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
+use fence_check::FenceCheck;
 use upload::Upload;
-use vigil::Vigil;
 
 /// What one attachment chose for its keeper.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +147,7 @@ pub(crate) struct Keeper {
     busy_at: Duration,
     buffers: Buffers,
     clock: AttachedClock,
-    vigil: Vigil,
+    fence_check: FenceCheck,
     closed: bool,
 }
 
@@ -194,7 +195,7 @@ impl Keeper {
             busy_at: pending_since,
             buffers: Buffers::default(),
             clock,
-            vigil: Vigil::default(),
+            fence_check: FenceCheck::default(),
             closed: false,
         };
         keeper.compare_clocks();

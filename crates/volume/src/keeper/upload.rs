@@ -9,7 +9,7 @@ use sawmill_format::ids::PutId;
 use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole, segment_key};
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
-use super::at_hand::AtHand;
+use super::cache_moves::CachedFrames;
 use super::{Event, Keeper, is_padding};
 use crate::map::Location;
 use crate::record::Record;
@@ -42,15 +42,15 @@ pub(super) struct Upload {
     stage: Stage,
     /// When it was first put.
     put_at: Duration,
-    pub(super) at_hand: AtHand,
+    pub(super) cached: CachedFrames,
 }
 
 impl Upload {
     pub(super) fn moved(header: SegmentHeader, header_bytes: u32, object: Bytes) -> Self {
         let (object_bytes, stage) = (object.len() as u64, Stage::UnderWay);
-        let (resident, records, at_hand) = (Vec::new(), Vec::new(), AtHand::default());
+        let (resident, records, cached) = (Vec::new(), Vec::new(), CachedFrames::default());
         let put_at = Duration::ZERO;
-        Upload { header, header_bytes, object_bytes, object, resident, records, stage, put_at, at_hand }
+        Upload { header, header_bytes, object_bytes, object, resident, records, stage, put_at, cached }
     }
 
     pub(super) fn is_moved(&self) -> bool {
@@ -166,7 +166,7 @@ impl Keeper {
     pub(super) fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
-        let (object_bytes, stage, at_hand) = (object.len() as u64, Stage::UnderWay, AtHand::default());
+        let (object_bytes, stage, cached) = (object.len() as u64, Stage::UnderWay, CachedFrames::default());
         let put_at = Duration::ZERO;
         self.send(Upload {
             header,
@@ -177,7 +177,7 @@ impl Keeper {
             records,
             stage,
             put_at,
-            at_hand,
+            cached,
         });
     }
 
@@ -247,7 +247,7 @@ impl Keeper {
     pub(super) fn apply_stored(&mut self) {
         let mut applied = false;
         let is_stored = |upload: &Upload| matches!(upload.stage, Stage::Stored);
-        while self.uploads.front().is_some_and(is_stored) && self.is_kept_at_hand() {
+        while self.uploads.front().is_some_and(is_stored) && self.is_kept_cached() {
             if let Some(upload) = self.uploads.pop_front() {
                 self.apply(upload);
                 applied = true;

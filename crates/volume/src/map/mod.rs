@@ -5,7 +5,7 @@
 //! before it leaves the journal map, so a reader that asks in this order never sees bytes older than those
 //! it may see.
 //!
-//! Rooms: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB of it, in
+//! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB of it, in
 //! one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a table of pages),
 //! `journal` (the journal map).
 //!

@@ -332,7 +332,7 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 ///
 /// A checkpoint that it put before it could know of the fence counts: it may have deleted by it. So this
 /// attach begins again, from that one. By what it puts later it deletes nothing, as it looks for fences
-/// before it deletes (`keeper::vigil`).
+/// before it deletes (`keeper::fence_check`).
 fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {

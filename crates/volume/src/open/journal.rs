@@ -1,4 +1,4 @@
-//! Judging the journal at hand against the end of the log in the store: is it ours, is anything in it, may it
+//! Judging the local journal against the end of the log in the store: is it ours, is anything in it, may it
 //! be used? Reads only; `attach` acts on the verdict.
 
 use std::path::Path;

@@ -26,7 +26,7 @@ pub(crate) fn staging_path(folder: &Path, volume_id: VolumeId, journal_tag: u64)
     folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
 }
 
-/// Memory laid up for the next staging file of a volume. Empty and written by nobody: whoever makes the
+/// Memory preallocated for the next staging file of a volume. Empty and written by nobody: whoever makes the
 /// volume's staging file may take it.
 pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
     options.staging_folder.join(format!("sawmill-{volume_id}.spare"))

@@ -1,8 +1,8 @@
 //! A read, from request to answer. It takes no lock of the write path and never asks the keeper.
 //!
 //! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame of a stored
-//! segment. Atoms at hand are served at once; the rest go side by side to threads that may wait for the local
-//! disk and to the [`fetch`](crate::fetch) room, and the last one to end answers.
+//! segment. Atoms in memory are served immediately; the rest go side by side to threads that may wait for the
+//! local disk and to the [`fetch`](crate::fetch) room, and the last one to end answers.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its
 //! record's or its frame's checksum; an atom whose place was given up meanwhile is resolved again.
@@ -56,7 +56,7 @@ pub(crate) enum Place {
     },
 }
 
-/// What came of an attempt to serve an atom from what is at hand.
+/// What came of an attempt to serve an atom without the network.
 enum Served {
     Done,
     /// The local disk must be waited for.
@@ -232,7 +232,7 @@ fn resolve_stored(
     }
 }
 
-/// Serves an atom from what is at hand, or, if it may wait, from the local disk.
+/// Serves an atom from memory, or, if it may wait, from the local disk.
 fn serve(
     shared: &Shared,
     atom: &Atom,
@@ -248,7 +248,7 @@ fn serve(
         Place::Record { record, offset, stored } => {
             let Some(journal) = &shared.journal else { return Ok(Served::Gone) };
             sources.journal = true;
-            let reach = if may_wait { Reach::Device } else { Reach::AtHand };
+            let reach = if may_wait { Reach::Device } else { Reach::CachedFrames };
             match (journal.read(record, *offset, into, reach), stored) {
                 (Ok(JournalRead::Done), _) => Ok(Served::Done),
                 (Ok(JournalRead::Slow), _) => Ok(Served::Slow),

@@ -1,7 +1,7 @@
 //! Replicas: the same volume in a second store, copied byte for byte, readable at any time, promoted when the
 //! first store is lost. See `docs/decisions/0015`.
 //!
-//! Rooms: `role` (what a store is to a volume: replica or promoted), `destination` (may it become one),
+//! Modules: `role` (what a store is to a volume: replica or promoted), `destination` (may it become one),
 //! `copier` (round by round), `there` (what the destination holds, for sure or not), `objects` (reading and
 //! verifying what is copied), `sweep` (deletes at the destination), `promote` (a replica becomes a volume of
 //! its own), `drill` (what that would find, and lose).

@@ -167,7 +167,7 @@ fn what_is_overwritten_only_in_the_journal_is_moved_as_well() {
 }
 
 #[test]
-fn what_was_at_hand_stays_at_hand_when_it_moves() {
+fn cached_data_stays_cached_when_it_moves() {
     let mut machine = Machine::new();
     machine.rig.options.gc = NEVER;
     machine.rig.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap());
@@ -180,7 +180,7 @@ fn what_was_at_hand_stays_at_hand_when_it_moves() {
 }
 
 #[test]
-fn what_came_at_hand_while_it_moved_stays_at_hand() {
+fn data_cached_while_it_moved_stays_cached() {
     let mut machine = Machine::new();
     machine.rig.options.gc = NEVER;
     let volume = machine.open();
@@ -194,7 +194,7 @@ fn what_came_at_hand_while_it_moved_stays_at_hand() {
     machine.fault(Fault::Delay, move |call| segment_put(call).is_some_and(|sequence| sequence >= first));
     let collecting = collect_all(&volume);
     until("a moved segment is on its way", || !machine.faults.held().is_empty());
-    assert_eq!(cache.stats().inserted, 0, "nothing was at hand when it was gathered");
+    assert_eq!(cache.stats().inserted, 0, "nothing was cached when it was gathered");
     are_halved(&volume, 8);
     until("all is in the cache", || cache.stats().bytes >= 8 * SEGMENT as u64);
     machine.heal();

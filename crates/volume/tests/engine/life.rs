@@ -226,20 +226,24 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     }
     assert!(volume.wait(Safety::Stored, Some(patience)).unwrap());
     assert!(volume.checkpoint(patience));
-    volume.lay_up(&rig.options).unwrap();
-    let laid_up = files(&rig, "spare");
+    volume.preallocate(&rig.options).unwrap();
+    let preallocated = files(&rig, "spare");
     volume.write_at(0, &pattern(0, 2, 8192)).unwrap();
     volume.close_now();
 
     let volume = rig.open();
     let told = |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
     assert!(told("roll forward").detail.starts_with("0 segments"), "{}", told("roll forward").detail);
-    assert_eq!((laid_up.len(), files(&rig, "staging")), (1, laid_up), "the memory that was laid up is used");
+    assert_eq!(
+        (preallocated.len(), files(&rig, "staging")),
+        (1, preallocated),
+        "the preallocated memory is used"
+    );
     assert!(files(&rig, "spare").is_empty());
     assert_eq!(volume.read_at(0, 8192).unwrap(), pattern(0, 2, 8192));
     assert_eq!(volume.read_at(8192, 8192).unwrap(), pattern(1, 1, 8192));
 
-    volume.lay_up(&rig.options).unwrap();
+    volume.preallocate(&rig.options).unwrap();
     volume.close().unwrap();
     assert!(files(&rig, "spare").is_empty(), "a clean end leaves nothing in memory");
     assert!(!volume.checkpoint(patience), "a volume that has ended writes none");

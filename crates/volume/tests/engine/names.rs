@@ -403,9 +403,9 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
     clone(&*machine.plain, "disk", None, "copy", false).unwrap();
     delete(&*machine.plain, "disk").unwrap();
     let had = machine.keys(&format!("{id}/"));
-    // The burial has read that the volume is deleted, and is about to say that it buries it.
-    let burial = word_key(id, 2);
-    machine.fault(Fault::Delay, move |call| call.kind == CallKind::Put && call.keys[0] == burial);
+    // The deletion has read that the volume is deleted, and is about to say that it removes the objects.
+    let removed_word = word_key(id, 2);
+    machine.fault(Fault::Delay, move |call| call.kind == CallKind::Put && call.keys[0] == removed_word);
     let store = machine.faults.clone();
     let asks = std::thread::spawn(move || delete(&*store, "copy"));
     until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());

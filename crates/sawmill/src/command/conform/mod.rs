@@ -1,8 +1,8 @@
 //! `sawmill conform`: the contract's tests on anybody's driver, in any language, behind any door.
 //!
 //! Each clause has a driver of its own: a new process, and the device zeroed where the tests look, so that a
-//! clause that is broken spoils no other. Rooms: `stage` (the host, one driver, one door), `behind` (devices
-//! behind doors), `life` (what only drivers do: they die, are replaced, and end).
+//! clause that is broken spoils no other. Modules: `stage` (the host, one driver, one door), `behind`
+//! (devices behind doors), `life` (what only drivers do: they die, are replaced, and end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no process and no
 //! door outlives it. Not here: the clauses of the contract (`sawmill_device::conformance`).

@@ -1,6 +1,6 @@
 //! `sawmill simulate`: what a volume would do under recorded requests, without any data.
 //!
-//! Rooms: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices`
+//! Modules: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices`
 //! (what it would cost), `document` (what is printed), `chart` (the same over time, as a picture).
 
 mod chart;

@@ -77,7 +77,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "who lets go of a pin buries a base that lives",
-        "volume/src/cuts/burial.rs",
+        "volume/src/cuts/removal.rs",
         "    if !newest.is_gone() {\n        return Ok(deleted);\n    }\n",
         "",
     ),

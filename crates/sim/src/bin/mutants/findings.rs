@@ -64,9 +64,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &engine("names::a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data"),
         "a delete does not ask whether the volume was called back",
-        "volume/src/cuts/burial.rs",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? {",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? && false {",
+        "volume/src/cuts/removal.rs",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? && false {",
     ),
     caught_by(
         &engine("checking::a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),

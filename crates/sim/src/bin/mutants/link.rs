@@ -82,7 +82,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "self.supersede(instance, &half.holder);\n        if !self.has_room(source) {",
     ),
     mutant(
-        "a flush is answered well though the target lost what it covers",
+        "a flush succeeds though the target lost what it covers",
         "link/src/initiator/mod.rs",
         "if !loss.happened || loss.told_ns",
         "if !loss.happened || true || loss.told_ns",
@@ -176,11 +176,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a target that was started anew believes whoever comes first",
         "link/src/target/exports.rs",
-        "if state.standing.tenure == tenure {",
-        "if state.standing.tenure == tenure || state.users.is_empty() {",
+        "if state.standing.reservation == reservation {",
+        "if state.standing.reservation == reservation || state.users.is_empty() {",
     ),
     mutant(
-        "a tenure is begun and not kept",
+        "a reservation is begun and not kept",
         "link/src/target/exports.rs",
         "        self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(&standing))?;\n",
         "",

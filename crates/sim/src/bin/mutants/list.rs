@@ -383,7 +383,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a deleted volume takes what its clones need",
-        "volume/src/cuts/burial.rs",
+        "volume/src/cuts/removal.rs",
         "if !deleted.pinned_by.is_empty() {",
         "if false {",
     ),

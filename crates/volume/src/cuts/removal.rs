@@ -3,8 +3,8 @@
 //! Order, and why: the word that it is deleted, with which its name goes (`names`), then pins are asked for.
 //! A clone puts its pin first and looks for the name after; so either it finds no name, or its pin is found.
 //! Whoever lets go of the last pin looks for that word and removes what is left; of two that let go at once,
-//! the later sees both. Before the first object goes the word changes to *buried*, unless somebody was faster
-//! who called the volume back to life: so nothing is deleted on the strength of a list.
+//! the later sees both. Before the first object goes the word changes to *removed*, unless somebody was
+//! faster who called the volume back to life: so nothing is deleted on the strength of a list.
 //!
 //! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out; and
 //! so do the words, so that no name of before ever means the volume again.
@@ -24,17 +24,17 @@ use crate::names::Deleted;
 use crate::world::World;
 
 /// A clone, and where it has pins.
-pub(crate) struct Kin<'a> {
+pub(crate) struct PinHolder<'a> {
     pub(crate) clone_id: VolumeId,
     pub(crate) lineage: &'a [LineageEntry],
 }
 
 /// Lets go of all pins of a clone, and buries ancestors that were deleted and that nobody needs any more.
-pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) -> Result<Deleted> {
+pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &PinHolder<'_>) -> Result<Deleted> {
     let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
         if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
-            // Let go of before, and buried since.
+            // Let go of before, and removed since.
             continue;
         }
         let pin = Pin {
@@ -47,16 +47,16 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &Kin<'_>) 
             name: String::new(),
         };
         put(store, &released_key(entry.volume_id, entry.pin), pin.encode())?;
-        let buried = bury(world, store, entry.volume_id, false)?;
-        deleted.objects += buried.objects;
-        deleted.bytes += buried.bytes;
+        let removed = remove_objects(world, store, entry.volume_id, false)?;
+        deleted.objects += removed.objects;
+        deleted.bytes += removed.bytes;
     }
     Ok(deleted)
 }
 
 /// Removes everything of a volume that is deleted but its words and its last fence, or `all_fences`, unless
 /// somebody has pinned it.
-pub(crate) fn bury(
+pub(crate) fn remove_objects(
     world: &dyn World,
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -75,7 +75,7 @@ pub(crate) fn bury(
     let fence = newest.fence;
     if newest.said == Word::Deleted {
         let said = (fence, newest.name.as_str());
-        if !words::put(world, store, volume_id, newest.number + 1, Word::Buried, said)? {
+        if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
             // Somebody else buries it, or it lives again.
             return Ok(deleted);
         }

@@ -51,7 +51,7 @@ pub(crate) struct Look {
 
 /// The looks while the volume is in use.
 #[derive(Default)]
-pub(super) struct Vigil {
+pub(super) struct FenceCheck {
     is_looking: bool,
     /// When it is time for the next.
     not_before: Duration,
@@ -138,9 +138,9 @@ impl Keeper {
         if watch.lets_flush(now) {
             flush::go_on(&self.shared);
         }
-        if self.watch_in(now).is_some_and(|wait| wait.is_zero()) && !self.vigil.is_looking {
-            self.vigil.is_looking = true;
-            self.vigil.not_before = now + LOOK_EVERY;
+        if self.watch_in(now).is_some_and(|wait| wait.is_zero()) && !self.fence_check.is_looking {
+            self.fence_check.is_looking = true;
+            self.fence_check.not_before = now + LOOK_EVERY;
             self.begin_look(Purpose::Watch(now));
         }
     }
@@ -149,23 +149,23 @@ impl Keeper {
     pub(super) fn watch_in(&self, now: Duration) -> Option<Duration> {
         let watch = &self.shared.watch;
         let patience = self.patience_ends(now);
-        let looks = watch.is_in_use(now) && !self.vigil.is_looking && self.shared.journal.is_some();
-        let look = looks.then(|| (watch.news() + LOOK_EVERY).max(self.vigil.not_before));
+        let looks = watch.is_in_use(now) && !self.fence_check.is_looking && self.shared.journal.is_some();
+        let look = looks.then(|| (watch.news() + LOOK_EVERY).max(self.fence_check.not_before));
         Some(patience.into_iter().chain(look).min()?.saturating_sub(now))
     }
 
     /// When a flush will have waited for a look for long enough, if one does.
     fn patience_ends(&self, now: Duration) -> Option<Duration> {
         let watch = &self.shared.watch;
-        if self.vigil.odd.is_some() || watch.lets_flush(now) {
+        if self.fence_check.odd.is_some() || watch.lets_flush(now) {
             return None;
         }
         watch.patience_ends()
     }
 
     fn hear_still_ours(&mut self, began: Duration) {
-        self.vigil.is_looking = false;
-        (self.vigil.odd, self.vigil.agreeing) = (None, 0);
+        self.fence_check.is_looking = false;
+        (self.fence_check.odd, self.fence_check.agreeing) = (None, 0);
         self.shared.watch.has_news(began);
         if self.shared.watch.set_deaf(false) {
             self.shared.state.store_answered();
@@ -173,22 +173,22 @@ impl Keeper {
     }
 
     fn hear_no_answer(&mut self, what: String, now: Duration) {
-        self.vigil.is_looking = false;
+        self.fence_check.is_looking = false;
         self.shared.watch.set_deaf(true);
         self.shared.state.store_failed(now, what);
     }
 
     /// Something that is not ours stands where our next segment would.
     fn hear_odd_watch(&mut self, sequence: u64, found: &Bytes, now: Duration) {
-        self.vigil.is_looking = false;
-        self.vigil.not_before = now + AGAIN_AFTER;
+        self.fence_check.is_looking = false;
+        self.fence_check.not_before = now + AGAIN_AFTER;
         let is_segment = Preamble::decode(found).is_ok_and(|head| head.kind == Kind::Segment as u16)
             && found.get(VOLUME_ID_AT..PUT_ID_AT) == Some(self.shared.record.volume_id.0.as_slice());
         let odd = Some((sequence, found.clone())).filter(|_| is_segment);
-        self.vigil.agreeing =
-            if odd.is_some() && odd == self.vigil.odd { self.vigil.agreeing + 1 } else { 1 };
-        self.vigil.odd = odd;
-        if is_segment && self.vigil.agreeing >= AGREEING_LOOKS {
+        self.fence_check.agreeing =
+            if odd.is_some() && odd == self.fence_check.odd { self.fence_check.agreeing + 1 } else { 1 };
+        self.fence_check.odd = odd;
+        if is_segment && self.fence_check.agreeing >= AGREEING_LOOKS {
             let key = segment_key(self.shared.record.volume_id, sequence);
             self.shared.fence(format!(
                 "volume {}: another writer has taken it over (it wrote {key}); writes after position {} are \

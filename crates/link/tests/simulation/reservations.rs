@@ -1,4 +1,4 @@
-//! Who may write, over targets that are started anew: tenures, volumes that are given back, targets that
+//! Who may write, over targets that are started anew: reservations, volumes that are given back, targets that
 //! answer and never serve.
 //!
 //! Not here: a target's own table of users (`target::exports`), faults by the hundred (`story`).

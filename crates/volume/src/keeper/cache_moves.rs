@@ -1,4 +1,4 @@
-//! What was at hand before it moved stays at hand: its frames go into the read cache under their new name
+//! Data that was cached before it moved stays cached: its frames go into the read cache under their new name
 //! before the map names that.
 //!
 //! Looked at twice: when the data was gathered, so that most of the work is done beside the put, and again
@@ -15,16 +15,16 @@ use super::{Event, Keeper};
 use crate::fetch::FrameName;
 use crate::shared::{Shared, View};
 
-/// What of a moved segment is at hand.
+/// Which frames of a moved segment are cached.
 #[derive(Default)]
-pub(super) struct AtHand {
+pub(super) struct CachedFrames {
     /// By frame: in the read cache, or on its way there.
     frames: Vec<bool>,
     /// Whether frames are on their way there.
     is_inserting: bool,
 }
 
-impl AtHand {
+impl CachedFrames {
     fn has_all(&self, first: u64, last: u64) -> bool {
         self.frames.get(first as usize..=last as usize).is_some_and(|frames| !frames.contains(&false))
     }
@@ -32,35 +32,35 @@ impl AtHand {
 
 impl Keeper {
     /// Puts these frames of a moved segment into the read cache, on the collector's thread.
-    pub(super) fn keep_at_hand(&self, upload: &mut Upload, frames: Vec<bool>) {
+    pub(super) fn keep_cached(&self, upload: &mut Upload, frames: Vec<bool>) {
         if self.shared.cache.is_some() && frames.contains(&true) {
             self.insert(upload, &frames);
-            upload.at_hand.is_inserting = true;
+            upload.cached.is_inserting = true;
         }
-        upload.at_hand.frames = frames;
+        upload.cached.frames = frames;
     }
 
     /// Whether the map may name a moved segment now. If not, an event will tell.
-    pub(super) fn is_kept_at_hand(&mut self) -> bool {
+    pub(super) fn is_kept_cached(&mut self) -> bool {
         let Some(mut upload) = self.uploads.pop_front() else { return true };
-        if !upload.at_hand.is_inserting && upload.is_moved() {
+        if !upload.cached.is_inserting && upload.is_moved() {
             let late = late_frames(&self.shared, &upload);
             if late.contains(&true) {
                 self.insert(&upload, &late);
-                upload.at_hand.is_inserting = true;
-                for (frame, late) in upload.at_hand.frames.iter_mut().zip(late) {
+                upload.cached.is_inserting = true;
+                for (frame, late) in upload.cached.frames.iter_mut().zip(late) {
                     *frame |= late;
                 }
             }
         }
-        let is_kept = !upload.at_hand.is_inserting;
+        let is_kept = !upload.cached.is_inserting;
         self.uploads.push_front(upload);
         is_kept
     }
 
     pub(super) fn hear_kept(&mut self, sequence: u64) {
         if let Some(upload) = self.uploads.iter_mut().find(|upload| upload.sequence() == sequence) {
-            upload.at_hand.is_inserting = false;
+            upload.cached.is_inserting = false;
         }
     }
 
@@ -106,7 +106,7 @@ fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
     for (extent, origin) in header.extents.iter().zip(&header.origins) {
         let (start, end) = (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
         let (first, last) = (start / frame_bytes, (end - 1) / frame_bytes);
-        if upload.at_hand.has_all(first, last) {
+        if upload.cached.has_all(first, last) {
             continue;
         }
         let from = u64::from(origin.data_offset);
@@ -124,7 +124,7 @@ fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
                     from.max(frame * frame_bytes)..(from + extent.length).min((frame + 1) * frame_bytes);
                 let (first, last) = (start + part.start - from, start + part.end - 1 - from);
                 for frame in first / frame_bytes..=last / frame_bytes {
-                    late[frame as usize] = !upload.at_hand.frames[frame as usize];
+                    late[frame as usize] = !upload.cached.frames[frame as usize];
                 }
             }
         }
