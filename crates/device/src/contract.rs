@@ -25,14 +25,14 @@ use crate::{Geometry, Request};
 /// - **D10** `geometry` is constant between two resizes and cheap to call.
 pub trait BlockDevice: Send + Sync {
     /// Size, granularity, limits and abilities.
-    fn geometry(&self) -> &Geometry;
+    fn geometry(&self) -> Geometry;
 
     /// Takes a request and answers it through itself (D1).
     fn submit(&self, request: Request);
 }
 
 impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         (**self).geometry()
     }
 

@@ -165,8 +165,8 @@ impl MemoryDevice {
 }
 
 impl BlockDevice for MemoryDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

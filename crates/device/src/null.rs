@@ -28,8 +28,8 @@ impl NullDevice {
 }
 
 impl BlockDevice for NullDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

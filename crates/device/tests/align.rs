@@ -29,7 +29,7 @@ struct Late {
 
 impl Blocks {
     fn new(unit: u64, request_bytes_max: u32) -> Self {
-        let full = *MemoryDevice::new(SIZE_BYTES).geometry();
+        let full = MemoryDevice::new(SIZE_BYTES).geometry();
         let geometry = Geometry { request_bytes_max, preferred_bytes: 4096, ..full };
         let memory = Arc::new(MemoryDevice::with_geometry(geometry));
         Blocks { unit, memory, late: None }
@@ -74,7 +74,7 @@ impl Drop for Blocks {
 }
 
 impl BlockDevice for Blocks {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
 
@@ -148,7 +148,7 @@ fn random_requests_with_many_seeds_agree_with_a_byte_vector() {
 #[test]
 fn a_device_that_does_not_consist_of_blocks_is_refused() {
     let text = |size_bytes, request_bytes_max, unit| {
-        let full = *MemoryDevice::new(size_bytes).geometry();
+        let full = MemoryDevice::new(size_bytes).geometry();
         let device = MemoryDevice::with_geometry(Geometry { request_bytes_max, ..full });
         Align::new(device, unit).err().map(|error| error.to_string()).unwrap_or_default()
     };

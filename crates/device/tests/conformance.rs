@@ -21,7 +21,7 @@ fn the_smallest_size_and_an_odd_size_will_do() {
 #[test]
 fn a_device_without_the_optional_operations_keeps_the_contract() {
     let operations = Operations { discard: false, write_zeroes: false, allocation: false };
-    let full = *MemoryDevice::new(SIZE_BYTES).geometry();
+    let full = MemoryDevice::new(SIZE_BYTES).geometry();
     let plain = Geometry { operations, request_bytes_max: 1 << 20, ..full };
     conformance::all(&|| Arc::new(MemoryDevice::with_geometry(plain)));
 }

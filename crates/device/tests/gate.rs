@@ -134,7 +134,7 @@ fn another_device_takes_the_place_behind_a_shut_gate_alone() {
 fn a_device_that_doors_cannot_live_with_is_refused() {
     let gate = Gate::new(memory());
     gate.shut(PATIENCE).expect("nothing is inside");
-    let full = *memory().geometry();
+    let full = memory().geometry();
     let without = |change: fn(&mut Operations)| {
         let mut geometry = full;
         change(&mut geometry.operations);
@@ -157,7 +157,7 @@ fn a_device_that_doors_cannot_live_with_is_refused() {
         check(Arc::new(MemoryDevice::with_geometry(geometry)), part);
     }
     check(Arc::new(ReadOnly::new(MemoryDevice::new(SIZE))), "read-only");
-    assert_eq!(*gate.geometry(), full);
+    assert_eq!(gate.geometry(), full);
     gate.replace(Arc::new(MemoryDevice::new(2 * SIZE))).expect("a larger one fits");
     assert_eq!(gate.geometry().size_bytes, 2 * SIZE);
     gate.open();
@@ -171,8 +171,8 @@ struct Growing {
 }
 
 impl BlockDevice for Growing {
-    fn geometry(&self) -> &Geometry {
-        &self.sizes[usize::from(self.grown.load(Ordering::SeqCst))]
+    fn geometry(&self) -> Geometry {
+        self.sizes[usize::from(self.grown.load(Ordering::SeqCst))]
     }
 
     fn submit(&self, request: Request) {
@@ -182,7 +182,7 @@ impl BlockDevice for Growing {
 
 #[test]
 fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
-    let small = *memory().geometry();
+    let small = memory().geometry();
     let sizes = [small, Geometry { size_bytes: 2 * SIZE, ..small }];
     let device = Arc::new(Growing { sizes, grown: AtomicBool::new(false) });
     let gate = Gate::new(device.clone());

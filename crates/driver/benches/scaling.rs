@@ -65,8 +65,8 @@ fn geometry() -> Geometry {
 struct Copies(Geometry);
 
 impl BlockDevice for Copies {
-    fn geometry(&self) -> &Geometry {
-        &self.0
+    fn geometry(&self) -> Geometry {
+        self.0
     }
 
     fn submit(&self, mut request: Request) {

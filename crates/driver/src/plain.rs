@@ -188,8 +188,8 @@ fn order(waiting: &Waiting, number: u64) -> Order {
 }
 
 impl BlockDevice for Plain {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

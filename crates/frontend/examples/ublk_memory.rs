@@ -225,7 +225,7 @@ impl FileDevice {
         let file = file.and_then(|file| file.set_len(size_bytes).map(|()| file));
         let file = file.map_err(|error| wrong(format!("{}: {error}", path.display())))?;
         let operations = Operations { discard: true, write_zeroes: true, allocation: false };
-        let geometry = Geometry { operations, ..*MemoryDevice::new(size_bytes).geometry() };
+        let geometry = Geometry { operations, ..MemoryDevice::new(size_bytes).geometry() };
         Ok(FileDevice { file, geometry })
     }
 
@@ -254,8 +254,8 @@ impl FileDevice {
 }
 
 impl BlockDevice for FileDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

@@ -65,8 +65,8 @@ impl FileDevice {
 }
 
 impl BlockDevice for FileDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

@@ -108,7 +108,7 @@ struct Piece {
 }
 
 impl<D: BlockDevice> BlockDevice for Unpack<D> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -83,7 +83,7 @@ fn open(path: &Path, read_only: bool) -> io::Result<File> {
 }
 
 impl BlockDevice for FileDevice {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 
@@ -148,8 +148,8 @@ impl Threads {
 }
 
 impl BlockDevice for Threads {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

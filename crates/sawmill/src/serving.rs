@@ -125,7 +125,7 @@ impl Served {
         drop(held);
         let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
-        self.gate.replace(Arc::new(Away(*self.gate.geometry())))?;
+        self.gate.replace(Arc::new(Away(self.gate.geometry())))?;
         Ok(Some(volume))
     }
 
@@ -252,8 +252,8 @@ impl Drop for Served {
 struct Away(Geometry);
 
 impl BlockDevice for Away {
-    fn geometry(&self) -> &Geometry {
-        &self.0
+    fn geometry(&self) -> Geometry {
+        self.0
     }
 
     fn submit(&self, request: Request) {

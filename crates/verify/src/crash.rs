@@ -80,7 +80,7 @@ impl Crashes<'_> {
         mut progress: impl FnMut(u64),
     ) -> Result<Survey> {
         let mut device = open()?;
-        let geometry = *device.geometry();
+        let geometry = device.geometry();
         if geometry.size_bytes < self.area_bytes {
             let (has, needs) = (geometry.size_bytes, self.area_bytes);
             return Err(Error::Usage(format!("the device has {has} bytes; the workload needs {needs}")));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     impl BlockDevice for Failing {
-        fn geometry(&self) -> &Geometry {
+        fn geometry(&self) -> Geometry {
             self.memory.geometry()
         }
 
@@ -262,12 +262,12 @@ mod tests {
 
     #[test]
     fn every_request_is_whole_blocks_of_the_device() {
-        let geometry = Geometry { block_bytes: 4096, ..*MemoryDevice::new(AREA_BYTES).geometry() };
+        let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(AREA_BYTES).geometry() };
         /// Says larger blocks than it needs.
         struct Large(Geometry, Failing);
         impl BlockDevice for Large {
-            fn geometry(&self) -> &Geometry {
-                &self.0
+            fn geometry(&self) -> Geometry {
+                self.0
             }
             fn submit(&self, request: Request) {
                 self.1.submit(request);

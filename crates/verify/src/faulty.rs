@@ -189,12 +189,12 @@ impl<D: BlockDevice> Faulty<D> {
 }
 
 impl<D: BlockDevice> BlockDevice for Faulty<D> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
     fn submit(&self, mut request: Request) {
-        if let Err(error) = request.check(self.geometry()) {
+        if let Err(error) = request.check(&self.geometry()) {
             return request.fail(error);
         }
         let mut state = self.state.lock();

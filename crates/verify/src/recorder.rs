@@ -40,8 +40,7 @@ impl<D: BlockDevice> Recorder<D> {
     #[must_use]
     pub fn new(inner: D, log: LogWriter, clock: Clock) -> Self {
         // One connection at a time, so that the order of completions is the order in the log.
-        let geometry =
-            Geometry { block_bytes: SECTOR_BYTES as u32, shared_cache: false, ..*inner.geometry() };
+        let geometry = Geometry { block_bytes: SECTOR_BYTES as u32, shared_cache: false, ..inner.geometry() };
         let state = State { log, clock, observer: None, broken: None };
         Recorder { geometry, inner, state: Arc::new(Mutex::new(state)) }
     }
@@ -139,8 +138,8 @@ impl State {
 }
 
 impl<D: BlockDevice> BlockDevice for Recorder<D> {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

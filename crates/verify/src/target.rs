@@ -117,8 +117,8 @@ fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
 }
 
 impl BlockDevice for FileTarget {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {
@@ -153,8 +153,8 @@ impl NbdTarget {
 }
 
 impl BlockDevice for NbdTarget {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

@@ -1,43 +1,29 @@
 //! What doors see of a volume, through its resizes.
 //!
-//! A geometry is handed out by reference for as long as the volume lives, so a resize adds one behind the
-//! others and never changes or frees any: some bytes for each resize of one attachment, and no lock to look.
-//!
-//! Invariant: the last is the current one. Not here: what a resize takes ([`crate::keeper`]).
+//! Invariant: only the size changes. Not here: what a resize takes ([`crate::keeper`]).
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use sawmill_device::Geometry;
 
-/// See the head of this file.
-pub(crate) struct Geometries {
-    geometry: Geometry,
-    next: OnceLock<Box<Geometries>>,
+/// A geometry whose size can change while doors read it.
+pub(crate) struct ResizableGeometry {
+    fixed: Geometry,
+    size_bytes: AtomicU64,
 }
 
-impl Geometries {
+impl ResizableGeometry {
     pub(crate) fn new(geometry: Geometry) -> Self {
-        Geometries { geometry, next: OnceLock::new() }
+        ResizableGeometry { fixed: geometry, size_bytes: AtomicU64::new(geometry.size_bytes) }
     }
 
-    /// The current one.
-    pub(crate) fn now(&self) -> &Geometry {
-        &self.last().geometry
+    /// The current geometry.
+    pub(crate) fn now(&self) -> Geometry {
+        Geometry { size_bytes: self.size_bytes.load(Relaxed), ..self.fixed }
     }
 
-    /// The disk has another size from now on. The keeper alone resizes.
+    /// From now on, the disk has another size. Only the keeper resizes.
     pub(crate) fn resize(&self, size_bytes: u64) {
-        let last = self.last();
-        let next = Geometry { size_bytes, ..last.geometry };
-        let added = last.next.set(Box::new(Geometries::new(next)));
-        debug_assert!(added.is_ok(), "there is one keeper");
-    }
-
-    fn last(&self) -> &Geometries {
-        let mut last = self;
-        while let Some(next) = last.next.get() {
-            last = next;
-        }
-        last
+        self.size_bytes.store(size_bytes, Relaxed);
     }
 }

@@ -12,7 +12,7 @@ use sawmill_store::ObjectStore;
 use crate::cache::{FrameKey, OwnerId, ReadCache};
 use crate::cuts::{Cut, CutBook, Lineage};
 use crate::fetch::{Fetcher, FrameName};
-use crate::geometry::Geometries;
+use crate::geometry::ResizableGeometry;
 use crate::journal::Journal;
 use crate::keeper::Inbox;
 use crate::later::Later;
@@ -78,7 +78,7 @@ impl View {
 pub(crate) struct Shared {
     pub(crate) record: VolumeRecord,
     pub(crate) name: String,
-    pub(crate) geometry: Geometries,
+    pub(crate) geometry: ResizableGeometry,
     pub(crate) epoch: u64,
     pub(crate) epoch_before: u64,
     pub(crate) read_only: bool,

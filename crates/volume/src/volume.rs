@@ -18,7 +18,7 @@ use crate::disk::Lock;
 use crate::driver::{Driver, JournalLoop};
 use crate::fetch::{self, Fetcher};
 use crate::gc::{Garbage, garbage_of};
-use crate::geometry::Geometries;
+use crate::geometry::ResizableGeometry;
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
 use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
@@ -488,7 +488,7 @@ impl Drop for Volume {
 }
 
 impl BlockDevice for Volume {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.shared.geometry.now()
     }
 
@@ -497,7 +497,7 @@ impl BlockDevice for Volume {
         if let Some(error) = shared.state.refusal() {
             return request.fail(error);
         }
-        if let Err(error) = request.check(shared.geometry.now()) {
+        if let Err(error) = request.check(&shared.geometry.now()) {
             return request.fail(error);
         }
         if shared.journal.is_some() && shared.watch.is_woken_by_use(shared.world.now()) {
@@ -551,7 +551,7 @@ fn share(
     Arc::new(Shared {
         name: record.name.clone(),
         record,
-        geometry: Geometries::new(geometry),
+        geometry: ResizableGeometry::new(geometry),
         epoch: stored.end.epoch,
         epoch_before: stored.end.epoch_before,
         read_only: options.read_only,

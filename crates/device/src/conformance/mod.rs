@@ -197,7 +197,7 @@ pub fn d3_random_requests_agree_with_a_byte_vector(device: Device) {
 
 /// The model test with a seed and a number of steps to choose.
 pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps: u32) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     let mut model = vec![0_u8; geometry.size_bytes.min(SIZE_BYTES_MIN) as usize];
     let mut random = Random(seed);
     for step in 0..steps {
@@ -263,7 +263,7 @@ pub fn d4_flush_and_fua_complete(device: Device) {
 
 /// D5: ranges around every kind of boundary, the longest request, the last byte.
 pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Device) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     let mut value = 0_u8;
     for boundary in [512_u64, 4096, 16 << 10, 64 << 10, 1 << 20] {
         for before in [0_u64, 1, 511, 513] {
@@ -319,7 +319,7 @@ pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
 
 /// D6: out of range, empty, too long, unsupported: `Invalid`, and not a byte changes.
 pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     let size = geometry.size_bytes;
     let changes = [Operation::Write, Operation::Discard, Operation::WriteZeroes];
     let supported = |operation| match operation {
@@ -374,7 +374,7 @@ pub fn d7_a_read_only_device_refuses_changes(device: Device) {
     } else {
         Arc::new(ReadOnly::new(Arc::clone(&device)))
     };
-    let geometry = *closed.geometry();
+    let geometry = closed.geometry();
     assert!(geometry.read_only, "D7: the geometry says so");
     let kind = |result: Result<()>| result.map_err(|error| error.kind());
     assert_eq!(kind(closed.write_at(100, b"x")), Err(ErrorKind::ReadOnly), "D7: a write");
@@ -431,7 +431,7 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
 
 /// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbours stay; long ranges work.
 pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     let no_unmap = Flags { no_unmap: true, ..Flags::default() };
     let ranges = [(4096, 4096), (4097, 1), (1000, 100_000), (65_535, 65_538), (511, 2), (0, 200_000)];
     for (address, length) in ranges {
@@ -464,7 +464,7 @@ pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
 
 /// D10: the facts fit together and do not change under use.
 pub fn d10_geometry_is_sound_and_constant(device: Device) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     assert!(geometry.size_bytes >= SIZE_BYTES_MIN, "the conformance tests need {SIZE_BYTES_MIN} bytes");
     assert!([512, 4096].contains(&geometry.block_bytes), "D10: block_bytes is 512 or 4096");
     assert!(geometry.request_bytes_max >= geometry.block_bytes, "D10: a block fits into a request");
@@ -474,12 +474,12 @@ pub fn d10_geometry_is_sound_and_constant(device: Device) {
     let _ = device.write_at(0, &[1; 512]);
     let _ = device.read_at(0, 512);
     let _ = device.flush();
-    assert_eq!(geometry, *device.geometry(), "D10: the geometry is constant");
+    assert_eq!(geometry, device.geometry(), "D10: the geometry is constant");
 }
 
 /// An allocation answer covers its range exactly, in runs that are not empty, and a hole reads as zeroes.
 pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
-    let geometry = *device.geometry();
+    let geometry = device.geometry();
     if !geometry.operations.allocation {
         let kind = device.allocation(0, 4096).map_err(|error| error.kind());
         return assert_eq!(kind, Err(ErrorKind::Invalid), "D6: an unsupported query is Invalid");

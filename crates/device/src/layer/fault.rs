@@ -61,7 +61,7 @@ impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
 }
 
 impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> BlockDevice for Fault<D, F> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -12,7 +12,6 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,6 @@ pub struct Gate {
     lanes: [Lane; LANES],
     line: Mutex<Line>,
     bell: Arc<Bell>,
-    shown: Shown,
 }
 
 /// A lane has a cache line of its own (two, as CPUs fetch them).
@@ -55,6 +53,8 @@ struct Bell {
 /// Who waits, and for what.
 struct Line {
     device: Arc<dyn BlockDevice>,
+    /// What doors see while the gate is shut.
+    geometry: Geometry,
     /// Some way to the device, while the gate is open.
     way: Option<Arc<Way>>,
     waiting: Vec<Request>,
@@ -64,9 +64,9 @@ impl Gate {
     /// An open gate in front of `device`.
     #[must_use]
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
-        let shown = Shown::new(*device.geometry());
-        let line = Mutex::new(Line { device, way: None, waiting: Vec::new() });
-        let gate = Gate { lanes: Default::default(), line, bell: Arc::default(), shown };
+        let geometry = device.geometry();
+        let line = Mutex::new(Line { device, geometry, way: None, waiting: Vec::new() });
+        let gate = Gate { lanes: Default::default(), line, bell: Arc::default() };
         gate.open();
         gate
     }
@@ -77,7 +77,7 @@ impl Gate {
     pub fn shut(&self, patience: Duration) -> Result<()> {
         {
             let mut line = self.line.lock();
-            self.note_geometry(&*line.device);
+            line.geometry = line.device.geometry();
             line.way = None;
             self.lanes.iter().for_each(|lane| *lane.0.write() = None);
         }
@@ -106,10 +106,10 @@ impl Gate {
         if line.way.is_some() || *self.bell.left.lock() > 0 {
             return invalid("a device is replaced behind a shut gate only".into());
         }
-        if let Some(reason) = unfit(self.shown.now(), device.geometry()) {
+        if let Some(reason) = unfit(line.geometry, device.geometry()) {
             return invalid(format!("the new device cannot take the old one's place: {reason}"));
         }
-        self.note_geometry(&*device);
+        line.geometry = device.geometry();
         Ok(std::mem::replace(&mut line.device, device))
     }
 
@@ -149,27 +149,15 @@ impl Gate {
         };
         way.enter(request);
     }
-
-    /// Shows doors the geometry of `device` from now on; under the lock of the line.
-    fn note_geometry(&self, device: &dyn BlockDevice) {
-        let now = device.geometry();
-        if self.shown.now() != now {
-            self.shown.add(*now);
-        }
-    }
 }
 
 impl BlockDevice for Gate {
-    fn geometry(&self) -> &Geometry {
-        let known = self.shown.now();
+    fn geometry(&self) -> Geometry {
         let way = lane_of(&self.lanes).0.read().clone();
-        if let Some(way) = way
-            && way.device.geometry() != known
-        {
-            let line = self.line.lock();
-            self.note_geometry(&*line.device);
+        match way {
+            Some(way) => way.device.geometry(),
+            None => self.line.lock().geometry,
         }
-        self.shown.now()
     }
 
     fn submit(&self, request: Request) {
@@ -221,38 +209,8 @@ impl Drop for Inside {
     }
 }
 
-/// What doors were shown: handed out by reference, so each lives as long as the gate, and a new one is
-/// added behind it. Some bytes for each resize.
-struct Shown {
-    geometry: Geometry,
-    next: OnceLock<Box<Shown>>,
-}
-
-impl Shown {
-    fn new(geometry: Geometry) -> Self {
-        Shown { geometry, next: OnceLock::new() }
-    }
-
-    fn last(&self) -> &Shown {
-        let mut last = self;
-        while let Some(next) = last.next.get() {
-            last = next;
-        }
-        last
-    }
-
-    fn now(&self) -> &Geometry {
-        &self.last().geometry
-    }
-
-    fn add(&self, geometry: Geometry) {
-        // Only the holder of the line's lock adds.
-        let _ = self.last().next.set(Box::new(Shown::new(geometry)));
-    }
-}
-
 /// Why doors that were shown `old` cannot live with `new`.
-fn unfit(old: &Geometry, new: &Geometry) -> Option<String> {
+fn unfit(old: Geometry, new: Geometry) -> Option<String> {
     let lost = |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
     let smaller =
         |what: &str, had: u64, has: u64| (has < had).then(|| format!("its {what} is {has} and was {had}"));

@@ -140,7 +140,7 @@ impl<D: BlockDevice> Meter<D> {
 }
 
 impl<D: BlockDevice> BlockDevice for Meter<D> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

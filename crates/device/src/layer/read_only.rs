@@ -12,13 +12,13 @@ impl<D: BlockDevice> ReadOnly<D> {
     /// Refuses changes to `inner` from now on, through this layer.
     #[must_use]
     pub fn new(inner: D) -> Self {
-        ReadOnly { geometry: Geometry { read_only: true, ..*inner.geometry() }, inner }
+        ReadOnly { geometry: Geometry { read_only: true, ..inner.geometry() }, inner }
     }
 }
 
 impl<D: BlockDevice> BlockDevice for ReadOnly<D> {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

@@ -236,8 +236,8 @@ impl Batch {
 }
 
 impl BlockDevice for Batch {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

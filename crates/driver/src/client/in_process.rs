@@ -81,8 +81,8 @@ impl InProcess {
 }
 
 impl BlockDevice for InProcess {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

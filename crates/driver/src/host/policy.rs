@@ -47,14 +47,14 @@ impl Policy {
 }
 
 impl BlockDevice for Policy {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.backend.geometry()
     }
 
     fn submit(&self, request: Request) {
         match self.refusal() {
             None => self.backend.submit(request),
-            Some(error) => match request.check(self.geometry()) {
+            Some(error) => match request.check(&self.geometry()) {
                 Err(wrong) => request.fail(wrong),
                 Ok(()) => request.fail(error),
             },

@@ -203,7 +203,7 @@ impl FuseDoor {
         if !options.attach_loop || slot.is_some() {
             return Ok(());
         }
-        let geometry = *self.served.device.geometry();
+        let geometry = self.served.device.geometry();
         let failed = |error: std::io::Error| {
             let text = format!("fuse: no loop device can be attached to {}: {error}", self.file().display());
             Error::new(ErrorKind::Unavailable, text)

@@ -69,7 +69,7 @@ impl NbdServer {
             tracing::warn!(peer, name, "nbd: a connection was not taken over: its export is not served");
             return;
         };
-        let geometry = match held.shown.on(export.device.geometry(), held.style, held.block_status) {
+        let geometry = match held.shown.on(&export.device.geometry(), held.style, held.block_status) {
             Ok(geometry) => geometry,
             Err(reason) => {
                 tracing::warn!(

@@ -111,7 +111,7 @@ impl Handshake<'_> {
     fn session(&self, export: &Arc<Export>) -> Session {
         Session {
             device: export.device.clone(),
-            geometry: *export.device.geometry(),
+            geometry: export.device.geometry(),
             style: self.style,
             block_status: self.context.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, export)),
         }
@@ -180,7 +180,7 @@ impl Handshake<'_> {
         };
         let geometry = export.device.geometry();
         let mut out = geometry.size_bytes.to_be_bytes().to_vec();
-        out.extend_from_slice(&transmission_flags(geometry, self.style).to_be_bytes());
+        out.extend_from_slice(&transmission_flags(&geometry, self.style).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
@@ -203,9 +203,9 @@ impl Handshake<'_> {
             let data = [&kind.to_be_bytes()[..], value].concat();
             push_option_reply(out, number, reply::INFO, &data);
         };
-        let flags = transmission_flags(geometry, self.style);
+        let flags = transmission_flags(&geometry, self.style);
         push(info::EXPORT, &[&geometry.size_bytes.to_be_bytes()[..], &flags.to_be_bytes()].concat());
-        let sizes = block_sizes(geometry).map(u32::to_be_bytes);
+        let sizes = block_sizes(&geometry).map(u32::to_be_bytes);
         push(info::BLOCK_SIZE, sizes.as_flattened());
         if wanted.contains(&info::NAME) {
             push(info::NAME, export.name.as_bytes());

@@ -62,7 +62,7 @@ impl Queue {
         self.state.in_flight += 1;
         let geometry = self.device.geometry();
         let asked = match self.descriptors.get(tag) {
-            Some(descriptor) => Asked::from_descriptor(&descriptor, geometry, self.bytes_max),
+            Some(descriptor) => Asked::from_descriptor(&descriptor, &geometry, self.bytes_max),
             None => Err(Refusal::unknown_tag(tag)),
         };
         let asked = match asked {

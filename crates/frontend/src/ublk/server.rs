@@ -72,7 +72,7 @@ impl UblkDoor {
         options.check()?;
         let mut control = registry::control()?;
         let features = features_of(&mut control)?;
-        let geometry = *device.geometry();
+        let geometry = device.geometry();
         let request_bytes_max = protocol::request_bytes_max(&geometry, options.request_bytes_max);
         if request_bytes_max == 0 {
             let text = "ublk: the device takes no request as long as a block of 4 KiB";
@@ -212,7 +212,7 @@ impl UblkDoor {
                 "cannot change its size while it runs: that needs Linux 6.16. Stop it and start it again";
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
         }
-        let sectors = protocol::sectors(self.shared.device.geometry());
+        let sectors = protocol::sectors(&self.shared.device.geometry());
         registry::control()?
             .update_size(id, sectors)
             .map_err(|error| failed(&format!("device {id} could not be resized"), &error))
@@ -353,7 +353,7 @@ fn start_added(
     claim.write(&facts(options, false))?;
     // Only the owner of the node may command a device without privileges.
     let char_device = open_char_device(id)?;
-    let parameters = protocol::parameters(device.geometry(), info.request_bytes_max);
+    let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
     let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
     control.set_parameters(id, &parameters).map_err(|error| step("its parameters were refused", error))?;
     let mut serving = Serving::new(claim);

@@ -16,7 +16,7 @@ const BYTES_MAX: u32 = 1 << 20;
 const DEVICE_BYTES: u64 = 1 << 30;
 
 fn geometry() -> Geometry {
-    *MemoryDevice::new(DEVICE_BYTES).geometry()
+    MemoryDevice::new(DEVICE_BYTES).geometry()
 }
 
 fn descriptor(op_flags: u32, start_sector: u64, sectors: u32) -> IoDescriptor {

@@ -228,7 +228,7 @@ impl Session {
     }
 
     fn offered(&self) -> u64 {
-        features_of(self.common.device.geometry()) | feature::PROTOCOL_FEATURES | feature::LOG_ALL
+        features_of(&self.common.device.geometry()) | feature::PROTOCOL_FEATURES | feature::LOG_ALL
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Violation> {
@@ -306,7 +306,7 @@ impl Session {
 
     fn config(&self, offset: u32, size: u32, flags: u32) -> Reply {
         let geometry = self.common.device.geometry();
-        let mut config = config_of(geometry, self.common.queues_max, self.writeback).to_vec();
+        let mut config = config_of(&geometry, self.common.queues_max, self.writeback).to_vec();
         // Parsing has bounded both.
         config.resize(config.len().max((offset + size) as usize), 0);
         let bytes = config[offset as usize..(offset + size) as usize].to_vec();

@@ -103,7 +103,7 @@ fn messages_are_understood_field_by_field() {
 #[test]
 fn the_longest_request_of_a_guest_fits_the_device() {
     for request_bytes_max in [1 << 20, 4 << 20, 32 << 20] {
-        let mut geometry = *MemoryDevice::new(1 << 30).geometry();
+        let mut geometry = MemoryDevice::new(1 << 30).geometry();
         geometry.request_bytes_max = request_bytes_max;
         let config = config_of(&geometry, 1, true);
         let number =
@@ -114,7 +114,7 @@ fn the_longest_request_of_a_guest_fits_the_device() {
 
 #[test]
 fn a_read_only_device_offers_nothing_that_changes_it() {
-    let mut geometry = *MemoryDevice::new(1 << 20).geometry();
+    let mut geometry = MemoryDevice::new(1 << 20).geometry();
     assert_eq!(features_of(&geometry) & feature::RO, 0);
     geometry.read_only = true;
     let features = features_of(&geometry);

@@ -157,7 +157,7 @@ fn a_seek_goes_on_whether_answers_come_at_once_or_late() {
     assert_eq!(data_from(shown.open(), 3).expect("there is data"), 4 << 30);
     let full = show(Arc::new(MemoryDevice::with_geometry(Geometry {
         operations: sawmill_device::Operations { allocation: false, discard: false, write_zeroes: false },
-        ..*memory().geometry()
+        ..memory().geometry()
     })));
     let file = full.open();
     assert_eq!(data_from(&file, 77).expect("all may be data"), 77);
@@ -169,7 +169,7 @@ fn a_seek_goes_on_whether_answers_come_at_once_or_late() {
 #[test]
 fn a_sync_is_a_flush_and_a_synchronous_write_has_fua() {
     needs_mounts!();
-    let device = Arc::new(Witness::new(*memory().geometry()));
+    let device = Arc::new(Witness::new(memory().geometry()));
     let shown = show(device.clone());
     let plain = shown.open();
     plain.write_all_at(b"plain", 0).expect("room");
@@ -251,7 +251,7 @@ fn errors_of_the_device_reach_the_user_of_the_file() {
 #[test]
 fn a_read_only_device_is_a_read_only_mount() {
     needs_mounts!();
-    let geometry = Geometry { read_only: true, ..*memory().geometry() };
+    let geometry = Geometry { read_only: true, ..memory().geometry() };
     let shown = show(Arc::new(MemoryDevice::with_geometry(geometry)));
     assert_eq!(errno(OpenOptions::new().write(true).open(shown.path())), Errno::ROFS);
     let mut bytes = [1; 100];
@@ -262,7 +262,7 @@ fn a_read_only_device_is_a_read_only_mount() {
 #[test]
 fn a_device_with_short_requests_gets_no_longer_ones() {
     needs_mounts!();
-    let geometry = Geometry { request_bytes_max: 9000, ..*memory().geometry() };
+    let geometry = Geometry { request_bytes_max: 9000, ..memory().geometry() };
     let device = Arc::new(MemoryDevice::with_geometry(geometry));
     let shown = show(device.clone());
     let bytes = pattern(3, 1 << 20);

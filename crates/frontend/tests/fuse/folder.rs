@@ -183,8 +183,8 @@ struct Growing {
 }
 
 impl BlockDevice for Growing {
-    fn geometry(&self) -> &Geometry {
-        if self.grown.load(Relaxed) { self.inner.geometry() } else { &self.before }
+    fn geometry(&self) -> Geometry {
+        if self.grown.load(Relaxed) { self.inner.geometry() } else { self.before }
     }
 
     fn submit(&self, request: Request) {
@@ -196,7 +196,7 @@ impl BlockDevice for Growing {
 fn a_new_size_is_seen_by_openers_and_by_the_loop_device() {
     needs_mounts!();
     let inner = MemoryDevice::new(2 * SIZE);
-    let before = Geometry { size_bytes: SIZE, ..*inner.geometry() };
+    let before = Geometry { size_bytes: SIZE, ..inner.geometry() };
     let device = Arc::new(Growing { inner, before, grown: AtomicBool::new(false) });
     let shown = show_with(device.clone(), |options| options.attach_loop = true);
     let file = shown.open();

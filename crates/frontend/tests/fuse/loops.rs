@@ -67,7 +67,7 @@ fn btrfs_lives_on_the_loop_device() {
 #[test]
 fn the_loop_device_is_direct_and_has_the_volumes_blocks_and_rights() {
     needs_mounts!();
-    let geometry = Geometry { block_bytes: 4096, ..*memory().geometry() };
+    let geometry = Geometry { block_bytes: 4096, ..memory().geometry() };
     let (shown, path) = attach(Arc::new(MemoryDevice::with_geometry(geometry)));
     let device = shown.door.loop_device().expect("attached");
     assert!(device.is_direct().expect("asked"));
@@ -76,7 +76,7 @@ fn the_loop_device_is_direct_and_has_the_volumes_blocks_and_rights() {
     assert_eq!(run("blockdev", &["--getsize64", &path]).trim(), SIZE.to_string());
     assert_eq!(run("blockdev", &["--getro", &path]).trim(), "0");
     let (_shown, path) =
-        attach(Arc::new(MemoryDevice::with_geometry(Geometry { read_only: true, ..*memory().geometry() })));
+        attach(Arc::new(MemoryDevice::with_geometry(Geometry { read_only: true, ..memory().geometry() })));
     assert_eq!(run("blockdev", &["--getro", &path]).trim(), "1");
 }
 

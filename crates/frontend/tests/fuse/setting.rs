@@ -138,7 +138,7 @@ impl Witness {
 }
 
 impl BlockDevice for Witness {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -40,7 +40,7 @@ impl Held {
 }
 
 impl BlockDevice for Held {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
@@ -68,7 +68,7 @@ impl Elsewhere {
         let inner = std::sync::Arc::new(MemoryDevice::new(size_bytes));
         let (send, receive) = channel::<Request>();
         let receive = std::sync::Arc::new(Mutex::new(receive));
-        let geometry = *inner.geometry();
+        let geometry = inner.geometry();
         let threads = (0..3).map(|_| {
             let (inner, receive) = (inner.clone(), receive.clone());
             std::thread::spawn(move || {
@@ -84,8 +84,8 @@ impl Elsewhere {
 }
 
 impl BlockDevice for Elsewhere {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {
@@ -111,13 +111,13 @@ pub(crate) struct Failing {
 
 impl Failing {
     pub(crate) fn new(kind: ErrorKind) -> Self {
-        Failing { geometry: *MemoryDevice::new(1 << 20).geometry(), kind }
+        Failing { geometry: MemoryDevice::new(1 << 20).geometry(), kind }
     }
 }
 
 impl BlockDevice for Failing {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

@@ -132,7 +132,7 @@ fn wrong_requests_are_refused_with_the_number_of_the_protocol_and_change_nothing
 #[test]
 fn a_read_only_export_refuses_every_change() {
     let plain = memory();
-    let geometry = Geometry { read_only: true, ..*plain.geometry() };
+    let geometry = Geometry { read_only: true, ..plain.geometry() };
     let served = serve(Arc::new(MemoryDevice::with_geometry(geometry)));
     for style in STYLES {
         let mut client = served.client(style);

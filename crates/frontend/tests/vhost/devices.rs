@@ -78,7 +78,7 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
 

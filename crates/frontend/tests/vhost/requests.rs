@@ -297,6 +297,6 @@ trait GeometryNow {
 
 impl GeometryNow for MemoryDevice {
     fn geometry_now(&self) -> Geometry {
-        *sawmill_device::BlockDevice::geometry(self)
+        sawmill_device::BlockDevice::geometry(self)
     }
 }

@@ -51,8 +51,8 @@ fn serve(mut bytes: Vec<u8>, asked: &Receiver<Request>) {
 }
 
 impl BlockDevice for Disk {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

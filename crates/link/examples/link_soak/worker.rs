@@ -204,7 +204,7 @@ impl Worker {
 struct Packed<'a>(&'a RemoteDevice);
 
 impl BlockDevice for Packed<'_> {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 

@@ -75,7 +75,7 @@ impl<D: PackedDevice + 'static> Cache<D> {
     /// longest request of the cache may be shorter than the device's: a quarter of its memory.
     pub fn new(device: D, options: &Options) -> Result<Self> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
-        let setup = Setup::new(options, device.geometry(), packed, span)?;
+        let setup = Setup::new(options, &device.geometry(), packed, span)?;
         let (geometry, stats) = (setup.geometry, Arc::<Stats>::default());
         let core = Arc::new_cyclic(|me: &Weak<Core<D>>| {
             let state = Mutex::new(State::new(setup, stats.clone(), me.clone()));
@@ -109,8 +109,8 @@ impl<D: PackedDevice + 'static> Cache<D> {
 }
 
 impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
-    fn geometry(&self) -> &Geometry {
-        &self.0.geometry
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
     }
 
     fn submit(&self, request: Request) {

@@ -284,8 +284,8 @@ impl RemoteDevice {
 }
 
 impl BlockDevice for RemoteDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

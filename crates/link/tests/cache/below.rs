@@ -237,7 +237,7 @@ impl Drop for Below {
 }
 
 impl BlockDevice for Below {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inside.memory.geometry()
     }
 

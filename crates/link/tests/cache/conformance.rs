@@ -44,7 +44,7 @@ fn write_through_and_write_around_keep_the_contract() {
 #[test]
 fn odd_sizes_short_requests_and_missing_operations_will_do() {
     let operations = Operations { discard: false, write_zeroes: false, allocation: false };
-    let full = *MemoryDevice::new(SIZE_BYTES + 12_345).geometry();
+    let full = MemoryDevice::new(SIZE_BYTES + 12_345).geometry();
     let plain = Geometry { operations, request_bytes_max: 8192, preferred_bytes: 4096, ..full };
     for policy in [Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround] {
         conformance::all(&|| {
@@ -56,7 +56,7 @@ fn odd_sizes_short_requests_and_missing_operations_will_do() {
 
 #[test]
 fn a_read_only_device_stays_one() {
-    let full = *MemoryDevice::new(SIZE_BYTES).geometry();
+    let full = MemoryDevice::new(SIZE_BYTES).geometry();
     let read_only = Geometry { read_only: true, ..full };
     conformance::read_only(&|| {
         let below = Unpack::new(MemoryDevice::with_geometry(read_only));

@@ -59,7 +59,7 @@ const RANGES: [(u32, &[u8]); 3] = [(0, b"abc"), (1000, b"de"), (70_000, &[7; 900
 #[test]
 fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
     let seen = std::sync::Mutex::new(Vec::new());
-    let geometry = Geometry { request_bytes_max: 8192, ..*MemoryDevice::new(1 << 20).geometry() };
+    let geometry = Geometry { request_bytes_max: 8192, ..MemoryDevice::new(1 << 20).geometry() };
     let device = Unpack::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
         seen.lock().unwrap().push((request.operation, request.address, request.length, request.flags.fua));
         Decision::Pass
@@ -108,14 +108,14 @@ fn a_bad_packed_write_is_invalid_and_changes_nothing() {
 
 #[test]
 fn a_read_only_device_refuses_packed_writes() {
-    let geometry = Geometry { read_only: true, ..*MemoryDevice::new(1 << 20).geometry() };
+    let geometry = Geometry { read_only: true, ..MemoryDevice::new(1 << 20).geometry() };
     let device = Unpack::new(MemoryDevice::with_geometry(geometry));
     assert_eq!(write(&device, 0, &packed(&RANGES), false).1, Err(ErrorKind::ReadOnly));
 }
 
 #[test]
 fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one_block_all_arrive() {
-    let geometry = Geometry { block_bytes: 4096, ..*MemoryDevice::new(1 << 20).geometry() };
+    let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(1 << 20).geometry() };
     let memory = Arc::new(MemoryDevice::with_geometry(geometry));
     memory.write_at(0, &[0xEE; 1 << 20]).unwrap();
     let holding = AtomicBool::new(true);

@@ -42,8 +42,8 @@ impl Cable {
 struct Holding(Geometry, Mutex<Vec<Request>>);
 
 impl BlockDevice for Holding {
-    fn geometry(&self) -> &Geometry {
-        &self.0
+    fn geometry(&self) -> Geometry {
+        self.0
     }
 
     fn submit(&self, request: Request) {
@@ -64,7 +64,7 @@ fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
 fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_request() {
     let (there, back) = (Arc::<Cable>::default(), Arc::<Cable>::default());
     let clock = Arc::new(SteadyClock);
-    let device = Arc::new(Holding(*MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let device = Arc::new(Holding(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
     let target = Target::new(TargetOptions::default(), key(), clock.clone(), unguessable());
     target.add("disk", Arc::new(Unpack::new(device.clone())), None).expect("the first export");
     let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, clock, unguessable());
@@ -108,7 +108,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
 #[test]
 fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests() {
     let addresses = free_addresses(&["udp", "tcp", "udp"]);
-    let device = Arc::new(Holding(*MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let device = Arc::new(Holding(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
     let listener = listen(Arc::clone(&device) as Arc<dyn BlockDevice>, &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());
     let remote = open(&attached);

@@ -83,7 +83,7 @@ impl Pair {
     pub(crate) fn write_packed(&self, address: u64, payload: Vec<u8>) -> sawmill_device::Result<()> {
         struct Packed<'a>(&'a RemoteDevice);
         impl BlockDevice for Packed<'_> {
-            fn geometry(&self) -> &Geometry {
+            fn geometry(&self) -> Geometry {
                 self.0.geometry()
             }
             fn submit(&self, request: Request) {
@@ -110,7 +110,7 @@ impl PackedDevice for Pair {
 }
 
 impl BlockDevice for Pair {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.device.geometry()
     }
 

@@ -51,7 +51,7 @@ struct Watched {
 }
 
 impl BlockDevice for Watched {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -210,7 +210,7 @@ pub(crate) fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8
 pub(crate) struct Stuck(pub(crate) MemoryDevice, pub(crate) u64, pub(crate) Mutex<Vec<Request>>);
 
 impl BlockDevice for Stuck {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 
@@ -352,8 +352,8 @@ fn a_packed_write_longer_than_the_slots_granted_fails_and_the_link_goes_on() {
 struct Short(MemoryDevice, Geometry);
 
 impl BlockDevice for Short {
-    fn geometry(&self) -> &Geometry {
-        &self.1
+    fn geometry(&self) -> Geometry {
+        self.1
     }
 
     fn submit(&self, request: Request) {
@@ -368,7 +368,7 @@ impl BlockDevice for Short {
 fn a_device_that_takes_short_requests_gets_short_requests() {
     let mut world = World::new(5);
     let memory = MemoryDevice::new(1 << 20);
-    let geometry = Geometry { request_bytes_max: 1536, ..*memory.geometry() };
+    let geometry = Geometry { request_bytes_max: 1536, ..memory.geometry() };
     world.show("disk", Short(memory, geometry), 1);
     let initiator = world.initiator(1, InitiatorOptions::default());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");

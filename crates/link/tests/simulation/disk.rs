@@ -133,8 +133,8 @@ fn apply(state: &mut State, request: &mut Request) {
 }
 
 impl BlockDevice for Disk {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, request: Request) {

@@ -217,7 +217,7 @@ fn a_target_that_was_away_for_long_is_given_time_to_serve() {
 struct Forgetful(Arc<MemoryDevice>, Arc<AtomicBool>);
 
 impl BlockDevice for Forgetful {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 

@@ -363,7 +363,7 @@ impl Attachment {
         if !self.json {
             return addresses.iter().try_for_each(|(_, address)| crate::output::line(address));
         }
-        let geometry = *self.front.device().geometry();
+        let geometry = self.front.device().geometry();
         let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();
         self.emit(&Event::Ready {
             name: &self.name,

@@ -229,7 +229,7 @@ impl Inject {
 }
 
 impl BlockDevice for Inject {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -91,7 +91,7 @@ impl Record {
 }
 
 impl BlockDevice for Record {
-    fn geometry(&self) -> &Geometry {
+    fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 

@@ -29,7 +29,7 @@ fn a_disk_grows_while_it_is_used_and_keeps_its_size() {
     let machine = Machine::new();
     let volume = machine.open();
     write_slot(&volume, 0, 1);
-    let before = *volume.geometry();
+    let before = volume.geometry();
     // Past a group of the map, and then within one.
     for (grown, at) in [(40 * GIB, 39 * GIB + 5), (41 * GIB, 40 * GIB + 7)] {
         assert_eq!(volume.write_at(at, &[1]).unwrap_err().kind(), ErrorKind::Invalid);

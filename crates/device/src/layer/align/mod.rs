@@ -73,7 +73,7 @@ impl<D: BlockDevice + 'static> Align<D> {
     /// `Invalid`: the unit is not a power of two from 512 on, or size or limit of `inner` do not fit it.
     pub fn new(inner: D, unit_bytes: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
-        let (unit, seen) = (u64::from(unit_bytes), *inner.geometry());
+        let (unit, seen) = (u64::from(unit_bytes), inner.geometry());
         if !unit_bytes.is_power_of_two() || unit_bytes < UNIT_BYTES_MIN {
             return invalid(format!("blocks of {unit_bytes} bytes: take a power of two from 512 on"));
         }
@@ -116,8 +116,8 @@ impl<D: BlockDevice + 'static> Align<D> {
 }
 
 impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
-    fn geometry(&self) -> &Geometry {
-        &self.0.geometry
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
     }
 
     fn submit(&self, request: Request) {

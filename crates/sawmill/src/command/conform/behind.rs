@@ -45,8 +45,8 @@ impl NbdDevice {
 }
 
 impl BlockDevice for NbdDevice {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     fn submit(&self, mut request: Request) {

@@ -196,15 +196,15 @@ impl Stage {
         let open = self.doors.open(plan, &[shown])?;
         let (_, address) = open.told(&name);
         match kind {
-            DoorKind::Nbd => Ok(Arc::new(NbdDevice::connect(&address, device.geometry())?)),
-            _ => Ok(Arc::new(FileDevice::open(Path::new(&address), device.geometry())?)),
+            DoorKind::Nbd => Ok(Arc::new(NbdDevice::connect(&address, &device.geometry())?)),
+            _ => Ok(Arc::new(FileDevice::open(Path::new(&address), &device.geometry())?)),
         }
     }
 
     /// Zeroes the device where the clauses look.
     pub(super) fn zero(&self) -> sawmill_device::Result<()> {
         let device = self.device();
-        let geometry = *device.geometry();
+        let geometry = device.geometry();
         let (first, last) = ZEROED_BYTES;
         let ranges = [
             (0, first.min(geometry.size_bytes)),
