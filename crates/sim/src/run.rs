@@ -228,7 +228,7 @@ impl Run {
     pub(crate) fn round(&mut self, process: &mut Process, whole: bool) {
         while process.stepped.step_journal() {}
         process.stepped.step_journal_quietly();
-        process.stepped.step_keeper(self.clock.now());
+        process.stepped.step_engine(self.clock.now());
         if whole {
             for _ in 0..process.store.waiting() {
                 process.store.happen(0);
@@ -315,8 +315,8 @@ impl Run {
                 };
             }
             50..68 => {
-                self.say("keeper", || "  keeper".into());
-                process.stepped.step_keeper(self.clock.now());
+                self.say("engine", || "  engine".into());
+                process.stepped.step_engine(self.clock.now());
             }
             68..90 => {
                 let waiting = process.store.waiting() as u64;

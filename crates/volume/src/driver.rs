@@ -1,4 +1,4 @@
-//! The threads around the loops: one for the journal, one for the keeper. A simulation steps the loops
+//! The threads around the loops: one for the journal, one for the engine. A simulation steps the loops
 //! itself (`steps`).
 
 use std::sync::Arc;
@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::contexts::Contexts;
 use crate::disk::Lock;
+use crate::engine::Engine;
 use crate::journal::Journal;
 use crate::journal::writer::{JournalWriter, Step};
-use crate::keeper::Keeper;
-use crate::shared::Shared;
-use crate::write;
+use crate::later::Later;
+use crate::stored_data::StoredData;
+use crate::write::{self, WriteContext};
 use crate::{Error, ErrorKind, Result};
 
 /// How long the journal's thread waits for more before it settles its marks.
@@ -34,66 +36,69 @@ pub(crate) struct Orders {
 
 /// See the head of this file.
 pub(crate) struct Driver {
-    shared: Arc<Shared>,
+    write: Arc<WriteContext>,
+    later: Arc<Later>,
     orders: Arc<Orders>,
     journal: Mutex<Option<JoinHandle<()>>>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    engine: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Driver {
     /// A driver without threads: somebody else runs the loops, by its orders.
-    pub(crate) fn idle(shared: &Arc<Shared>) -> Self {
-        let (journal, keeper) = (Mutex::default(), Mutex::default());
-        Driver { shared: shared.clone(), orders: Arc::default(), journal, keeper }
+    pub(crate) fn idle(contexts: &Contexts) -> Self {
+        let (journal, engine) = (Mutex::default(), Mutex::default());
+        let (write, later) = (contexts.write.clone(), contexts.read.later.clone());
+        Driver { write, later, orders: Arc::default(), journal, engine }
     }
 
     /// Starts the threads; without loops (read-only) only the one that runs jobs for later.
     /// They hold the lock of the journal until they have ended.
     pub(crate) fn start(
-        shared: &Arc<Shared>,
-        loops: Option<(JournalWriter, Keeper)>,
+        contexts: &Contexts,
+        loops: Option<(JournalWriter, Engine)>,
         lock: Option<&Arc<Lock>>,
     ) -> Result<Self> {
         let orders = Arc::new(Orders::default());
-        let (writer, keeper) = loops.unzip();
+        let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
                 Error::new(ErrorKind::Unavailable, format!("the {name} thread cannot be started: {error}"))
             })
         };
-        let journal = match (writer, shared.journal.clone()) {
+        let journal = match (writer, contexts.write.journal.clone()) {
             (Some(writer), Some(journal)) => {
-                let (shared, orders, lock) = (shared.clone(), orders.clone(), lock.cloned());
+                let (contexts, orders, lock) = (contexts.clone(), orders.clone(), lock.cloned());
                 let run = move || {
                     let _held = lock;
-                    let run = JournalLoop::new(shared.clone(), journal, writer, orders);
-                    guard(&shared, "journal", || run_journal(run));
+                    let run = JournalLoop::new(&contexts, journal, writer, orders);
+                    guard(&contexts.write, "journal", || run_journal(run));
                 };
                 Some(spawn("journal", Box::new(run))?)
             }
             _ => None,
         };
-        let keeper = {
-            let (shared, orders, lock) = (shared.clone(), orders.clone(), lock.cloned());
+        let engine = {
+            let (contexts, orders, lock) = (contexts.clone(), orders.clone(), lock.cloned());
             let run = move || {
                 let _held = lock;
-                guard(&shared, "keeper", || run_keeper(&shared, keeper, &orders));
+                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &orders));
             };
-            spawn("keeper", Box::new(run))?
+            spawn("engine", Box::new(run))?
         };
         Ok(Driver {
-            shared: shared.clone(),
+            write: contexts.write.clone(),
+            later: contexts.read.later.clone(),
             orders,
             journal: Mutex::new(journal),
-            keeper: Mutex::new(Some(keeper)),
+            engine: Mutex::new(Some(engine)),
         })
     }
 
     /// Stores everything and ends the threads; false when it was abandoned meanwhile.
     pub(crate) fn close(&self) -> bool {
         self.begin_close();
-        if self.shared.journal.is_some() {
-            self.shared.inbox.wait_closed();
+        if self.write.journal.is_some() {
+            self.write.mailbox.wait_closed();
         }
         self.allow_clean();
         self.end();
@@ -102,17 +107,17 @@ impl Driver {
 
     /// Asks the loops to store everything.
     pub(crate) fn begin_close(&self) {
-        if let Some(journal) = &self.shared.journal {
-            self.shared.inbox.seal_through(journal.ring.next());
+        if let Some(journal) = &self.write.journal {
+            self.write.mailbox.seal_through(journal.ring.next());
             journal.wake.ring();
-            self.shared.inbox.close();
+            self.write.mailbox.close();
         }
     }
 
-    /// The keeper has closed: unless something went wrong, everything is stored and the journal may say so.
+    /// The engine has closed: unless something went wrong, everything is stored and the journal may say so.
     pub(crate) fn allow_clean(&self) {
-        let Some(journal) = &self.shared.journal else { return };
-        let dead = self.shared.state.is_dead() || journal.failure().is_some();
+        let Some(journal) = &self.write.journal else { return };
+        let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
         let abandoned = self.orders.abandon.load(Ordering::Acquire);
         self.orders.clean.store(!dead && !abandoned, Ordering::Release);
     }
@@ -124,35 +129,35 @@ impl Driver {
     /// Ends the threads now.
     pub(crate) fn abandon(&self) {
         self.orders.abandon.store(true, Ordering::Release);
-        self.shared.inbox.set_closed();
+        self.write.mailbox.set_closed();
         self.end();
     }
 
     fn end(&self) {
         self.orders.end.store(true, Ordering::Release);
-        for thread in [&self.journal, &self.keeper] {
+        for thread in [&self.journal, &self.engine] {
             // Held until the thread has ended: whoever closes beside us must wait for that too.
             let mut held = thread.lock();
             let Some(thread) = held.take() else { continue };
-            if let Some(journal) = &self.shared.journal {
+            if let Some(journal) = &self.write.journal {
                 journal.wake.ring();
             }
-            self.shared.inbox.wake.ring();
+            self.write.mailbox.wake.ring();
             if sawmill_sys::join_unless_own(thread).is_err() {
-                tracing::error!("a thread of volume {} panicked", self.shared.name);
+                tracing::error!("a thread of volume {} panicked", self.write.attachment.name);
             }
         }
         // Nobody waits longer than the volume lives.
-        self.shared.later.close();
+        self.later.close();
     }
 }
 
 /// A loop that panics ends the volume with a reason, instead of leaving everybody waiting for it.
-fn guard(shared: &Arc<Shared>, name: &str, work: impl FnOnce()) {
+fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         let text = format!("a bug: the {name} thread panicked; accepted writes are in the journal");
-        shared.fail(Error::new(ErrorKind::Internal, text));
-        shared.inbox.set_closed();
+        write.fail(Error::new(ErrorKind::Internal, text));
+        write.mailbox.set_closed();
     }
 }
 
@@ -173,7 +178,8 @@ pub(crate) enum Rest {
 
 /// The journal's loop: its steps, and what becomes of their outcomes.
 pub(crate) struct JournalLoop {
-    shared: Arc<Shared>,
+    write: Arc<WriteContext>,
+    stored: Arc<StoredData>,
     journal: Arc<Journal>,
     writer: JournalWriter,
     orders: Arc<Orders>,
@@ -183,12 +189,13 @@ pub(crate) struct JournalLoop {
 
 impl JournalLoop {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        contexts: &Contexts,
         journal: Arc<Journal>,
         writer: JournalWriter,
         orders: Arc<Orders>,
     ) -> Self {
-        JournalLoop { shared, journal, writer, orders, quiet: false }
+        let (write, stored) = (contexts.write.clone(), contexts.read.stored.clone());
+        JournalLoop { write, stored, journal, writer, orders, quiet: false }
     }
 
     pub(crate) fn nothing_came(&mut self) {
@@ -199,14 +206,14 @@ impl JournalLoop {
         if self.journal.failure().is_some() {
             return self.rescue();
         }
-        let (shared, journal) = (&self.shared, &self.journal);
-        let segment_bytes = u64::from(shared.record.segment_bytes);
-        let mut take = |records| shared.inbox.push_records(records, segment_bytes);
-        let mut give_up = |wanted| shared.residents.give_up(wanted, journal.segments_end());
+        let (write, stored, journal) = (&self.write, &self.stored, &self.journal);
+        let segment_bytes = u64::from(write.attachment.record.segment_bytes);
+        let mut take = |records| write.mailbox.push_records(records, segment_bytes);
+        let mut give_up = |wanted| stored.residents.give_up(wanted, journal.segments_end());
         match self.writer.step(&mut take, &mut give_up) {
             Ok(Step::Busy) => {
                 // Room may have been made.
-                write::resume(shared);
+                write::resume(write);
                 self.quiet = false;
                 Rest::No
             }
@@ -234,16 +241,16 @@ impl JournalLoop {
     /// The journal has failed, or the volume is fenced: what was accepted is handed over from memory, and who
     /// waits for room is told.
     fn rescue(&mut self) -> Rest {
-        let shared = &self.shared;
+        let write = &self.write;
         if self.orders.end.load(Ordering::Acquire) {
             return Rest::End;
         }
-        let segment_bytes = u64::from(shared.record.segment_bytes);
-        self.writer.rescue(&mut |records| shared.inbox.push_records(records, segment_bytes));
-        if let Some(error) = self.journal.failure().filter(|_| shared.stalled.count() > 0) {
-            shared.stalled.fail(error);
+        let segment_bytes = u64::from(write.attachment.record.segment_bytes);
+        self.writer.rescue(&mut |records| write.mailbox.push_records(records, segment_bytes));
+        if let Some(error) = self.journal.failure().filter(|_| write.stalled.count() > 0) {
+            write.stalled.fail(error);
         }
-        shared.inbox.wake.ring();
+        write.mailbox.wake.ring();
         Rest::Short
     }
 
@@ -262,6 +269,9 @@ impl JournalLoop {
         }
     }
 }
+
+/// The two loops of an attachment; `None` when a volume was opened to read.
+pub(crate) type Loops = Option<(JournalLoop, Engine)>;
 
 fn run_journal(mut run: JournalLoop) {
     let journal = run.journal.clone();
@@ -285,15 +295,15 @@ fn run_journal(mut run: JournalLoop) {
     }
 }
 
-fn run_keeper(shared: &Arc<Shared>, mut keeper: Option<Keeper>, orders: &Orders) {
+fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, orders: &Orders) {
     loop {
-        let now = shared.world.now();
-        let stepped = keeper.as_mut().and_then(|keeper| keeper.step(now));
-        let later = shared.later.run_due(now);
+        let now = contexts.attachment.world.now();
+        let stepped = engine.as_mut().and_then(|engine| engine.step(now));
+        let later = contexts.read.later.run_due(now);
         if orders.end.load(Ordering::Acquire) {
             // Nobody waits longer than the volume lives.
-            return shared.later.close();
+            return contexts.read.later.close();
         }
-        shared.inbox.wake.sleep(stepped.into_iter().chain(later).min());
+        contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(later).min());
     }
 }

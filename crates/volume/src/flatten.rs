@@ -25,16 +25,15 @@ impl Volume {
     /// Writes anew what lies in ancestors; nobody else may write meanwhile. `progress` hears how far it is,
     /// of how much. Returns the bytes written.
     pub fn flatten(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
-        let shared = &self.shared;
         // What was written since is not inherited any more.
         self.wait(Safety::Stored, None)?;
         let (mut at, mut moved_bytes) = (0, 0);
-        while at < shared.record.size_bytes {
-            let step = STEP_BYTES.min(shared.record.size_bytes - at);
+        while at < self.attachment.record.size_bytes {
+            let step = STEP_BYTES.min(self.attachment.record.size_bytes - at);
             let mut inherited = Vec::new();
-            shared.view().map.lookup(at, step, &mut |piece| {
+            self.read.stored.view().map.lookup(at, step, &mut |piece| {
                 let location = piece.location.map(|location| u64::from(location.sequence));
-                if location.is_some_and(|sequence| shared.lineage.ancestor(sequence).is_some()) {
+                if location.is_some_and(|sequence| self.read.stored.lineage.ancestor(sequence).is_some()) {
                     inherited.push((piece.address, piece.length));
                 }
             });
@@ -46,7 +45,7 @@ impl Volume {
                 }
             }
             at += step;
-            progress(at, shared.record.size_bytes);
+            progress(at, self.attachment.record.size_bytes);
         }
         Ok(moved_bytes)
     }
@@ -75,7 +74,7 @@ pub fn release_ancestors_in(world: &dyn World, store: &dyn ObjectStore, name: &s
     let ranges = Lineage::new(&lineage);
     let inherits = |sequence: u64| ranges.ancestor(sequence).is_some();
     let listed = newest.segments.iter().chain(&before.segments).any(|segment| inherits(segment.sequence));
-    let journaled = crate::open::end_of_log(store, &record)?;
+    let journaled = crate::recovery::stored::end_of_log(store, &record)?;
     if listed || !journaled.clean {
         return Ok(false);
     }

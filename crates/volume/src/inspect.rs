@@ -16,6 +16,7 @@ use crate::journal::scan::{Found, LogImage, ScanOptions, scan};
 use crate::open;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::headers;
+use crate::recovery::stored::{self};
 use crate::recovery::{RecoveryReport, Reporter, checkpoint as checkpoints};
 use crate::world::RealWorld;
 use crate::{Error, ErrorKind, Result};
@@ -202,7 +203,7 @@ pub fn recovery(
 /// A volume as the store has it.
 pub fn at_rest(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<AtRest> {
     let world = RealWorld::default();
-    let stored = open::stored_of(store, record.clone(), &mut Reporter::new(&world))?;
+    let stored = stored::stored_of(store, record.clone(), &mut Reporter::new(&world))?;
     let totals = stored.view.segments.totals();
     Ok(AtRest {
         size_bytes: stored.record.size_bytes,

@@ -1,4 +1,4 @@
-//! Jobs for a later time, run by the keeper's thread.
+//! Jobs for a later time, run by the engine's thread.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! The log-structured virtual disk: writes cost a local append, the store holds them as immutable segments.
 //!
-//! The journeys, one room each: [`write`](mod@write) (a write to its answer), [`read`] (a read), [`flush`] (a
-//! flush), [`keeper`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
+//! The paths, one module each: [`write`](mod@write) (a write or a flush to its answer), [`read`] (a
+//! read), [`engine`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
 //! anything), [`cuts`] (snapshots, the past, clones), [`replicate`] (a second store). The places: [`journal`]
 //! (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location), [`cache`]
-//! (frames on the local disk), [`fetch`] (frames from the store). What people look at: [`status`],
+//! (frames on the local disk). What people look at: [`status`],
 //! [`inspect`], [`check`], and beforehand [`forecast`]. What they may choose: [`options`], within [`limits`].
 //!
 //! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss
@@ -13,20 +13,21 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod ask;
+mod attachment;
 pub mod cache;
 pub mod check;
+mod contexts;
 mod cuts;
 mod disk;
 mod driver;
-mod fetch;
+mod engine;
+mod fencing;
 mod flatten;
-mod flush;
 pub mod forecast;
 pub mod gc;
 mod geometry;
 pub mod inspect;
 mod journal;
-mod keeper;
 mod later;
 pub mod limits;
 pub mod map;
@@ -41,20 +42,22 @@ mod record;
 mod recovery;
 pub mod replicate;
 mod segment;
-mod shared;
 mod state;
 pub mod status;
 mod steps;
+mod stored_data;
+mod tally;
 mod unstored;
+mod view;
 mod volume;
 mod wake;
 mod watch;
 mod world;
 mod write;
 
-pub use cache::ReadCache;
+pub use cache::{ReadCache, open_cache};
 pub use cuts::{Cut, CutInfo, PastReport, clone, clone_in, past};
-pub use disk::{Disk, Disks, Lock, RealDisks, Seen, open_cache};
+pub use disk::{Disk, Disks, Lock, RealDisks, Seen};
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{

@@ -81,7 +81,7 @@ pub const HEADER_PROBE_BYTES: u64 = sized(64 * KIB, 512);
 /// Segment headers fetched at once by roll-forward.
 pub const ROLL_FORWARD_PARALLEL: usize = sized(32, 3) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the journal's
-/// thread and one of the keeper's.
+/// thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);
 // A writer that waits for staging memory waits for less than a span to become one.
 const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);

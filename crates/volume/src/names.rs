@@ -17,9 +17,10 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
 use crate::cuts::{PinHolder, let_go, remove_objects, words};
-use crate::open::{self, Claim, demand_fencing, fence};
+use crate::fencing::{Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
-use crate::recovery::checkpoint;
+use crate::recovery::stored::{Stored, end_of_log, stored_of};
+use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, limits};
@@ -50,6 +51,11 @@ pub struct Deleted {
     pub bytes: u64,
     /// Clones that still need the data: it goes with the last of them.
     pub pinned_by: Vec<String>,
+}
+
+/// Reads a volume's stored part, step by step.
+pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporter<'_>) -> Result<Stored> {
+    stored_of(store, find(store, name)?, reporter)
 }
 
 /// Makes a new, empty volume. Refuses a store that cannot keep two writers apart, unless told to go on.
@@ -273,7 +279,7 @@ fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord)
     if replica(store, record.volume_id)?.is_some() {
         return Ok(0);
     }
-    match open::end_of_log(store, record) {
+    match end_of_log(store, record) {
         Ok(mut end) => {
             let claim = Claim::after(end.epoch, world)?;
             fence(store, record, &mut end, claim, world)

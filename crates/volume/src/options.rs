@@ -12,7 +12,7 @@ pub use sawmill_format::volume_record::FlushMode;
 
 use crate::cache::ReadCache;
 use crate::cuts::Cut;
-use crate::gc::GcPolicy;
+use crate::gc::policy::GcPolicy;
 use crate::limits;
 
 /// What a volume is born with; kept in its record in the store.

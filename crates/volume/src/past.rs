@@ -1,15 +1,15 @@
 //! What an open volume is told about its past: snapshots, retention, rollback.
 //!
-//! Each waits until its order is stored. Not here: how (`keeper::orders`), and what it needs (`cuts`).
+//! Each waits until its order is stored. Not here: how (`engine::orders`), and what it needs (`cuts`).
 
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use sawmill_format::kept::Order;
 
 use crate::cuts::{Cut, entry_of, kept_root, state_at};
-use crate::keeper::Ordered;
+use crate::engine::Ordered;
 use crate::names::check_name;
-use crate::shared::View;
+use crate::view::View;
 use crate::volume::Volume;
 use crate::{Error, ErrorKind, Result};
 
@@ -41,7 +41,7 @@ impl Volume {
     /// Makes the disk what it was at a cut. The state before gets a snapshot, to undo it. Writes that are
     /// under way meanwhile come before or after it.
     pub fn roll_back(&self, cut: &Cut) -> Result<Undo> {
-        let now = self.shared.world.unix_ms();
+        let now = self.attachment.world.unix_ms();
         let snapshot = format!("before-rollback-{now}");
         let (order, then) = self.find(cut)?;
         let told = self.order_with(order, Some(then), Some(snapshot.clone()))?;
@@ -52,11 +52,10 @@ impl Volume {
 
     /// The order that rolls back to a cut, and the map there.
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
-        let shared = &self.shared;
-        let volume_id = shared.record.volume_id;
-        let entry = entry_of(&shared.view().cuts.lock(), cut)?;
-        let root = kept_root(&*shared.store, volume_id, entry.number, entry.put_id)?;
-        let (then, end) = state_at(&*shared.store, &root, &entry)?;
+        let volume_id = self.attachment.record.volume_id;
+        let entry = entry_of(&self.read.stored.view().cuts.lock(), cut)?;
+        let root = kept_root(&*self.attachment.store, volume_id, entry.number, entry.put_id)?;
+        let (then, end) = state_at(&*self.attachment.store, &root, &entry)?;
         let (number, put_id) = (entry.number, entry.put_id);
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
     }
@@ -103,12 +102,11 @@ impl Volume {
         then: Option<View>,
         undo: Option<String>,
     ) -> Result<Receiver<Result<()>>> {
-        let shared = &self.shared;
-        let Some(journal) = &shared.journal else {
+        let Some(journal) = &self.write.journal else {
             let text = "the volume is open for reading only";
             return Err(Error::new(ErrorKind::ReadOnly, text));
         };
-        if let Some(error) = shared.state.refusal() {
+        if let Some(error) = self.attachment.state.refusal() {
             return Err(error);
         }
         let (tell, hear) = sync_channel(1);
@@ -117,7 +115,7 @@ impl Volume {
             let _ = tell.send(outcome);
         });
         let position = journal.ring.next();
-        shared.inbox.push_order(shared, Ordered { order, then, undo, position, tell });
+        self.write.mailbox.push_order(Ordered { order, then, undo, position, tell });
         Ok(hear)
     }
 }

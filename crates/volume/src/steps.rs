@@ -7,14 +7,10 @@ use std::time::Duration;
 use sawmill_store::ObjectStore;
 
 use crate::Result;
-use crate::driver::{JournalLoop, Rest};
-use crate::keeper::Keeper;
+use crate::driver::{Loops, Rest};
 use crate::options::OpenOptions;
 use crate::volume::Volume;
 use crate::world::World;
-
-/// The two loops of an attachment; `None` when a volume was opened to read.
-pub(crate) type Loops = Option<(JournalLoop, Keeper)>;
 
 /// See the head of this file.
 pub struct Stepped {
@@ -54,10 +50,10 @@ impl Stepped {
         self.step_journal()
     }
 
-    /// One step of the keeper's loop, and the jobs that are due. Returns how long it has nothing to do unless
+    /// One step of the engine's loop, and the jobs that are due. Returns how long it has nothing to do unless
     /// something comes; `None`: for ever.
-    pub fn step_keeper(&mut self, now: Duration) -> Option<Duration> {
-        let stepped = self.loops.as_mut().and_then(|(_, keeper)| keeper.step(now));
+    pub fn step_engine(&mut self, now: Duration) -> Option<Duration> {
+        let stepped = self.loops.as_mut().and_then(|(_, engine)| engine.step(now));
         stepped.into_iter().chain(self.volume.run_later(now)).min()
     }
 

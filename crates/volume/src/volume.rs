@@ -7,63 +7,62 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
-use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, Geometry, Operation, Request};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
 use sawmill_sys::StagingFile;
 
+use crate::attachment::Attachment;
+use crate::contexts::Contexts;
 use crate::cuts::stored_cut;
 use crate::disk::Lock;
-use crate::driver::{Driver, JournalLoop};
-use crate::fetch::{self, Fetcher};
+use crate::driver::{Driver, JournalLoop, Loops};
+use crate::engine::{Engine, EngineOptions, EngineStart, GcOrder, Resize};
 use crate::gc::{Garbage, garbage_of};
-use crate::geometry::ResizableGeometry;
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
-use crate::keeper::{GcOrder, Inbox, Keeper, KeeperOptions, KeeperStart, Resize};
-use crate::later::Later;
-use crate::map::JournalMap;
-use crate::open::{self, Attached, Stored};
+use crate::open::{self, Attached};
 use crate::options::OpenOptions;
-use crate::pool::{Pool, Priority};
-use crate::readers::Readers;
+use crate::pool::Pool;
+use crate::read::{ReadContext, fetch};
 use crate::recovery::{RecoveryReport, Reporter};
-use crate::shared::{Shared, Tally};
-use crate::state::State;
 use crate::status::{GcReport, Health, Positions, Safety, Status};
-use crate::steps::Loops;
-use crate::unstored::Unstored;
-use crate::watch::Watch;
 use crate::world::{RealWorld, World};
-use crate::{Error, ErrorKind, Result, flush, limits, names, read, write};
+use crate::write::{WriteContext, flush};
+use crate::{Error, ErrorKind, Result, limits, names, read, write};
 
 /// How often a waiter looks whether anybody still wants to know.
 const WANTED_EVERY: Duration = Duration::from_millis(250);
 
 /// A volume whose loops do not run yet.
 struct Unstarted {
-    shared: Arc<Shared>,
+    contexts: Contexts,
     recovery: RecoveryReport,
     memory: Vec<PathBuf>,
     lock: Option<Arc<Lock>>,
 }
 
 impl Unstarted {
-    fn start(self, loops: Option<(JournalWriter, Keeper)>) -> Result<Arc<Volume>> {
-        let driver = Driver::start(&self.shared, loops, self.lock.as_ref())?;
+    fn start(self, loops: Option<(JournalWriter, Engine)>) -> Result<Arc<Volume>> {
+        let driver = Driver::start(&self.contexts, loops, self.lock.as_ref())?;
         Ok(self.with(driver))
     }
 
     fn with(self, driver: Driver) -> Arc<Volume> {
-        let Unstarted { shared, recovery, memory, lock } = self;
-        Arc::new(Volume { shared, recovery, driver, memory, lock: Mutex::new(lock) })
+        let Unstarted { contexts, recovery, memory, lock } = self;
+        let Contexts { attachment, write, read, collector } = contexts;
+        let lock = Mutex::new(lock);
+        Arc::new(Volume { attachment, write, read, collector, recovery, driver, memory, lock })
     }
 }
 
 /// See the head of this file.
 pub struct Volume {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) write: Arc<WriteContext>,
+    pub(crate) read: Arc<ReadContext>,
+    collector: Arc<Pool>,
     recovery: RecoveryReport,
     driver: Driver,
     /// Files in memory that a clean end removes: the staging file, and what is preallocated for the next one.
@@ -80,8 +79,8 @@ impl Volume {
         if options.read_only {
             Self::open_to_read(store, name, &options, world, threads)?.start(None)
         } else {
-            let (unstarted, writer, keeper) = Self::attach(store, name, &options, world, threads)?;
-            unstarted.start(Some((writer, keeper)))
+            let (unstarted, writer, engine) = Self::attach(store, name, &options, world, threads)?;
+            unstarted.start(Some((writer, engine)))
         }
     }
 
@@ -95,14 +94,14 @@ impl Volume {
         let mut reporter = Reporter::new(&*world);
         let stored = match &options.cut {
             Some(cut) => stored_cut(&*store, name, cut, &mut reporter)?,
-            None => open::stored(&*store, name, &mut reporter)?,
+            None => names::stored(&*store, name, &mut reporter)?,
         };
         let recovery = reporter.report;
         let (position, sequence) = (stored.end.position, stored.end.stored_sequence);
         let checkpoint_number = stored.newest.number_max;
-        let shared = share(store, options, world, stored, None, reader_threads);
-        shared.inbox.set_stored(position, sequence, checkpoint_number);
-        Ok(Unstarted { shared, recovery, memory: Vec::new(), lock: None })
+        let contexts = Contexts::new(store, options, world, stored, None, reader_threads);
+        contexts.write.mailbox.set_stored(position, sequence, checkpoint_number);
+        Ok(Unstarted { contexts, recovery, memory: Vec::new(), lock: None })
     }
 
     fn attach(
@@ -111,7 +110,7 @@ impl Volume {
         options: &OpenOptions,
         world: Arc<dyn World>,
         reader_threads: usize,
-    ) -> Result<(Unstarted, JournalWriter, Keeper)> {
+    ) -> Result<(Unstarted, JournalWriter, Engine)> {
         if options.cut.is_some() {
             let text = "a state of the past is for reading only: roll back to it, or clone it, to write";
             return Err(Error::new(ErrorKind::ReadOnly, text));
@@ -122,7 +121,7 @@ impl Volume {
         let recovery = reporter.report;
         let journal = Arc::new(Journal::new(bound.ring, bound.disk, &bound.start));
         let end = stored.end.clone();
-        let start = KeeperStart {
+        let start = EngineStart {
             next_sequence: end.next_sequence,
             stored_sequence: end.stored_sequence,
             stored_position: end.position,
@@ -135,21 +134,22 @@ impl Volume {
             received_end: bound.start.position,
             records: bound.records,
         };
-        let shared = share(store, options, world, stored, Some(journal.clone()), reader_threads);
+        let contexts = Contexts::new(store, options, world, stored, Some(journal.clone()), reader_threads);
         for record in &start.records {
-            shared.journal_map.insert(record.address, record.length, record.position, record.clone());
+            contexts.write.journal_map.insert(record.address, record.length, record.position, record.clone());
             record.set_complete();
         }
-        let memory = vec![bound.staging_path, open::spare_path(shared.record.volume_id, options)];
-        let options = KeeperOptions {
+        let memory =
+            vec![bound.staging_path, open::spare_path(contexts.attachment.record.volume_id, options)];
+        let options = EngineOptions {
             segment_age_max: options.segment_age_max,
             checkpoint_bytes: options.checkpoint_bytes,
             uploads_max: options.uploads_max as usize,
             gc: options.gc,
         };
-        let keeper = Keeper::new(shared.clone(), options, start);
+        let engine = Engine::new(contexts.engine(), options, start);
         let writer = JournalWriter::new(journal, bound.consumer, bound.superblock);
-        Ok((Unstarted { shared, recovery, memory, lock: Some(Arc::new(lock)) }, writer, keeper))
+        Ok((Unstarted { contexts, recovery, memory, lock: Some(Arc::new(lock)) }, writer, engine))
     }
 
     /// Opens without threads, for a simulation. Who only reads needs no loops.
@@ -161,26 +161,26 @@ impl Volume {
     ) -> Result<(Arc<Volume>, Loops)> {
         if options.read_only {
             let unstarted = Self::open_to_read(store, name, options, world, 0)?;
-            let driver = Driver::idle(&unstarted.shared);
+            let driver = Driver::idle(&unstarted.contexts);
             return Ok((unstarted.with(driver), None));
         }
-        let (unstarted, writer, keeper) = Self::attach(store, name, options, world, 0)?;
-        let driver = Driver::idle(&unstarted.shared);
-        let shared = &unstarted.shared;
-        let Some(journal) = shared.journal.clone() else {
+        let (unstarted, writer, engine) = Self::attach(store, name, options, world, 0)?;
+        let driver = Driver::idle(&unstarted.contexts);
+        let contexts = &unstarted.contexts;
+        let Some(journal) = contexts.write.journal.clone() else {
             return Err(Error::new(ErrorKind::Internal, "attached without a journal"));
         };
-        let journal = JournalLoop::new(shared.clone(), journal, writer, driver.orders());
-        Ok((unstarted.with(driver), Some((journal, keeper))))
+        let journal = JournalLoop::new(contexts, journal, writer, driver.orders());
+        Ok((unstarted.with(driver), Some((journal, engine))))
     }
 
     pub(crate) fn begin_close(&self) {
-        self.shared.state.set_closing();
+        self.attachment.state.set_closing();
         self.driver.begin_close();
     }
 
     pub(crate) fn is_settled(&self) -> bool {
-        self.shared.inbox.is_closed()
+        self.write.mailbox.is_closed()
     }
 
     pub(crate) fn allow_clean(&self) {
@@ -188,7 +188,7 @@ impl Volume {
     }
 
     pub(crate) fn run_later(&self, now: Duration) -> Option<Duration> {
-        self.shared.later.run_due(now)
+        self.read.later.run_due(now)
     }
 
     /// What recovery did.
@@ -200,21 +200,20 @@ impl Volume {
     /// The volume's record.
     #[must_use]
     pub fn record(&self) -> &VolumeRecord {
-        &self.shared.record
+        &self.attachment.record
     }
 
     /// A picture of the volume.
     #[must_use]
     pub fn status(&self) -> Status {
-        let shared = &self.shared;
-        let view = shared.view();
+        let view = self.read.stored.view();
         let totals = view.segments.totals();
-        let stored = shared.inbox.stored();
-        let mut counters = shared.tally.counters();
-        let mut health = shared.state.health(shared.world.now());
+        let stored = self.write.mailbox.stored();
+        let mut counters = self.attachment.tally.counters();
+        let mut health = self.attachment.state.health(self.attachment.world.now());
         let mut positions = Positions { accepted: stored, logged: stored, stored };
         let (mut journal_bytes, mut unstored_records) = (0, 0);
-        if let Some(journal) = &shared.journal {
+        if let Some(journal) = &self.write.journal {
             if let (Health::Serving | Health::StoreUnavailable { .. }, Some(error)) =
                 (&health, journal.failure())
             {
@@ -228,30 +227,30 @@ impl Volume {
             unstored_records = journal.unstored_records() as u64;
         }
         Status {
-            volume_id: shared.record.volume_id,
-            name: shared.name.clone(),
+            volume_id: self.attachment.record.volume_id,
+            name: self.attachment.name.clone(),
             health,
-            size_bytes: shared.geometry.now().size_bytes,
-            epoch: shared.epoch,
-            epoch_before: shared.epoch_before,
-            read_only: shared.read_only,
+            size_bytes: self.attachment.geometry.now().size_bytes,
+            epoch: self.attachment.epoch,
+            epoch_before: self.attachment.epoch_before,
+            read_only: self.attachment.read_only,
             positions,
-            stored_sequence: shared.inbox.stored_sequence(),
-            checkpoint_number: shared.inbox.checkpoint_number(),
+            stored_sequence: self.write.mailbox.stored_sequence(),
+            checkpoint_number: self.write.mailbox.checkpoint_number(),
             live_bytes: view.map.mapped_bytes(),
             segment_data_bytes: totals.data_bytes,
             segment_object_bytes: totals.object_bytes,
             segments: totals.segments,
             dead_object_bytes: totals.dead_object_bytes,
-            gc_left_bytes: shared.inbox.gc_left(),
+            gc_left_bytes: self.write.mailbox.gc_left(),
             extents: view.map.extents(),
             map_bytes: view.map.memory_bytes(),
             journal_bytes,
             journal_unstored_bytes: positions.accepted.saturating_sub(stored),
             journal_unstored_records: unstored_records,
-            stalled_requests: shared.stalled.count() as u64,
-            stall: shared.stalled.reason(),
-            uploads_in_flight: shared.inbox.uploads() as u32,
+            stalled_requests: self.write.stalled.count() as u64,
+            stall: self.write.stalled.reason(),
+            uploads_in_flight: self.write.mailbox.uploads() as u32,
             counters,
         }
     }
@@ -268,9 +267,8 @@ impl Volume {
         timeout: Option<Duration>,
         is_wanted: impl Fn() -> bool,
     ) -> Result<bool> {
-        let shared = &self.shared;
-        let Some(journal) = &shared.journal else { return Ok(true) };
-        if let Some(error) = shared.state.refusal() {
+        let Some(journal) = &self.write.journal else { return Ok(true) };
+        if let Some(error) = self.attachment.state.refusal() {
             return Err(error);
         }
         let (tell, hear) = sync_channel(1);
@@ -281,7 +279,7 @@ impl Volume {
         let target = journal.ring.next();
         match safety {
             Safety::Logged => journal.when_logged(target, told),
-            Safety::Stored => shared.inbox.when_stored(shared, target, told),
+            Safety::Stored => self.write.mailbox.when_stored(target, told),
         }
         let closed = || Error::new(ErrorKind::Closed, "the volume was closed before this was done");
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -302,14 +300,14 @@ impl Volume {
     /// Writes a checkpoint of what is stored, so that the next open has little log to read; false when
     /// `timeout` passed first, or the volume ended. A volume opened for reading needs none.
     pub fn checkpoint(&self, timeout: Duration) -> bool {
-        if self.shared.journal.is_none() {
+        if self.write.journal.is_none() {
             return true;
         }
         let (tell, hear) = sync_channel(1);
-        self.shared.inbox.order_checkpoint(tell);
+        self.write.mailbox.order_checkpoint(tell);
         // Who closed or died before the order was there told nobody.
-        if self.shared.state.refusal().is_some() {
-            drop(self.shared.inbox.take_checkpoint_orders());
+        if self.attachment.state.refusal().is_some() {
+            drop(self.write.mailbox.take_checkpoint_orders());
         }
         hear.recv_timeout(timeout).is_ok()
     }
@@ -330,20 +328,19 @@ impl Volume {
         threshold: f64,
         tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
     ) -> Result<()> {
-        let shared = &self.shared;
         if !(0.0..=1.0).contains(&threshold) {
             let text = format!("a threshold of {threshold} is not a share: give a number from 0 to 1");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        if shared.read_only {
+        if self.attachment.read_only {
             let text = "a volume opened read-only cannot collect garbage: run the command where the volume \
                         is served for writing";
             return Err(Error::new(ErrorKind::Refused, text));
         }
-        shared.inbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
+        self.write.mailbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
         // Who closed or died before the order was there told nobody.
-        if let Some(error) = shared.state.refusal() {
-            shared.inbox.fail_waiters(&error);
+        if let Some(error) = self.attachment.state.refusal() {
+            self.write.mailbox.fail_waiters(&error);
         }
         Ok(())
     }
@@ -352,7 +349,7 @@ impl Volume {
     /// [`collect_garbage`](Self::collect_garbage) would move.
     #[must_use]
     pub fn garbage(&self, threshold: f64) -> Garbage {
-        garbage_of(&self.shared.view().segments, threshold)
+        garbage_of(&self.read.stored.view().segments, threshold)
     }
 
     /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do doors see
@@ -361,13 +358,13 @@ impl Volume {
     /// Shrinking loses what lies beyond the new end, for good, and nobody may use the device meanwhile.
     /// Errors: `Invalid` for a size that no volume of these blocks can have, `ReadOnly`.
     pub fn resize(&self, size_bytes: u64) -> Result<()> {
-        let shared = &self.shared;
-        if shared.read_only {
-            let text = format!("volume {} is open for reading only: it cannot be resized", shared.name);
+        if self.attachment.read_only {
+            let text =
+                format!("volume {} is open for reading only: it cannot be resized", self.attachment.name);
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
-        names::check_size(size_bytes, shared.record.block_bytes)?;
-        let current = shared.geometry.now().size_bytes;
+        names::check_size(size_bytes, self.attachment.record.block_bytes)?;
+        let current = self.attachment.geometry.now().size_bytes;
         if size_bytes == current {
             return Ok(());
         }
@@ -383,8 +380,8 @@ impl Volume {
     /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer comes
     /// through the channel.
     pub fn begin_grow(&self, size_bytes: u64) -> Result<Receiver<Result<()>>> {
-        names::check_size(size_bytes, self.shared.record.block_bytes)?;
-        let current = self.shared.geometry.now().size_bytes;
+        names::check_size(size_bytes, self.attachment.record.block_bytes)?;
+        let current = self.attachment.geometry.now().size_bytes;
         if size_bytes < current {
             let text = format!("the disk has {current} bytes: {size_bytes} would shrink it");
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -398,14 +395,14 @@ impl Volume {
             // Whoever asked may not care any more.
             let _ = tell.send(outcome);
         });
-        self.shared.inbox.resize(&self.shared, Resize { size_bytes, from_bytes, tell: told });
+        self.write.mailbox.resize(Resize { size_bytes, from_bytes, tell: told });
         hear
     }
 
     /// Lays up what a later [`open`](Self::open) of this volume in this or another process would take time
     /// for, and its users would wait for: memory for the journal's newest part.
     pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
-        let spare = open::spare_path(self.shared.record.volume_id, options);
+        let spare = open::spare_path(self.attachment.record.volume_id, options);
         StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {
             let text = format!("cannot preallocate memory in {}: {error}", spare.display());
             Error::new(ErrorKind::Full, text)
@@ -423,18 +420,18 @@ impl Volume {
     /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
     pub fn close(&self) -> Result<()> {
         // To store everything may take long, and memory may go with who ends this process meanwhile.
-        if let (Some(journal), None) = (&self.shared.journal, self.shared.state.refusal()) {
+        if let (Some(journal), None) = (&self.write.journal, self.attachment.state.refusal()) {
             journal.when_logged(journal.ring.next(), Box::new(|_| ()));
         }
-        self.shared.state.set_closing();
+        self.attachment.state.set_closing();
         let closed = self.driver.close();
         self.finish_close(closed)
     }
 
     /// The loops have ended, with everything stored if `closed`.
     pub(crate) fn finish_close(&self, closed: bool) -> Result<()> {
-        let dead = self.shared.state.refusal().filter(|_| self.shared.state.is_dead());
-        self.shared.state.set_closed();
+        let dead = self.attachment.state.refusal().filter(|_| self.attachment.state.is_dead());
+        self.attachment.state.set_closed();
         self.end_all();
         match (dead, closed) {
             (Some(error), _) => Err(error),
@@ -455,25 +452,25 @@ impl Volume {
     /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that outlives the
     /// process.
     pub fn close_now(&self) {
-        self.shared.state.set_closing();
+        self.attachment.state.set_closing();
         self.driver.abandon();
-        self.shared.state.set_closed();
+        self.attachment.state.set_closed();
         self.end_all();
     }
 
     /// Nobody waits longer than the volume lives; then the journal may be somebody else's.
     fn end_all(&self) {
         let error = Error::new(ErrorKind::Closed, "the volume was stopped");
-        self.shared.stalled.fail(&error);
-        flush::go_on(&self.shared);
-        self.shared.inbox.fail_waiters(&error);
-        if let Some(journal) = &self.shared.journal {
+        self.write.stalled.fail(&error);
+        flush::resume(&self.write);
+        self.write.mailbox.fail_waiters(&error);
+        if let Some(journal) = &self.write.journal {
             journal.fail(error.clone());
         }
-        self.shared.pool.close();
-        self.shared.collector.close();
-        fetch::fail_all(&self.shared, &error);
-        if let Some(journal) = &self.shared.journal {
+        self.read.pool.close();
+        self.collector.close();
+        fetch::fail_all(&self.read, &error);
+        if let Some(journal) = &self.write.journal {
             journal.ring.unlock();
         }
         *self.lock.lock() = None;
@@ -489,91 +486,31 @@ impl Drop for Volume {
 
 impl BlockDevice for Volume {
     fn geometry(&self) -> Geometry {
-        self.shared.geometry.now()
+        self.attachment.geometry.now()
     }
 
     fn submit(&self, request: Request) {
-        let shared = &self.shared;
-        if let Some(error) = shared.state.refusal() {
+        if let Some(error) = self.attachment.state.refusal() {
             return request.fail(error);
         }
-        if let Err(error) = request.check(&shared.geometry.now()) {
+        if let Err(error) = request.check(&self.attachment.geometry.now()) {
             return request.fail(error);
         }
-        if shared.journal.is_some() && shared.watch.is_woken_by_use(shared.world.now()) {
-            // The keeper sleeps while nobody uses the volume.
-            shared.inbox.wake.ring();
+        if self.write.journal.is_some() && self.write.watch.is_woken_by_use(self.attachment.world.now()) {
+            // The engine sleeps while nobody uses the volume.
+            self.write.mailbox.wake.ring();
         }
         match request.operation {
-            Operation::Read => read::submit(shared, request),
-            Operation::Prefetch => read::prefetch(shared, request),
-            Operation::Allocation => read::allocation(shared, request),
-            Operation::Flush => flush::submit(shared, request),
+            Operation::Read => read::submit(&self.read, request),
+            Operation::Prefetch => read::prefetch(&self.read, request),
+            Operation::Allocation => read::allocation(&self.read, request),
+            Operation::Flush => flush::submit(&self.write, request),
             Operation::Write | Operation::Discard | Operation::WriteZeroes => {
-                match shared.journal.as_ref().and_then(|journal| journal.failure()) {
+                match self.write.journal.as_ref().and_then(|journal| journal.failure()) {
                     Some(error) => request.fail(error.clone()),
-                    None => write::submit(shared, request),
+                    None => write::submit(&self.write, request),
                 }
             }
         }
     }
-}
-
-fn share(
-    store: Arc<dyn ObjectStore>,
-    options: &OpenOptions,
-    world: Arc<dyn World>,
-    stored: Stored,
-    journal: Option<Arc<Journal>>,
-    reader_threads: usize,
-) -> Arc<Shared> {
-    let record = stored.record;
-    let geometry = Geometry {
-        size_bytes: record.size_bytes,
-        block_bytes: record.block_bytes,
-        preferred_bytes: limits::FRAME_BYTES,
-        request_bytes_max: limits::REQUEST_BYTES_MAX,
-        read_only: options.read_only,
-        shared_cache: true,
-        operations: Operations { discard: true, write_zeroes: true, allocation: true },
-    };
-    let pool = Pool::new("reader", reader_threads, Priority::Usual);
-    let collectors = if options.read_only { 0 } else { reader_threads.min(1) };
-    let collector = Pool::new("collector", collectors, Priority::Lowest);
-    let cache = options.cache.clone().map(|cache| {
-        let owner = cache.owner(record.volume_id);
-        let ancestors = stored.view.lineage.entries().iter().map(|entry| cache.owner(entry.volume_id));
-        let ancestors = ancestors.collect();
-        (cache, owner, ancestors)
-    });
-    let lineage = stored.view.lineage.clone();
-    let unstored = Unstored::new(options.unstored_age_max, stored.end.position, world.now());
-    Arc::new(Shared {
-        name: record.name.clone(),
-        record,
-        geometry: ResizableGeometry::new(geometry),
-        epoch: stored.end.epoch,
-        epoch_before: stored.end.epoch_before,
-        read_only: options.read_only,
-        world,
-        store,
-        journal,
-        journal_map: JournalMap::new(),
-        view: RwLock::new(Arc::new(stored.view)),
-        residents: crate::segment::resident::Residents::default(),
-        cache,
-        lineage,
-        fixed_cut: options.cut.clone(),
-        readers: Arc::new(Readers::default()),
-        pool,
-        collector,
-        fetcher: Fetcher::new(options.prefetch_bytes),
-        later: Later::default(),
-        state: State::default(),
-        tally: Tally::default(),
-        inbox: Inbox::default(),
-        stalled: write::Stalled::default(),
-        watch: Watch::default(),
-        unstored,
-    })
 }

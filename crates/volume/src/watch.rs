@@ -2,8 +2,8 @@
 //! such news.
 //!
 //! Whoever takes the volume over puts a fence into the log. The owner meets it with its next segment; who
-//! only reads and flushes puts none. So, while the volume is used, the keeper looks where a fence would
-//! stand (`keeper::fence_check`), and a flush is not answered on old news: it waits for the next look, for as
+//! only reads and flushes puts none. So, while the volume is used, the engine looks where a fence would
+//! stand (`engine::fence_check`), and a flush is not answered on old news: it waits for the next look, for as
 //! long as [`PATIENCE`]. A store that cannot be asked keeps no flush waiting for longer: what is logged is
 //! on the local disk whoever owns the volume, and the volume's health says that the store cannot be used.
 //!
@@ -20,7 +20,7 @@ use sawmill_device::Request;
 const IN_USE_FOR: Duration = Duration::from_secs(10);
 /// Uses closer together than this are one: they would only fight for a cache line.
 const USE_STEP: Duration = Duration::from_millis(250);
-/// How often the keeper looks for fences while the volume is in use.
+/// How often the engine looks for fences while the volume is in use.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A flush is answered on news that are no older.
 const NEWS_FOR: Duration = Duration::from_secs(5);

@@ -110,7 +110,7 @@ impl Run {
     fn run_aside(&mut self, stepped: &mut Stepped) {
         while stepped.step_journal() {}
         stepped.step_journal_quietly();
-        stepped.step_keeper(self.clock.now());
+        stepped.step_engine(self.clock.now());
     }
 
     /// Somebody attaches a clone, makes it larger at times, writes a little, and closes it.

@@ -157,7 +157,7 @@ impl Run {
             if let Some(found) = client.padded_answer(self.settings.size_bytes) {
                 return found;
             }
-            stepped.step_keeper(self.clock.now());
+            stepped.step_engine(self.clock.now());
             for _ in 0..store.waiting() {
                 store.happen(0);
             }
@@ -231,7 +231,7 @@ impl Run {
         for _ in 0..ROUNDS_MAX {
             while stepped.step_journal() {}
             stepped.step_journal_quietly();
-            stepped.step_keeper(self.clock.now());
+            stepped.step_engine(self.clock.now());
             for _ in 0..store.waiting() {
                 store.happen(0);
             }

@@ -276,7 +276,7 @@ impl Run {
     fn step_copy(&mut self, attached: &mut Attached) {
         while attached.stepped.step_journal() {}
         attached.stepped.step_journal_quietly();
-        attached.stepped.step_keeper(self.clock.now());
+        attached.stepped.step_engine(self.clock.now());
         for _ in 0..attached.store.waiting() {
             attached.store.happen(0);
         }

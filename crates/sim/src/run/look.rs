@@ -80,7 +80,7 @@ impl Run {
                 self.say("seen", || format!("who reads sees {count} operations"));
                 return Ok(());
             }
-            reader.stepped.step_keeper(self.clock.now());
+            reader.stepped.step_engine(self.clock.now());
             for _ in 0..reader.store.waiting() {
                 reader.store.happen(0);
             }

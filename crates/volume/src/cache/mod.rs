@@ -19,6 +19,7 @@
 
 mod eviction;
 mod index;
+mod open;
 mod persist;
 mod place;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use self::index::{CRCS, Facts, Found, Index, WriteTurn};
 use self::persist::HEADER_BYTES;
 use self::place::Place;
 use crate::disk::Disk;
+pub use open::open_cache;
 
 /// The smallest unit of verification.
 const BLOCK_BYTES_MIN: u32 = 4096;

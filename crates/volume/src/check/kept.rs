@@ -26,10 +26,12 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 use super::damage::DamageList;
 use crate::ask::{self, store_error};
 use crate::cuts::{CutBook, Lineage};
-use crate::open::{self, Stored};
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint;
+use crate::recovery::end::start_of;
 use crate::recovery::roll_forward::{Until, roll_forward_until};
+use crate::recovery::stored::Stored;
+use crate::recovery::stored::{self};
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
@@ -71,10 +73,12 @@ pub(super) struct KeptList {
     pub(super) notes: Vec<String>,
     /// In what a copier left, no state goes further than this.
     copied_through: Option<u64>,
+    /// The newest checkpoint, if it can be read.
+    pub(super) newest: Option<Checkpoint>,
 }
 
 impl KeptList {
-    /// Reads what a volume keeps.
+    /// Reads what a volume keeps for itself.
     pub(super) fn make(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<KeptList> {
         let mut list = KeptList {
             volume_id: record.volume_id,
@@ -88,14 +92,14 @@ impl KeptList {
             damage: DamageList::default(),
             notes: Vec::new(),
             copied_through: None,
+            newest: None,
         };
         let Some((newest, cuts)) = list.add_present(store, record)? else { return Ok(list) };
         list.lineage = Lineage::new(&newest.kept.lineage);
         list.next_sequence = list.next_sequence.max(newest.next_sequence);
         let readable = list.add_checkpoints(store, &newest)?;
         list.add_cuts(store, &cuts, &readable)?;
-        super::kin::add_clones(store, &mut list)?;
-        super::kin::look_at_own_pins(store, &mut list, &newest)?;
+        list.newest = Some(newest);
         Ok(list)
     }
 
@@ -107,7 +111,7 @@ impl KeptList {
     ) -> Result<Option<(Checkpoint, Vec<CutEntry>)>> {
         let state = self.begin("the volume as it is".to_owned());
         let world = RealWorld::default();
-        let stored = match open::stored_of(store, record.clone(), &mut Reporter::new(&world)) {
+        let stored = match stored::stored_of(store, record.clone(), &mut Reporter::new(&world)) {
             Ok(stored) => stored,
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 if !self.add_damaged_checkpoints(store)? {
@@ -299,7 +303,7 @@ impl KeptList {
         if let Some(through) = self.copied_through {
             until.sequence = until.sequence.min(through);
         }
-        let mut end = open::start_of(root);
+        let mut end = start_of(root);
         let rolled = checkpoint::without_map(root).and_then(|mut view| {
             let rolled = roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, until);
             for (sequence, info) in view.segments.snapshot() {

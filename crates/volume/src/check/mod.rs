@@ -60,7 +60,7 @@ pub fn check(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CheckReport> {
     let mut report = CheckReport::default();
-    let mut list = KeptList::make(store, record)?;
+    let mut list = kept_by(store, record)?;
     let (mut damage, mut miscounted) = (DamageList::default(), DamageList::default());
     if let Some(stored) = list.stored.take() {
         report.end = Some((stored.end.epoch, stored.end.stored_sequence));
@@ -73,7 +73,7 @@ pub fn check(
         // A writer may have gone on, and deleted what nothing needs any more.
         let mut is_overtaken = true;
         for _ in 0..LOOKS_MAX {
-            list = KeptList::make(store, record)?;
+            list = kept_by(store, record)?;
             is_overtaken = !list.damage.is_empty() && list.has_moved_on(store)?;
             if !is_overtaken {
                 break;
@@ -100,4 +100,14 @@ fn overtaken(record: &VolumeRecord) -> Error {
         record.name
     );
     Error::new(ErrorKind::Unavailable, text)
+}
+
+/// What a volume keeps, for itself and for its clones.
+fn kept_by(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<KeptList> {
+    let mut list = KeptList::make(store, record)?;
+    if let Some(newest) = list.newest.clone() {
+        kin::add_clones(store, &mut list)?;
+        kin::look_at_own_pins(store, &mut list, &newest)?;
+    }
+    Ok(list)
 }

@@ -11,7 +11,7 @@ use sawmill_store::{Class, ObjectStore};
 use super::CheckReport;
 use super::damage::DamageList;
 use super::kept::{KeptList, Part, Segment};
-use crate::open::Stored;
+use crate::recovery::stored::Stored;
 use crate::{Error, ErrorKind, Result, ask};
 
 /// Objects fetched at once.

@@ -6,7 +6,7 @@
 //!
 //! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still
 //! kept and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut
-//! or a volume makes that durable first and asks for pins after it (`keeper::pins`, `removal`): so one of the
+//! or a volume makes that durable first and asks for pins after it (`engine::pins`, `removal`): so one of the
 //! two sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name;
 //! `check` of the base says so.
 
@@ -21,8 +21,9 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 use super::find::{Cut, stored_cut};
 use super::{CutBook, PinHolder, let_go};
 use crate::ask::{self, store_error};
+use crate::fencing::demand_fencing;
 use crate::map::GROUP_BYTES;
-use crate::open::{self, Stored, demand_fencing};
+use crate::recovery::stored::Stored;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::{RealWorld, World};
@@ -62,7 +63,7 @@ pub fn clone_in(
     names::check_name(name)?;
     for _ in 0..TRIES_MAX {
         let stored = match cut {
-            None => open::stored(store, base, &mut Reporter::new(world))?,
+            None => names::stored(store, base, &mut Reporter::new(world))?,
             Some(cut) => stored_cut(store, base, cut, &mut Reporter::new(world))?,
         };
         demand_primary(store, &stored.record, stored.newest.number_max)?;
@@ -194,7 +195,7 @@ fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &S
         return Ok(true);
     }
     // It may have been ordered behind the newest checkpoint.
-    let now = open::stored(store, base, &mut Reporter::new(world))?;
+    let now = names::stored(store, base, &mut Reporter::new(world))?;
     let is_kept = is_kept(&now.view.cuts.lock());
     Ok(is_kept && now.record.volume_id == root.volume_id)
 }

@@ -12,12 +12,14 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Class, ObjectStore};
 
 use super::book::CutBook;
-use crate::open::{self, Stored};
+use crate::names;
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint::{self, Newest};
+use crate::recovery::end::start_of;
 use crate::recovery::roll_forward::{Until, roll_forward_until};
+use crate::recovery::stored::Stored;
 use crate::replicate::role::is_copied;
-use crate::shared::View;
+use crate::view::View;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, ask};
 
@@ -105,7 +107,7 @@ pub(crate) fn stored_cut(
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
     for _ in 1..TRIES_MAX {
-        let now = open::stored(store, name, reporter)?;
+        let now = names::stored(store, name, reporter)?;
         let (volume_id, number_max) = (now.record.volume_id, now.newest.number_max);
         match cut_of(store, now, cut, reporter) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -116,7 +118,7 @@ pub(crate) fn stored_cut(
             read => return read,
         }
     }
-    cut_of(store, open::stored(store, name, reporter)?, cut, reporter)
+    cut_of(store, names::stored(store, name, reporter)?, cut, reporter)
 }
 
 fn cut_of(store: &dyn ObjectStore, now: Stored, cut: &Cut, reporter: &mut Reporter<'_>) -> Result<Stored> {
@@ -141,9 +143,9 @@ pub(crate) fn state_at(
     store: &dyn ObjectStore,
     root: &Checkpoint,
     entry: &Entry,
-) -> Result<(View, crate::recovery::roll_forward::LogEnd)> {
+) -> Result<(View, crate::recovery::end::LogEnd)> {
     let mut view = checkpoint::load(store, root)?;
-    let mut end = open::start_of(root);
+    let mut end = start_of(root);
     roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.until)?;
     // A checkpoint's own last segment is not met again.
     if entry.last.is_some_and(|last| last != end.stored_sequence) {
@@ -223,7 +225,7 @@ pub struct PastReport {
 /// What a volume keeps, as the store says it.
 pub fn past(store: &dyn ObjectStore, name: &str) -> Result<PastReport> {
     let world = RealWorld::default();
-    let stored = open::stored(store, name, &mut Reporter::new(&world))?;
+    let stored = names::stored(store, name, &mut Reporter::new(&world))?;
     let book = stored.view.cuts.lock().clone();
     let segments = stored.view.segments.snapshot();
     let now_number = stored.newest.checkpoint.number + 1;

@@ -7,7 +7,7 @@
 //!
 //! Modules: `book` (what is kept, and which segments that needs), `find` (a cut by name, time or position),
 //! `clones` (volumes that begin from a cut of another; pins), `removal` (the end of a volume that others may
-//! need), `words` (whether it is deleted). Not here: how the keeper takes orders (`keeper::orders`).
+//! need), `words` (whether it is deleted). Not here: how the engine takes orders (`engine::orders`).
 
 mod book;
 mod clones;

@@ -25,17 +25,18 @@ use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
 
 use crate::cuts::Lineage;
+use crate::engine::QUIET_AFTER;
 use crate::gc::gather::contents_of;
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::GcPolicy;
 use crate::gc::sweep::Plan;
-use crate::keeper::{QUIET_AFTER, apply_extents};
 use crate::map::{GROUP_BYTES, ObjectMap};
 use crate::record::Record;
+use crate::recovery::apply::apply_extents;
 use crate::segment::batch;
 use crate::segment::builder::{LaidOut, lay_out};
 use crate::segment::table::{SegmentInfo, SegmentTable};
-use crate::shared::View;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits, names, write};
 
 use report::Sampler;
@@ -304,7 +305,7 @@ impl Forecast {
         self.report.store_bytes_max = self.report.store_bytes_max.max(totals.object_bytes);
     }
 
-    /// As the keeper does it, but with no writes in between.
+    /// As the engine does it, but with no writes in between.
     fn collect(&mut self) -> Result<()> {
         let Some(policy) = self.options.gc else { return Ok(()) };
         loop {

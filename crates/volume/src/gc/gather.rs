@@ -16,42 +16,17 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Class, StoreErrorKind};
 
+use super::gathered::{Gathered, NotGathered, Outcome};
 use super::sweep::Plan;
 use crate::ask::want;
-use crate::fetch::FrameName;
+use crate::engine::context::Context;
 use crate::journal::{JournalRead, Reach};
 use crate::limits;
 use crate::map::MapExtent;
 use crate::readers::Reading;
-use crate::segment::buffers::{Buffer, Buffers};
-use crate::segment::builder::body_spans;
+use crate::segment::buffers::Buffers;
 use crate::segment::table::SegmentInfo;
-use crate::shared::Shared;
-
-/// The body of a moved segment, and what its header says of it.
-pub(crate) struct Gathered {
-    pub(crate) extents: Vec<SegmentExtent>,
-    pub(crate) origins: Vec<Origin>,
-    pub(crate) data_bytes: u64,
-    pub(crate) header_bytes: usize,
-    /// Room for the header, then the body: data in place, frames not sealed.
-    pub(crate) buffer: Buffer,
-    /// Frames with data that was cached before it moved: they are cached again afterwards.
-    pub(crate) cached: Vec<bool>,
-}
-
-/// Why nothing was gathered.
-pub(crate) enum NotGathered {
-    /// Nothing of the plan is live any more.
-    NothingLeft,
-    /// The store cannot be asked now: the same pieces again, later.
-    Unavailable { plan: Plan, why: String },
-    /// A segment cannot be read: it is left alone.
-    Damaged { sequence: u32, what: String },
-}
-
-/// How a gathering ended: with what is left of the plan.
-pub(crate) type Outcome = Result<(Gathered, Plan), NotGathered>;
+use crate::stored_data::FrameName;
 
 type Tell = Box<dyn FnOnce(Outcome) + Send>;
 
@@ -74,7 +49,7 @@ struct Run {
 
 /// A gathering that waits for the store.
 struct Waiting {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     gathered: Mutex<Option<Gathered>>,
     left: AtomicUsize,
     failure: Mutex<Option<Failure>>,
@@ -89,20 +64,20 @@ enum Failure {
 }
 
 /// Gathers the next segment's worth of `plan`, on the collector's thread.
-pub(crate) fn gather(shared: &Arc<Shared>, buffers: &Buffers, mut plan: Plan, tell: Tell) {
-    let reading = shared.readers.enter();
-    let view = shared.view();
-    let bytes_max = u64::from(shared.record.segment_bytes);
+pub(crate) fn gather(context: &Arc<Context>, buffers: &Buffers, mut plan: Plan, tell: Tell) {
+    let reading = context.stored.readers.enter();
+    let view = context.stored.view();
+    let bytes_max = u64::from(context.attachment.record.segment_bytes);
     let pieces = plan.take_live(&view.map, bytes_max, limits::GC_EXTENTS_MAX);
     if pieces.is_empty() {
         return tell(Err(NotGathered::NothingLeft));
     }
-    let mut gathered = lay_out(shared, buffers, &pieces);
+    let mut gathered = lay_out(context, buffers, &pieces);
     let mut absent: Vec<(u32, u32, Wanted)> = Vec::new();
     for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {
-        copy_local(shared, &mut gathered, piece, u64::from(extent.data_offset), &mut absent);
+        copy_local(context, &mut gathered, piece, u64::from(extent.data_offset), &mut absent);
     }
-    let runs = runs_of(shared, absent);
+    let runs = runs_of(context, absent);
     let runs = match runs {
         Ok(runs) => runs,
         Err(sequence) => {
@@ -114,7 +89,7 @@ pub(crate) fn gather(shared: &Arc<Shared>, buffers: &Buffers, mut plan: Plan, te
         return tell(Ok((gathered, plan)));
     }
     let waiting = Arc::new(Waiting {
-        shared: shared.clone(),
+        context: context.clone(),
         gathered: Mutex::new(Some(gathered)),
         left: AtomicUsize::new(runs.len()),
         failure: Mutex::default(),
@@ -145,59 +120,39 @@ pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Orig
 }
 
 /// A body with nothing in it yet.
-fn lay_out(shared: &Shared, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered {
+fn lay_out(context: &Context, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered {
     let (extents, origins, data_bytes) = contents_of(pieces);
-    let frames = data_bytes.div_ceil(u64::from(shared.record.frame_bytes)) as usize;
+    let frames = data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes)) as usize;
     let header_bytes = encoded_len(extents.len(), frames, origins.len());
     let body_bytes = data_bytes as usize + frames * FRAME_HEAD_BYTES;
     let buffer = buffers.take(header_bytes + body_bytes);
     Gathered { extents, origins, data_bytes, header_bytes, buffer, cached: vec![false; frames] }
 }
 
-impl Gathered {
-    /// Puts bytes at `data_offset` of the new segment's data.
-    fn place(&mut self, frame_bytes: u32, data_offset: u64, mut bytes: &[u8]) {
-        let body = &mut self.buffer.bytes_mut()[self.header_bytes..];
-        for span in body_spans(frame_bytes, data_offset, bytes.len() as u64) {
-            let (part, rest) = bytes.split_at(span.len());
-            body[span].copy_from_slice(part);
-            bytes = rest;
-        }
-    }
-
-    fn note_cached(&mut self, frame_bytes: u32, data_offset: u64, length: u64) {
-        let frame_bytes = u64::from(frame_bytes);
-        let (first, last) = (data_offset / frame_bytes, (data_offset + length - 1) / frame_bytes);
-        for frame in first..=last {
-            self.cached[frame as usize] = true;
-        }
-    }
-}
-
 /// Copies what is in the journal or in the read cache, and notes what is not.
 fn copy_local(
-    shared: &Shared,
+    context: &Context,
     gathered: &mut Gathered,
     piece: &MapExtent,
     data_offset: u64,
     absent: &mut Vec<(u32, u32, Wanted)>,
 ) {
-    let frame_bytes = shared.record.frame_bytes;
+    let frame_bytes = context.attachment.record.frame_bytes;
     let mut done = 0;
     while done < piece.length {
         let from = piece.data_offset + done as u32;
-        let resident = shared.residents.find(piece.sequence, from);
+        let resident = context.stored.residents.find(piece.sequence, from);
         let in_frame = u64::from(frame_bytes - from % frame_bytes);
         let available = resident.as_ref().map_or(in_frame, |(_, _, available)| *available);
         let length = available.min(piece.length - done);
         let mut bytes = vec![0; length as usize];
-        let is_read = match (&resident, &shared.journal) {
+        let is_read = match (&resident, &context.journal) {
             (Some((record, offset, _)), Some(journal)) => {
                 matches!(journal.read(record, *offset, &mut bytes, Reach::Device), Ok(JournalRead::Done))
             }
             _ => false,
         };
-        if is_read || (resident.is_none() && read_cache(shared, piece.sequence, from, &mut bytes)) {
+        if is_read || (resident.is_none() && read_cache(context, piece.sequence, from, &mut bytes)) {
             gathered.place(frame_bytes, data_offset + done, &bytes);
             gathered.note_cached(frame_bytes, data_offset + done, length);
         } else {
@@ -207,11 +162,11 @@ fn copy_local(
     }
 }
 
-fn read_cache(shared: &Shared, sequence: u32, from: u32, into: &mut [u8]) -> bool {
-    let Some(info) = shared.view().segments.get(sequence) else { return false };
-    let frame_bytes = shared.record.frame_bytes;
+fn read_cache(context: &Context, sequence: u32, from: u32, into: &mut [u8]) -> bool {
+    let Some(info) = context.stored.view().segments.get(sequence) else { return false };
+    let frame_bytes = context.attachment.record.frame_bytes;
     let name = FrameName { sequence, epoch: info.epoch, frame: from / frame_bytes };
-    let Some((cache, key)) = shared.cached(name) else { return false };
+    let Some((cache, key)) = context.stored.cached(name) else { return false };
     cache.read(key, from % frame_bytes, into)
 }
 
@@ -236,9 +191,9 @@ fn want_frames(
 
 /// Groups what is absent into requests; frames close to each other share one. Names a segment that the table
 /// does not know.
-fn runs_of(shared: &Shared, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec<Run>, u32> {
+fn runs_of(context: &Context, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec<Run>, u32> {
     absent.sort_by_key(|(sequence, frame, wanted)| (*sequence, *frame, wanted.data_offset));
-    let view = shared.view();
+    let view = context.stored.view();
     let mut runs: Vec<Run> = Vec::new();
     for (sequence, frame, wanted) in absent {
         match runs.last_mut() {
@@ -260,13 +215,13 @@ fn runs_of(shared: &Shared, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec<R
 
 impl Waiting {
     fn ask(self: &Arc<Self>, run: Run) {
-        let shared = &self.shared;
+        let context = &self.context;
         let start = self.frame_range(&run, run.first).start;
         let end = self.frame_range(&run, run.first + run.count - 1).end;
-        let key = segment_key(shared.record.volume_id, u64::from(run.sequence));
+        let key = segment_key(context.attachment.record.volume_id, u64::from(run.sequence));
         let waiting = self.clone();
         let tell = move |outcome: sawmill_store::Result<Bytes>| {
-            let collector = waiting.shared.collector.clone();
+            let collector = waiting.context.collector.clone();
             collector.run(move || {
                 if let Err(failure) = waiting.take(&run, outcome) {
                     waiting.failure.lock().get_or_insert(failure);
@@ -274,11 +229,11 @@ impl Waiting {
                 waiting.end_one();
             });
         };
-        shared.store.get(want(key, Some(start..end), Class::Background), Box::new(tell));
+        context.attachment.store.get(want(key, Some(start..end), Class::Background), Box::new(tell));
     }
 
     fn frame_range(&self, run: &Run, frame: u32) -> std::ops::Range<u64> {
-        let frame_bytes = self.shared.record.frame_bytes;
+        let frame_bytes = self.context.attachment.record.frame_bytes;
         raw_frame_range(u64::from(run.info.header_bytes), run.info.data_bytes, frame_bytes, frame)
     }
 
@@ -292,7 +247,7 @@ impl Waiting {
             _ => Failure::Unavailable(error.to_string()),
         })?;
         let start = self.frame_range(run, run.first).start;
-        let frame_bytes = self.shared.record.frame_bytes;
+        let frame_bytes = self.context.attachment.record.frame_bytes;
         let mut opened: Option<(u32, &[u8])> = None;
         for (frame, wanted) in &run.wanted {
             let data = match opened {
@@ -302,7 +257,7 @@ impl Waiting {
                     let part = bytes.get((range.start - start) as usize..(range.end - start) as usize);
                     let part = part.ok_or_else(|| damaged("the object is too short".into()))?;
                     let identity = FrameIdentity {
-                        volume_id: self.shared.record.volume_id,
+                        volume_id: self.context.attachment.record.volume_id,
                         sequence: u64::from(run.sequence),
                         epoch: run.info.epoch,
                         frame: *frame,

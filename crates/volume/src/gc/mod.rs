@@ -1,6 +1,6 @@
 //! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
 //! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live data is),
-//! `gather` (its bytes). The keeper carries it out (`keeper::collect`) and deletes what is dead.
+//! `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what is dead.
 //!
 //! Invariants:
 //! 1. What is live is decided by the object map alone, never by what is still in the journal: a write that
@@ -10,6 +10,7 @@
 //! 3. Moving never fails the volume: what cannot be read or stored now stays where it is.
 
 pub(crate) mod gather;
+pub(crate) mod gathered;
 pub mod policy;
 pub(crate) mod sweep;
 
@@ -18,11 +19,11 @@ pub use policy::{Choice, GcPolicy};
 use sawmill_store::ObjectStore;
 
 use crate::gc::policy::Candidate;
-use crate::keeper::GcOrder;
+use crate::names;
 use crate::recovery::Reporter;
 use crate::segment::table::{SegmentTable, Totals};
 use crate::world::RealWorld;
-use crate::{Result, limits, open};
+use crate::{Result, limits};
 
 /// Segments that hold garbage, and what they hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,14 +39,14 @@ pub struct Garbage {
 /// What collecting a volume of `store` by hand with this threshold would move, by its state in the store.
 pub fn garbage(store: &dyn ObjectStore, name: &str, threshold: f64) -> Result<Garbage> {
     let world = RealWorld::default();
-    let stored = open::stored(store, name, &mut Reporter::new(&world))?;
+    let stored = names::stored(store, name, &mut Reporter::new(&world))?;
     Ok(garbage_of(&stored.view.segments, threshold))
 }
 
 pub(crate) fn garbage_of(segments: &SegmentTable, threshold: f64) -> Garbage {
     let mut garbage = Garbage::default();
     for candidate in segments.candidates() {
-        if GcOrder::is_below(threshold, &candidate) {
+        if candidate.is_below(threshold) {
             garbage.segments += 1;
             garbage.live_bytes += candidate.live_bytes;
             garbage.data_bytes += candidate.data_bytes;

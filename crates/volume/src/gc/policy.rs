@@ -1,11 +1,11 @@
-//! Which segments garbage collection takes, and when. Pure: no I/O, no clock; the keeper and the forecast ask
+//! Which segments garbage collection takes, and when. Pure: no I/O, no clock; the engine and the forecast ask
 //! the same questions here.
 //!
 //! Utilisation is the share of a segment's data that the map still points at. Greedy takes the emptiest
 //! first (LSVD §3.5); cost-benefit also asks how long what is left has been left alone (Rosenblum and
 //! Ousterhout 1992, §3.5).
 //!
-//! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the keeper).
+//! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the engine).
 
 use std::cmp::Ordering;
 
@@ -49,6 +49,13 @@ pub struct Candidate {
     pub data_bytes: u64,
     /// When it was made.
     pub wall_unix_ms: u64,
+}
+
+impl Candidate {
+    /// Whether less than `threshold` of its data is live; 1: any.
+    pub(crate) fn is_below(&self, threshold: f64) -> bool {
+        threshold >= 1.0 || (self.live_bytes as f64) < self.data_bytes as f64 * threshold
+    }
 }
 
 impl Candidate {

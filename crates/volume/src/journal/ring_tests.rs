@@ -9,19 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::journal::{RecordHeader, Superblock};
+use sawmill_format::journal::RecordHeader;
 use sawmill_sys::{BLOCK_BYTES, StagingFile};
 
 use super::scan::{LogImage, Scan, ScanOptions, scan};
 use super::superblock::SuperblockFile;
+use super::superblock::test_journal::{CAPACITY_BYTES, TAG, VOLUME, first_superblock};
 use super::writer::{JournalWriter, Step};
 use super::*;
 
 const STAGING_BYTES: u64 = 32 << 10;
-const CAPACITY_BYTES: u64 = 96 << 10;
-pub(crate) const VOLUME: VolumeId = VolumeId([3; 16]);
-const TAG: u64 = 11;
 
 /// What is on a disk, and the blocks written since the last sync.
 #[derive(Default)]
@@ -214,28 +211,6 @@ impl Bench {
                 Move::Store => self.store(),
             }
         }
-    }
-}
-
-/// The first superblock of a journal, nothing in it.
-pub(crate) fn first_superblock() -> Superblock {
-    Superblock {
-        volume_id: VOLUME,
-        journal_tag: TAG,
-        generation: 0,
-        epoch: 1,
-        intent_epoch: 0,
-        intent_put_id: PutId([0; 16]),
-        capacity_bytes: CAPACITY_BYTES,
-        trim: 0,
-        logged: 0,
-        stored_sequence: 0,
-        stored_position: 0,
-        clean: false,
-        bound_epoch: 1,
-        bound_position: 0,
-        memory: None,
-        ring_copy: None,
     }
 }
 

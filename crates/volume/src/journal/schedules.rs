@@ -28,7 +28,7 @@ use super::scan::{LogImage, ScanOptions, scan};
 use super::superblock::SuperblockFile;
 use super::writer::{JournalWriter, Step};
 use super::*;
-use crate::keeper::Inbox;
+use crate::engine::Inbox;
 
 const SCHEDULES: usize = 10_000;
 const STAGING_BYTES: u64 = 32 << 10;
@@ -393,7 +393,7 @@ fn a_ring_is_never_missed() {
     under_schedules(|| bell_is_heard(Wake::ring));
 }
 
-/// A keeper that only collects: as `Keeper::step` does it, without a store.
+/// An engine that only collects: as `Engine::step` does it, without a store.
 fn collect(inbox: &Inbox, count: usize) {
     let (mut pending, mut sealed) = (Vec::new(), 0);
     while sealed < count {
@@ -410,16 +410,16 @@ fn collect(inbox: &Inbox, count: usize) {
 }
 
 #[test]
-fn the_keeper_hears_of_every_record_it_is_to_seal() {
+fn the_engine_hears_of_every_record_it_is_to_seal() {
     under_schedules(|| {
         let inbox = Arc::new(Inbox::default());
         let push = |inbox: &Inbox, position| {
             let record = Record::new(position, RecordOperation::Zero, 0, 1, 80);
             inbox.push_records(vec![Arc::new(record)], 1 << 20);
         };
-        // The keeper has this one already, in most schedules, and so need not hear of the next at once.
+        // The engine has this one already, in most schedules, and so need not hear of the next at once.
         push(&inbox, 0);
-        let keeper = {
+        let engine = {
             let inbox = inbox.clone();
             thread::spawn(move || collect(&inbox, 2))
         };
@@ -429,7 +429,7 @@ fn the_keeper_hears_of_every_record_it_is_to_seal() {
         };
         inbox.seal_through(160);
         pusher.join().expect("the pusher");
-        keeper.join().expect("the keeper");
+        engine.join().expect("the engine");
     });
 }
 

@@ -86,14 +86,47 @@ impl SuperblockFile {
     }
 }
 
+/// The journal of tests.
+#[cfg(all(test, not(feature = "shuttle")))]
+pub(crate) mod test_journal {
+    use sawmill_format::ids::{PutId, VolumeId};
+    use sawmill_format::journal::Superblock;
+
+    pub(crate) const CAPACITY_BYTES: u64 = 96 << 10;
+    pub(crate) const VOLUME: VolumeId = VolumeId([3; 16]);
+    pub(crate) const TAG: u64 = 11;
+
+    /// The first superblock of a journal, nothing in it.
+    pub(crate) fn first_superblock() -> Superblock {
+        Superblock {
+            volume_id: VOLUME,
+            journal_tag: TAG,
+            generation: 0,
+            epoch: 1,
+            intent_epoch: 0,
+            intent_put_id: PutId([0; 16]),
+            capacity_bytes: CAPACITY_BYTES,
+            trim: 0,
+            logged: 0,
+            stored_sequence: 0,
+            stored_position: 0,
+            clean: false,
+            bound_epoch: 1,
+            bound_position: 0,
+            memory: None,
+            ring_copy: None,
+        }
+    }
+}
+
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use std::io;
 
     use parking_lot::Mutex;
 
+    use super::test_journal::{VOLUME, first_superblock};
     use super::*;
-    use crate::journal::ring_tests::{VOLUME, first_superblock};
 
     /// Two superblocks. A sync that fails drops what was written, and reads show it until the power goes.
     #[derive(Default)]

@@ -1,7 +1,7 @@
 //! The journal's thread, as steps: take complete records, write them in large spans, sync once for all
 //! flushes that wait, keep the marks and the trim.
 //!
-//! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`keeper`).
+//! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`engine`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

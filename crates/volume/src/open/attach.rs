@@ -1,23 +1,22 @@
 //! Attaching for writing: act on what was judged. See `open` for the order and why.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_format::journal::{RING_START_BYTES, Superblock};
 use sawmill_store::ObjectStore;
 use sawmill_sys::BLOCK_BYTES;
 
-use super::bind::{Bound, bind};
+use super::bind::{Bound, Intended, bind};
 use super::journal::{self, Judged, Usable, judge};
 use super::make::make_journal;
 use super::memory::{self};
 use super::repeat::repeat_checkpoint;
-use super::{Claim, Stored, demand_fencing, fence};
-use crate::disk::{Disk, Lock};
-use crate::journal::scan::{LogImage, Scan};
+use crate::disk::Lock;
+use crate::fencing::{Claim, demand_fencing, fence};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::roll_forward;
+use crate::recovery::stored::{Stored, stored_of};
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::World;
@@ -69,7 +68,7 @@ fn try_attach(
     own: &mut Option<(u64, u64)>,
 ) -> Result<Option<Attached>> {
     let record = names::find_for_good(world, store, name)?;
-    let mut stored = super::stored_of(store, record, reporter)?;
+    let mut stored = stored_of(store, record, reporter)?;
     check_options(&stored, options)?;
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     let lock = journal::lock(options, world.disks())?;
@@ -181,14 +180,6 @@ fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
         stored.record.name
     );
     Err(Error::new(ErrorKind::Corrupt, text))
-}
-
-/// A journal in which the intent to fence is durable.
-pub(super) struct Intended {
-    pub(super) disk: Arc<dyn Disk>,
-    pub(super) superblock: SuperblockFile,
-    pub(super) log: Option<LogImage>,
-    pub(super) scan: Option<Scan>,
 }
 
 /// Makes the journal if need be, and writes into it what is about to be done.
@@ -319,7 +310,7 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
                 return Err(error);
             }
             let name = stored.record.name.clone();
-            *stored = super::stored(store, &name, &mut Reporter::new(world))?;
+            *stored = names::stored(store, &name, &mut Reporter::new(world))?;
             Ok(())
         }
         rolled => rolled,
@@ -332,7 +323,7 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 ///
 /// A checkpoint that it put before it could know of the fence counts: it may have deleted by it. So this
 /// attach begins again, from that one. By what it puts later it deletes nothing, as it looks for fences
-/// before it deletes (`keeper::fence_check`).
+/// before it deletes (`engine::fence_check`).
 fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {

@@ -13,19 +13,26 @@ use sawmill_format::journal::{Memory, RECORD_HEADER_BYTES, RecordHeader, RecordO
 use sawmill_format::staging::StagingHeader;
 use sawmill_sys::{BLOCK_BYTES, Consumer, Ring, StagingFile};
 
-use super::Stored;
-use super::attach::Intended;
 use super::make::kind_of;
 use super::memory::{spare_path, staging_path};
 use super::settle::{settle, write_ring};
 use crate::disk::Disk;
-use crate::journal::scan::Scan;
+use crate::journal::scan::{LogImage, Scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::Reporter;
+use crate::recovery::stored::Stored;
 use crate::{Error, Result};
+
+/// A journal in which the intent to fence is durable.
+pub(super) struct Intended {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) superblock: SuperblockFile,
+    pub(super) log: Option<LogImage>,
+    pub(super) scan: Option<Scan>,
+}
 
 /// A journal that is the attachment's, and what its loops start from.
 pub(crate) struct Bound {

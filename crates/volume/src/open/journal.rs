@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
-use super::Stored;
 use super::memory::{self, Found};
 use super::seen;
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
+use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 

@@ -16,8 +16,8 @@ use sawmill_format::journal::{MEMORY_FOLDER_BYTES_MAX, Memory, Superblock};
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_sys::StagingFile;
 
-use super::Stored;
 use crate::options::OpenOptions;
+use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 

@@ -7,15 +7,15 @@
 //! Invariants: who accepts anything has put a checkpoint behind its fence, also where the writer before seems
 //! to have ended: it may have put one more. The repeated one leads to the same state as its original.
 //!
-//! Not here: checkpoints of a state of its own (`keeper::checkpoint`).
+//! Not here: checkpoints of a state of its own (`engine::checkpoint`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::PutId;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::Stored;
 use crate::ask::store_error;
+use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 

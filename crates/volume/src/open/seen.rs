@@ -5,8 +5,8 @@
 
 use sawmill_format::newest_state::NewestState;
 
-use super::Stored;
 use crate::options::OpenOptions;
+use crate::recovery::stored::Stored;
 use crate::{Error, ErrorKind, Result};
 
 /// What a store's end of the log is, beside what was seen of it.

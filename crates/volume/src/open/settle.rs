@@ -149,7 +149,7 @@ mod tests {
     use sawmill_format::journal::RING_START_BYTES;
 
     use super::*;
-    use crate::journal::ring_tests::{VOLUME, first_superblock};
+    use crate::journal::superblock::test_journal::{VOLUME, first_superblock};
 
     const CAPACITY_BYTES: u64 = 4 * limits::SPAN_BYTES;
 

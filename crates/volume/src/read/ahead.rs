@@ -6,9 +6,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sawmill_store::Class;
 
+use super::ReadContext;
+use super::fetch::{self, Waiter};
 use super::{Place, resolve};
-use crate::fetch::{self, FrameName, Waiter};
-use crate::shared::{Shared, add};
+use crate::stored_data::FrameName;
+use crate::tally::add;
 
 /// Sequential readers told apart.
 const STREAMS_MAX: usize = 16;
@@ -66,28 +68,28 @@ impl Streams {
 }
 
 /// Notes a read that touched stored data, and fetches ahead of it if it is one of a row.
-pub(super) fn note(shared: &Arc<Shared>, address: u64, length: u64) {
-    let size_bytes = shared.geometry.now().size_bytes;
-    if let Some((from, length)) = shared.fetcher.streams.note(address, length, size_bytes) {
-        fetch_range(shared, from, length);
+pub(super) fn note(context: &Arc<ReadContext>, address: u64, length: u64) {
+    let size_bytes = context.attachment.geometry.now().size_bytes;
+    if let Some((from, length)) = context.streams.note(address, length, size_bytes) {
+        fetch_range(context, from, length);
     }
 }
 
 /// Fetches the stored frames of a range that are not cached, in the background.
-pub(super) fn fetch_range(shared: &Arc<Shared>, address: u64, length: u64) {
-    if shared.cache.is_none() {
+pub(super) fn fetch_range(context: &Arc<ReadContext>, address: u64, length: u64) {
+    if !context.stored.has_cache() {
         return;
     }
     let mut wanted: Vec<(FrameName, Option<Waiter>)> = Vec::new();
-    for atom in resolve(shared, address, length) {
+    for atom in resolve(context, address, length) {
         let Place::Frame { name, .. } = atom.place else { continue };
-        let Some((cache, key)) = shared.cached(name) else { continue };
+        let Some((cache, key)) = context.stored.cached(name) else { continue };
         if !cache.contains(key) && !wanted.iter().any(|(other, _)| *other == name) {
             wanted.push((name, None));
         }
     }
-    add(&shared.tally.prefetched_frames, wanted.len() as u64);
-    fetch::fetch(shared, wanted, Class::Background);
+    add(&context.attachment.tally.prefetched_frames, wanted.len() as u64);
+    fetch::fetch(context, wanted, Class::Background);
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! A read, from request to answer. It takes no lock of the write path and never asks the keeper.
+//! A read, from request to answer. It takes no lock of the write path and never asks the engine.
 //!
 //! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame of a stored
 //! segment. Atoms in memory are served immediately; the rest go side by side to threads that may wait for the
-//! local disk and to the [`fetch`](crate::fetch) room, and the last one to end answers.
+//! local disk and to [`fetch`], and the last one to end answers.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its
 //! record's or its frame's checksum; an atom whose place was given up meanwhile is resolved again.
@@ -14,17 +14,42 @@ use parking_lot::Mutex;
 use sawmill_device::{Allocation, Reply, Request};
 use sawmill_format::journal::RecordOperation;
 
+use crate::attachment::Attachment;
 use crate::cache::CacheRead;
-use crate::fetch::{self, Fetched, FrameName};
-use crate::journal::{JournalRead, Reach};
+use crate::engine::mailbox::Mailbox;
+use crate::journal::{Journal, JournalRead, Reach};
+use crate::later::Later;
+use crate::map::JournalMap;
+use crate::pool::Pool;
 use crate::readers::Reading;
 use crate::record::Record;
-use crate::shared::{Shared, View, add};
+use crate::stored_data::{FrameName, StoredData};
+use crate::tally::add;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
-mod ahead;
+pub(crate) mod ahead;
+pub(crate) mod fetch;
+mod follow;
 
-pub(crate) use ahead::Streams;
+use ahead::Streams;
+use fetch::{Fetched, Fetcher};
+
+/// What a read needs.
+pub(crate) struct ReadContext {
+    pub(crate) attachment: Arc<Attachment>,
+    /// None when read-only.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Addresses whose newest bytes are not in a stored segment yet.
+    pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
+    pub(crate) stored: Arc<StoredData>,
+    pub(crate) fetcher: Fetcher,
+    /// Sequential readers, for fetching ahead.
+    pub(crate) streams: Streams,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) later: Arc<Later>,
+    pub(crate) mailbox: Arc<Mailbox>,
+}
 
 /// How often one atom may be resolved again before we call it a bug.
 const RESOLVE_AGAIN_MAX: u32 = 16;
@@ -75,23 +100,23 @@ struct Sources {
 }
 
 /// Takes a read.
-pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
-    let reading = shared.readers.enter();
+pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
+    let reading = context.stored.readers.enter();
     let (start, length) = (request.address, request.length);
-    add(&shared.tally.reads, 1);
-    add(&shared.tally.read_bytes, length);
+    add(&context.attachment.tally.reads, 1);
+    add(&context.attachment.tally.read_bytes, length);
     let mut sources = Sources::default();
     let mut later = Vec::new();
-    let mut atoms = resolve(shared, start, length);
+    let mut atoms = resolve(context, start, length);
     while let Some(atom) = atoms.pop() {
         let at = (atom.address - start) as usize;
         let into = &mut request.buffer()[at..at + atom.length as usize];
-        match serve(shared, &atom, into, false, &mut sources) {
+        match serve(context, &atom, into, false, &mut sources) {
             Ok(Served::Done) => {}
             Ok(Served::Slow) => later.push((atom, true)),
             Ok(Served::Absent) => later.push((atom, false)),
             Ok(Served::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
-                atoms.extend(resolve_again(shared, &atom));
+                atoms.extend(resolve_again(context, &atom));
             }
             Ok(Served::Gone) => return request.fail(lost(&atom)),
             Err(error) => return request.fail(error),
@@ -99,14 +124,21 @@ pub(crate) fn submit(shared: &Arc<Shared>, mut request: Request) {
     }
     let streams = view_reads_store(&later) || sources.cache;
     if later.is_empty() {
-        add(if sources.cache { &shared.tally.reads_cache } else { &shared.tally.reads_journal }, 1);
+        add(
+            if sources.cache {
+                &context.attachment.tally.reads_cache
+            } else {
+                &context.attachment.tally.reads_journal
+            },
+            1,
+        );
         request.done();
     } else {
         later.reverse();
-        Job::start(shared, request, later, reading);
+        Job::start(context, request, later, reading);
     }
     if streams {
-        ahead::note(shared, start, length);
+        ahead::note(context, start, length);
     }
 }
 
@@ -115,13 +147,13 @@ fn view_reads_store(later: &[(Atom, bool)]) -> bool {
 }
 
 /// Takes a prefetch: a hint, answered at once.
-pub(crate) fn prefetch(shared: &Arc<Shared>, request: Request) {
-    ahead::fetch_range(shared, request.address, request.length);
+pub(crate) fn prefetch(context: &Arc<ReadContext>, request: Request) {
+    ahead::fetch_range(context, request.address, request.length);
     request.done();
 }
 
 /// Takes an allocation query.
-pub(crate) fn allocation(shared: &Shared, request: Request) {
+pub(crate) fn allocation(context: &ReadContext, request: Request) {
     /// Past this many runs the rest of the range is reported as data: true enough, and bounded.
     const RUNS_MAX: usize = 1 << 20;
     let end = request.address + request.length;
@@ -130,7 +162,7 @@ pub(crate) fn allocation(shared: &Shared, request: Request) {
     while at < end && runs.len() < RUNS_MAX {
         // In steps, so that the answer stays bounded.
         let step = (end - at).min(1 << 30);
-        for (length, data) in resolve_places(shared, at, step) {
+        for (length, data) in resolve_places(context, at, step) {
             match runs.last_mut() {
                 Some(last) if last.data == data => last.length += length,
                 _ => runs.push(Allocation { length, data }),
@@ -145,16 +177,16 @@ pub(crate) fn allocation(shared: &Shared, request: Request) {
 }
 
 /// Lengths and whether there is data, in address order.
-fn resolve_places(shared: &Shared, address: u64, length: u64) -> Vec<(u64, bool)> {
+fn resolve_places(context: &ReadContext, address: u64, length: u64) -> Vec<(u64, bool)> {
     let mut runs = Vec::new();
     let mut holes = Vec::new();
-    shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
+    context.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
             runs.push((piece.address, piece.length, record.operation == RecordOperation::Write));
         }
         None => holes.push((piece.address, piece.length)),
     });
-    let view = shared.view();
+    let view = context.stored.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| {
             runs.push((piece.address, piece.length, piece.location.is_some()));
@@ -165,10 +197,10 @@ fn resolve_places(shared: &Shared, address: u64, length: u64) -> Vec<(u64, bool)
 }
 
 /// Resolves a range into atoms. Their order does not matter.
-pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
+pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<Atom> {
     let mut atoms = Vec::with_capacity(2);
     let mut holes: Vec<(u64, u64)> = Vec::new();
-    shared.journal_map.lookup(address, length, &mut |piece| match piece.entry {
+    context.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
             let place = if record.operation == RecordOperation::Write {
                 {
@@ -183,7 +215,7 @@ pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
         None => holes.push((piece.address, piece.length)),
     });
     // Only now: what came behind a rollback is in the new map before it leaves the journal map.
-    let view = shared.view();
+    let view = context.stored.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {
             None => atoms.push(Atom {
@@ -193,7 +225,7 @@ pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
                 again: 0,
             }),
             Some(location) => {
-                resolve_stored(shared, &view, piece.address, piece.length, location, &mut atoms);
+                resolve_stored(context, &view, piece.address, piece.length, location, &mut atoms);
             }
         });
     }
@@ -202,20 +234,20 @@ pub(crate) fn resolve(shared: &Shared, address: u64, length: u64) -> Vec<Atom> {
 
 /// Cuts a stored run at resident records and at frames.
 fn resolve_stored(
-    shared: &Shared,
+    context: &ReadContext,
     view: &View,
     address: u64,
     length: u64,
     location: crate::map::Location,
     atoms: &mut Vec<Atom>,
 ) {
-    let frame_bytes = shared.record.frame_bytes;
+    let frame_bytes = context.attachment.record.frame_bytes;
     let sequence = location.sequence;
     let epoch = view.segments.get(sequence).map_or(0, |info| info.epoch);
     let mut done = 0;
     while done < length {
         let data_offset = location.data_offset + done as u32;
-        let (place, available) = match shared.residents.find(sequence, data_offset) {
+        let (place, available) = match context.stored.residents.find(sequence, data_offset) {
             Some((record, offset, available)) => {
                 (Place::Record { record, offset, stored: Some(sequence) }, available)
             }
@@ -234,7 +266,7 @@ fn resolve_stored(
 
 /// Serves an atom from memory, or, if it may wait, from the local disk.
 fn serve(
-    shared: &Shared,
+    context: &ReadContext,
     atom: &Atom,
     into: &mut [u8],
     may_wait: bool,
@@ -246,7 +278,7 @@ fn serve(
             Ok(Served::Done)
         }
         Place::Record { record, offset, stored } => {
-            let Some(journal) = &shared.journal else { return Ok(Served::Gone) };
+            let Some(journal) = &context.journal else { return Ok(Served::Gone) };
             sources.journal = true;
             let reach = if may_wait { Reach::Device } else { Reach::CachedFrames };
             match (journal.read(record, *offset, into, reach), stored) {
@@ -256,14 +288,14 @@ fn serve(
                 // The journal was only the nearer copy.
                 (Err(error), Some(sequence)) => {
                     tracing::warn!("{error}; reading segment {sequence} from the store instead");
-                    shared.residents.forget(*sequence);
+                    context.stored.residents.forget(*sequence);
                     Ok(Served::Gone)
                 }
                 (Err(error), None) => Err(error),
             }
         }
         Place::Frame { name, offset } => {
-            let Some((cache, key)) = shared.cached(*name) else { return Ok(Served::Absent) };
+            let Some((cache, key)) = context.stored.cached(*name) else { return Ok(Served::Absent) };
             if may_wait {
                 return Ok(if cache.read(key, *offset, into) { Served::Done } else { Served::Absent });
             }
@@ -280,8 +312,8 @@ fn serve(
 }
 
 /// Resolves an atom whose place was given up.
-fn resolve_again(shared: &Shared, atom: &Atom) -> Vec<Atom> {
-    let mut atoms = resolve(shared, atom.address, atom.length);
+fn resolve_again(context: &ReadContext, atom: &Atom) -> Vec<Atom> {
+    let mut atoms = resolve(context, atom.address, atom.length);
     for fresh in &mut atoms {
         fresh.again = atom.again + 1;
     }
@@ -295,7 +327,7 @@ fn lost(atom: &Atom) -> Error {
 
 /// A read with atoms under way.
 struct Job {
-    shared: Arc<Shared>,
+    context: Arc<ReadContext>,
     start: u64,
     request: Mutex<Option<Request>>,
     left: AtomicUsize,
@@ -308,9 +340,9 @@ struct Job {
 
 impl Job {
     /// Sends atoms on their way: with `true` to the local disk, with `false` to the store.
-    fn start(shared: &Arc<Shared>, request: Request, atoms: Vec<(Atom, bool)>, reading: Reading) {
+    fn start(context: &Arc<ReadContext>, request: Request, atoms: Vec<(Atom, bool)>, reading: Reading) {
         let job = Arc::new(Job {
-            shared: shared.clone(),
+            context: context.clone(),
             start: request.address,
             request: Mutex::new(Some(request)),
             left: AtomicUsize::new(atoms.len()),
@@ -325,13 +357,16 @@ impl Job {
             if local {
                 slow = true;
                 let job = job.clone();
-                shared.pool.run(move || job.serve_waiting(atom));
+                context.pool.run(move || job.serve_waiting(atom));
             } else {
                 absent.push(atom);
             }
         }
-        let counter =
-            if absent.is_empty() && slow { &shared.tally.reads_cache } else { &shared.tally.reads_store };
+        let counter = if absent.is_empty() && slow {
+            &context.attachment.tally.reads_cache
+        } else {
+            &context.attachment.tally.reads_store
+        };
         add(counter, 1);
         job.fetch(absent);
     }
@@ -339,7 +374,7 @@ impl Job {
     /// Serves an atom on a thread that may wait.
     fn serve_waiting(self: &Arc<Self>, atom: Atom) {
         let mut bytes = vec![0; atom.length as usize];
-        match serve(&self.shared, &atom, &mut bytes, true, &mut Sources::default()) {
+        match serve(&self.context, &atom, &mut bytes, true, &mut Sources::default()) {
             Ok(Served::Done) => self.arrived(&atom, &bytes),
             Ok(Served::Absent | Served::Slow) => self.fetch(vec![atom]),
             Ok(Served::Gone) => self.resolve_again(&atom),
@@ -364,7 +399,7 @@ impl Job {
                         let end = offset as usize + atom.length as usize;
                         match data.get(offset as usize..end) {
                             Some(bytes) => job.arrived(&atom, bytes),
-                            None => job.end_atom(Some(short_frame(&job.shared, name))),
+                            None => job.end_atom(Some(short_frame(&job.context, name))),
                         }
                     }
                     Fetched::Gone => job.resolve_again(&atom),
@@ -372,18 +407,18 @@ impl Job {
                 })),
             ));
         }
-        fetch::fetch(&self.shared, wanted, sawmill_store::Class::Read);
+        fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
     }
 
     fn resolve_again(self: &Arc<Self>, atom: &Atom) {
         if atom.again >= RESOLVE_AGAIN_MAX {
             return self.end_atom(Some(lost(atom)));
         }
-        if self.shared.read_only {
+        if self.context.attachment.read_only {
             self.restart.store(true, Ordering::Release);
             return self.end_atom(None);
         }
-        let atoms = resolve_again(&self.shared, atom);
+        let atoms = resolve_again(&self.context, atom);
         self.left.fetch_add(atoms.len(), Ordering::AcqRel);
         self.serve_all(atoms);
         self.end_atom(None);
@@ -392,7 +427,7 @@ impl Job {
     fn serve_all(self: &Arc<Self>, atoms: Vec<Atom>) {
         for atom in atoms {
             let job = self.clone();
-            self.shared.pool.run(move || job.serve_waiting(atom));
+            self.context.pool.run(move || job.serve_waiting(atom));
         }
     }
 
@@ -402,7 +437,7 @@ impl Job {
         if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0 {
             return false;
         }
-        let atoms = resolve(&self.shared, self.start, length);
+        let atoms = resolve(&self.context, self.start, length);
         self.left.store(atoms.len(), Ordering::Release);
         self.serve_all(atoms);
         true
@@ -438,8 +473,11 @@ impl Job {
     }
 }
 
-fn short_frame(shared: &Shared, name: FrameName) -> Error {
-    let key = sawmill_format::segment::segment_key(shared.owner_of(name.sequence), u64::from(name.sequence));
+fn short_frame(context: &ReadContext, name: FrameName) -> Error {
+    let key = sawmill_format::segment::segment_key(
+        context.stored.owner_of(name.sequence),
+        u64::from(name.sequence),
+    );
     let text = format!("{key}: frame {} is shorter than the map says; run `sawmill check`", name.frame);
     Error::new(ErrorKind::Corrupt, text)
 }

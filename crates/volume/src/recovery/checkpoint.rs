@@ -19,7 +19,7 @@ use crate::ask::{self, store_error};
 use crate::cuts::{CutBook, Lineage};
 use crate::map::{DATA_SPACE_BYTES, MapExtent, ObjectMap};
 use crate::segment::table::{SegmentInfo, SegmentTable};
-use crate::shared::View;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
 /// Parts fetched at once.

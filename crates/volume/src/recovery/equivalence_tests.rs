@@ -13,9 +13,10 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, StoreOptions};
 
 use super::Reporter;
-use super::roll_forward::LogEnd;
+use super::end::LogEnd;
 use crate::map::GROUP_BYTES;
-use crate::open::{Stored, stored};
+use crate::names::stored;
+use crate::recovery::stored::Stored;
 use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
 use crate::{CreateOptions, names};
@@ -133,7 +134,7 @@ impl World {
         (end.stored_sequence, end.next_sequence) = (sequence, header.next_sequence);
     }
 
-    /// The checkpoint that a keeper would write of this state, as number 2.
+    /// The checkpoint that an engine would write of this state, as number 2.
     fn freeze(&self, state: &Stored) {
         let (volume_id, number, put_id) = (self.record.volume_id, 2, PutId([2; 16]));
         let mut parts = Vec::new();

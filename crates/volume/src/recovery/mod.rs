@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use crate::world::World;
 
+pub(crate) mod apply;
 pub(crate) mod cases;
 pub(crate) mod checkpoint;
+pub(crate) mod end;
 #[cfg(test)]
 mod equivalence_tests;
 pub(crate) mod roll_forward;
+pub(crate) mod stored;
 
 /// One step of recovery, as it happened.
 #[derive(Clone, Debug)]

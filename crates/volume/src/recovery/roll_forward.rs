@@ -18,58 +18,15 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Class, ObjectStore};
 
+use super::apply::apply_extents;
 use super::checkpoint::sequence32;
+use super::end::{LogEnd, RolledBack, start_of};
 use crate::ask;
 use crate::cuts::Place;
-use crate::keeper::apply_extents;
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
-use crate::shared::View;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
-
-/// How far the log in the store goes.
-#[derive(Clone, Debug)]
-pub(crate) struct LogEnd {
-    /// The checkpoint that rolling forward began from.
-    pub(crate) checkpoint_number: u64,
-    /// The checkpoint whose state that is: an older one, if an attach repeated it.
-    pub(crate) state_number: u64,
-    /// Bytes of the disk.
-    pub(crate) size_bytes: u64,
-    /// The newest epoch.
-    pub(crate) epoch: u64,
-    /// The one that the last fence shut out; 0: none, or it was not read.
-    pub(crate) epoch_before: u64,
-    /// The put of that epoch's fence, if it was met.
-    pub(crate) fence_put_id: Option<PutId>,
-    /// The first free sequence.
-    pub(crate) next_sequence: u64,
-    /// The last segment.
-    pub(crate) stored_sequence: u64,
-    /// All writes before this position are in it.
-    pub(crate) position: u64,
-    /// The last attachment stored everything and nobody has attached since.
-    pub(crate) clean: bool,
-    /// Bytes of segments since the checkpoint.
-    pub(crate) log_bytes: u64,
-    /// The checkpoint that rolling forward began from, for what is ordered on the way.
-    pub(crate) place: Place,
-    /// The last rollback met.
-    pub(crate) rolled_back: Option<RolledBack>,
-    /// Segments and extents applied.
-    pub(crate) segments: u64,
-    pub(crate) extents: u64,
-}
-
-/// A rollback in the log: which segment holds it, when that was made, and the cut that it leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RolledBack {
-    pub(crate) sequence: u64,
-    pub(crate) wall_unix_ms: u64,
-    /// The checkpoint that the cut begins from.
-    pub(crate) cut_number: u64,
-    pub(crate) cut_through: u64,
-}
 
 /// How far to roll forward: as long as the next segment exceeds none of these.
 #[derive(Clone, Copy, Debug)]
@@ -214,7 +171,7 @@ pub(crate) fn cut_view(
             _ => error,
         })?;
     let mut view = super::checkpoint::load(store, &root)?;
-    let mut end = crate::open::start_of(&root);
+    let mut end = start_of(&root);
     let until = Until { sequence: through_sequence, ..Until::END };
     roll_forward_until(store, volume_id, Some(&mut view), &mut end, until)?;
     if end.stored_sequence != through_sequence {

@@ -30,27 +30,20 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
+use super::options::CopyOptions;
 use super::there::{self, There, header_of};
 use super::{objects, sweep};
 use crate::ask::{self, store_error};
-use crate::open::{end_of_log, start_of};
 use crate::recovery::checkpoint as checkpoints;
-use crate::recovery::roll_forward::{LogEnd, read_order, take};
+use crate::recovery::end::LogEnd;
+use crate::recovery::end::start_of;
+use crate::recovery::roll_forward::{read_order, take};
+use crate::recovery::stored::end_of_log;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
 /// A source that deletes faster than it can be copied: past so many new beginnings the round ends.
 const BEGINNINGS_MAX: u32 = 20;
-
-/// What a copier may be told.
-#[derive(Clone, Debug, Default)]
-pub struct CopyOptions {
-    /// What the destination is called a replica of, for people.
-    pub source_text: String,
-    /// The destination is a primary of before, or a promoted one: it becomes a replica, and what it wrote
-    /// that the source has not is lost.
-    pub fail_back: bool,
-}
 
 /// What a round did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,12 +11,13 @@ use sawmill_format::role::{Promoted, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
-use super::copier::CopyOptions;
+use super::options::CopyOptions;
 use super::{role, there};
 use crate::ask::{self, store_error};
 use crate::cuts::words;
-use crate::open::{Claim, end_of_log, fence};
+use crate::fencing::{Claim, fence};
 use crate::recovery::checkpoint as checkpoints;
+use crate::recovery::stored::end_of_log;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
@@ -209,7 +210,7 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
 /// Refuses a store that does not create objects conditionally: of two promotions there both would win, and a
 /// copier could overwrite.
 pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
-    crate::open::demand_fencing(store, false)
+    crate::fencing::demand_fencing(store, false)
 }
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {

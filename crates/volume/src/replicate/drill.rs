@@ -9,8 +9,9 @@ use sawmill_store::ObjectStore;
 use super::promote::{Promotion, demand_arrived, described, newest_wall, no_replica, promoted_before};
 use super::role;
 use crate::check::{CheckReport, Damage, check};
-use crate::open::{self, Stored};
 use crate::recovery::Reporter;
+use crate::recovery::stored::Stored;
+use crate::recovery::stored::{self};
 use crate::world::World;
 use crate::{Result, names};
 
@@ -65,7 +66,7 @@ pub fn drill(
     if role::is_begun(store, &role)? {
         return Err(promoted_before(name, &role));
     }
-    let stored = open::stored_as_it_is(store, record.clone(), &mut Reporter::new(world))?;
+    let stored = stored::stored_as_it_is(store, record.clone(), &mut Reporter::new(world))?;
     demand_arrived(&record, &role, stored.newest.checkpoint.number)?;
     let mut check = check(store, &record, progress)?;
     for note in &stored.newest.notes {
@@ -90,7 +91,7 @@ fn end_of(stored: &Stored) -> End {
 
 /// How far a replica is behind volume `name` of `source`, as far as that has stored.
 pub fn behind(world: &dyn World, source: &dyn ObjectStore, name: &str, drill: &Drill) -> Result<Behind> {
-    let stored = open::stored(source, name, &mut Reporter::new(world))?;
+    let stored = names::stored(source, name, &mut Reporter::new(world))?;
     let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());
     let number = drill.end.checkpoint_number;
     let is_one = stored.record.volume_id == drill.would.record.volume_id

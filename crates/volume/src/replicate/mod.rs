@@ -20,12 +20,14 @@ mod copier;
 mod destination;
 mod drill;
 mod objects;
+mod options;
 mod promote;
 pub(crate) mod role;
 mod sweep;
 mod there;
 
-pub use copier::{Copier, CopyOptions, Round};
+pub use copier::{Copier, Round};
 pub use destination::demand_fencing;
 pub use drill::{Behind, Drill, behind, drill};
+pub use options::CopyOptions;
 pub use promote::{Promotion, promote, promote_as_it_is};

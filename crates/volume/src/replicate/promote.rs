@@ -18,7 +18,8 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 use super::{role, there};
 use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
-use crate::open::{self, Stored};
+use crate::recovery::stored::Stored;
+use crate::recovery::stored::{self};
 use crate::recovery::{Reporter, checkpoint as checkpoints};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
@@ -92,9 +93,9 @@ fn read(
 ) -> Result<Stored> {
     let reporter = &mut Reporter::new(world);
     if as_it_is {
-        return open::stored_as_it_is(store, record.clone(), reporter);
+        return stored::stored_as_it_is(store, record.clone(), reporter);
     }
-    let stored = open::stored_of(store, record.clone(), reporter)?;
+    let stored = stored::stored_of(store, record.clone(), reporter)?;
     demand_arrived(record, role, stored.newest.checkpoint.number)?;
     let damaged = |what: &str| {
         let text = format!(

@@ -1,4 +1,4 @@
-//! What a replica's newer checkpoints no longer need goes there too, by the rule of the source's keeper: the
+//! What a replica's newer checkpoints no longer need goes there too, by the rule of the source's engine: the
 //! newest two checkpoints stay readable with all their cuts; older roots go first, then parts, copies and
 //! segments.
 //!

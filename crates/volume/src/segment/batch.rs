@@ -1,4 +1,4 @@
-//! When a batch is full. Age and demand seal one earlier: the keeper's matter.
+//! When a batch is full. Age and demand seal one earlier: the engine's matter.
 
 use crate::limits;
 

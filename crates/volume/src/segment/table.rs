@@ -1,6 +1,6 @@
 //! All segments of the store that the map may name: where their frames are and how much of them is live.
 //!
-//! Invariants: changed by the keeper alone; a segment leaves the table only after it was deleted.
+//! Invariants: changed by the engine alone; a segment leaves the table only after it was deleted.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

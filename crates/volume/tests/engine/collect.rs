@@ -308,10 +308,10 @@ fn a_quiet_volume_lets_go_what_is_dead_and_then_has_nothing_left_to_wait_for() {
             write_slot(stepped.volume(), slot, version);
         }
     }
-    // `None`: the keeper sleeps until somebody rings; an idle volume asks the store for nothing.
-    until("the keeper has nothing left to do", || {
+    // `None`: the engine sleeps until somebody rings; an idle volume asks the store for nothing.
+    until("the engine has nothing left to do", || {
         while stepped.step_journal_quietly() {}
-        let rests = stepped.step_keeper(world.now()).is_none();
+        let rests = stepped.step_engine(world.now()).is_none();
         let status = stepped.volume().status();
         let is_stored = status.positions.stored == status.positions.accepted;
         rests && is_stored && status.dead_object_bytes == 0 && status.counters.segments_deleted > 0

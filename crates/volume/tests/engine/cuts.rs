@@ -440,13 +440,13 @@ fn attach_by_a_wrong_clock(machine: &Machine, wrong_ms: i64, seconds: u64) {
     for _ in 0..seconds {
         world.1.fetch_add(1000, Ordering::SeqCst);
         while stepped.step_journal_quietly() {}
-        let _ = stepped.step_keeper(world.now());
+        let _ = stepped.step_engine(world.now());
     }
     stepped.begin_close();
     until("everything is stored", || {
         world.1.fetch_add(100, Ordering::SeqCst);
         while stepped.step_journal_quietly() {}
-        let _ = stepped.step_keeper(world.now());
+        let _ = stepped.step_engine(world.now());
         stepped.is_settled()
     });
     stepped.finish_close().unwrap();
@@ -509,7 +509,7 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
     let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     let step = |stepped: &mut Stepped| {
         while stepped.step_journal_quietly() {}
-        stepped.step_keeper(world.now())
+        stepped.step_engine(world.now())
     };
     let retained = stepped.volume().begin_set_retention(60).unwrap();
     until("the retention is stored", || {

@@ -173,7 +173,7 @@ fn a_discard_of_the_whole_disk_is_a_handful_of_records() {
     assert_eq!(volume.status().live_bytes, 0);
 }
 
-/// The keeper once found nothing pending while the journal's thread still held the last records, and declared
+/// The engine once found nothing pending while the journal's thread still held the last records, and declared
 /// the volume cleanly closed: the next attach passed over the journal.
 #[test]
 fn a_close_right_behind_the_last_write_stores_it() {

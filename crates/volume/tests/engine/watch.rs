@@ -64,7 +64,7 @@ impl Attached {
 
     fn step(&mut self) {
         while self.stepped.step_journal_quietly() {}
-        let _ = self.stepped.step_keeper(self.world.now());
+        let _ = self.stepped.step_engine(self.world.now());
     }
 
     /// Steps until something is so; no time passes.

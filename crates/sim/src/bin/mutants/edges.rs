@@ -7,13 +7,13 @@ use super::list::{Mutant, mutant};
 pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "epochs grow by one",
-        "volume/src/open/mod.rs",
+        "volume/src/fencing.rs",
         "let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));",
         "let step = 1 + 0 * u64::from(u32::from_le_bytes([a, b, c, d]));",
     ),
     mutant(
         "frames in the cache have no epoch",
-        "volume/src/shared.rs",
+        "volume/src/stored_data.rs",
         "        let FrameName { sequence, epoch, frame } = name;\n",
         "        let FrameName { sequence, frame, .. } = name;\n        let epoch = 0;\n",
     ),

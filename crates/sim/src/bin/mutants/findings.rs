@@ -113,17 +113,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &engine("checking::an_old_checkpoint_is_not_deleted_by_each_cleanup_again"),
         "each cleanup names all old roots again",
-        "volume/src/keeper/cleanup.rs",
+        "volume/src/engine/cleanup.rs",
         "        self.roots_gone_below = self.roots_gone_below.max(below);\n",
         "        let _ = below;\n",
     ),
     caught_by(
         &engine("cuts::no_wall_clock_makes_a_moment_old"),
         "the wall clock makes a moment old",
-        "volume/src/keeper/clock.rs",
-        "self.clock.attached_ms(self.shared.world.now())",
+        "volume/src/engine/clock.rs",
+        "self.clock.attached_ms(self.context.attachment.world.now())",
         concat!(
-            "self.shared.world.unix_ms().saturating_sub(self.newest_root.wall_unix_ms)",
+            "self.context.attachment.world.unix_ms().saturating_sub(self.newest_root.wall_unix_ms)",
             " + self.newest_root.attached_ms"
         ),
     ),
@@ -230,9 +230,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &engine("watch::no_flush_is_answered_on_old_news"),
         "a flush is answered on old news",
-        "volume/src/flush.rs",
-        "if shared.watch.lets_flush(now) && !shared.is_unstored_too_old() {",
-        "if !shared.is_unstored_too_old() {",
+        "volume/src/write/flush.rs",
+        "if context.watch.lets_flush(now) && !context.is_unstored_too_old() {",
+        "if !context.is_unstored_too_old() {",
     ),
     caught_by(
         &engine("watch::who_only_reads_hears_of_a_take_over"),

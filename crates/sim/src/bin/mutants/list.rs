@@ -48,11 +48,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a flush does not wait for what is not written yet",
-        "volume/src/flush.rs",
-        "Some(journal) => wait_for(shared, journal.ring.next(), request),",
-        "Some(journal) => wait_for(shared, journal.logged(), request),",
+        "volume/src/write/flush.rs",
+        "Some(journal) => wait_for(context, journal.ring.next(), request),",
+        "Some(journal) => wait_for(context, journal.logged(), request),",
     ),
-    mutant("FUA is ignored", "volume/src/write.rs", "if job.request.flags.fua {", "if false {"),
+    mutant("FUA is ignored", "volume/src/write/mod.rs", "if job.request.flags.fua {", "if false {"),
     mutant(
         "a failed sync counts",
         "volume/src/journal/writer.rs",
@@ -64,9 +64,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a batch that cannot be read back is forgotten",
-        "volume/src/keeper/upload.rs",
-        "                    self.put_back(records);\n                    return self.shared.fail(error);",
-        "                    return self.shared.fail(error);",
+        "volume/src/engine/upload.rs",
+        "                    self.put_back(records);\n                    return \
+             self.context.write.fail(error);",
+        "                    return self.context.write.fail(error);",
     ),
     mutant(
         "an old clean journal overtakes a newer one",
@@ -199,35 +200,35 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a fence takes one name only",
-        "volume/src/open/mod.rs",
+        "volume/src/fencing.rs",
         "next_sequence: sequence + limits::FENCE_WINDOW,",
         "next_sequence: sequence + 1,",
     ),
     mutant(
         "somebody else's segment is taken for ours",
-        "volume/src/keeper/upload.rs",
+        "volume/src/engine/upload.rs",
         "            Ok(PutOutcome::Created) => {\n                upload.stage",
         "            Ok(PutOutcome::Created | PutOutcome::Taken) => {\n                upload.stage",
     ),
     mutant(
         "a put that failed counts as stored",
-        "volume/src/keeper/upload.rs",
+        "volume/src/engine/upload.rs",
         "upload.stage = Stage::RepeatAt(now + REPEAT_AFTER * if denied { 4 } else { 1 });",
         "upload.stage = if denied { Stage::RepeatAt(now) } else { Stage::Stored };",
     ),
     mutant(
         "a put that failed is forgotten, and the next goes on",
-        "volume/src/keeper/upload.rs",
+        "volume/src/engine/upload.rs",
         "|upload: &Upload| matches!(upload.stage, Stage::Stored);",
         "|upload: &Upload| !matches!(upload.stage, Stage::UnderWay);",
     ),
     mutant(
         "a segment counts as stored when it is sent",
-        "volume/src/keeper/upload.rs",
+        "volume/src/engine/upload.rs",
         "        self.put(&upload);\n        self.uploads.push_back(upload);",
         concat!(
             "        self.put(&upload);\n        let sent = upload.header.position_end;\n",
-            "        self.uploads.push_back(upload);\n        self.shared.inbox.advance_stored(sent);",
+            "        self.uploads.push_back(upload);\n        self.context.mailbox.advance_stored(sent);",
         ),
     ),
     mutant(
@@ -244,25 +245,25 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "the root goes before its parts",
-        "volume/src/keeper/checkpoint.rs",
+        "volume/src/engine/checkpoint.rs",
         "if writing.parts_left > 0 || writing.root_sent {",
         "if writing.root_sent {",
     ),
     mutant(
         "a checkpoint names the position that is only sealed",
-        "volume/src/keeper/checkpoint.rs",
+        "volume/src/engine/checkpoint.rs",
         "            position: self.stored_position,\n",
         "            position: self.sealed_position,\n",
     ),
     mutant(
         "a checkpoint passes over what is under way",
-        "volume/src/keeper/checkpoint.rs",
+        "volume/src/engine/checkpoint.rs",
         "next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),",
         "next_sequence: self.next_sequence,",
     ),
     mutant(
         "a volume is clean while something is under way",
-        "volume/src/keeper/mod.rs",
+        "volume/src/engine/mod.rs",
         "        self.pending.is_empty()\n            && self.uploads.is_empty()\n",
         "        self.pending.is_empty()\n",
     ),
@@ -280,17 +281,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "what a segment covers stays mapped after a discard",
-        "volume/src/keeper/upload.rs",
+        "volume/src/recovery/apply.rs",
         "ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),",
         "ExtentKind::Zero | ExtentKind::Discard => {}",
     ),
     mutant(
         "storing an old write hides a newer one",
-        "volume/src/keeper/upload.rs",
-        "shared.journal_map.remove(record.address, record.length, record.position);",
+        "volume/src/engine/upload.rs",
+        "context.journal_map.remove(record.address, record.length, record.position);",
         concat!(
             "for position in record.position..=record.position + (1 << 16) {\n",
-            "                    shared.journal_map.remove(record.address, record.length, position);\n",
+            "                    context.journal_map.remove(record.address, record.length, position);\n",
             "                }",
         ),
     ),
@@ -320,9 +321,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a record's checksum is not looked at when a segment is read",
-        "volume/src/fetch.rs",
-        "Some(Err(error)) if run.again => fail(shared, one, ErrorKind::Corrupt, &error.to_string()),",
-        "Some(Err(_)) if run.again => hand_over(shared, name, bytes.slice(at - length + 16..at)),",
+        "volume/src/read/fetch.rs",
+        "Some(Err(error)) if run.again => fail(context, one, ErrorKind::Corrupt, &error.to_string()),",
+        "Some(Err(_)) if run.again => hand_over(context, name, bytes.slice(at - length + 16..at)),",
     ),
     mutant(
         "a discard is not replayed",
@@ -335,7 +336,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a root in the way is believed at the first look",
-        "volume/src/keeper/checkpoint.rs",
+        "volume/src/engine/checkpoint.rs",
         "const RIVAL_LOOKS_MAX: u32 = 4;",
         "const RIVAL_LOOKS_MAX: u32 = 1;",
     ),
@@ -347,7 +348,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "delete under a snapshot",
-        "volume/src/keeper/past.rs",
+        "volume/src/engine/past.rs",
         "needs(&book.cuts) || needs(&before)",
         "false",
     ),
@@ -359,13 +360,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a cut's checkpoint is not kept",
-        "volume/src/keeper/past.rs",
+        "volume/src/engine/past.rs",
         "        self.uncopied.retain(begins);\n",
         "        self.uncopied.clear();\n",
     ),
     mutant(
         "delete under a clone: pins are not asked for",
-        "volume/src/keeper/cleanup.rs",
+        "volume/src/engine/cleanup.rs",
         "self.ask_for_pins(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
         "self.delete_unpinned(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
     ),
@@ -389,7 +390,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a snapshot is told done before it is stored",
-        "volume/src/keeper/orders.rs",
+        "volume/src/engine/orders.rs",
         "            self.ordered = Some(ordered);\n        }\n    }\n",
         concat!(
             "            let Ordered { order, then, undo, position, tell } = ordered;\n",
@@ -400,25 +401,25 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "an order passes over what was accepted before it",
-        "volume/src/keeper/orders.rs",
+        "volume/src/engine/orders.rs",
         "if !sealed {",
         "if false {",
     ),
     mutant(
         "a rollback leaves groups that were empty then as they are",
-        "volume/src/shared.rs",
+        "volume/src/view.rs",
         "        then.map.mark_dirty(&self.map.groups());\n",
         "",
     ),
     mutant(
         "a rollback is not in a full map",
-        "volume/src/shared.rs",
+        "volume/src/view.rs",
         "        then.map.mark_all_dirty();\n",
         "",
     ),
     mutant(
         "a rollback does not count what lives again",
-        "volume/src/shared.rs",
+        "volume/src/view.rs",
         "SegmentInfo { live_bytes, dead_since, is_settled, ..info }",
         "SegmentInfo { dead_since, is_settled, ..info }",
     ),
@@ -430,7 +431,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "writes are sealed between a rollback and its checkpoint",
-        "volume/src/keeper/upload.rs",
+        "volume/src/engine/upload.rs",
         "let held_back = self.is_rolling_back();",
         "let held_back = false;",
     ),
@@ -442,9 +443,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "moments age by the wall clock",
-        "volume/src/keeper/clock.rs",
-        "self.clock.attached_ms(self.shared.world.now())",
-        "self.shared.world.unix_ms() - 1_800_000_000_000",
+        "volume/src/engine/clock.rs",
+        "self.clock.attached_ms(self.context.attachment.world.now())",
+        "self.context.attachment.world.unix_ms() - 1_800_000_000_000",
     ),
     mutant(
         "a moment reaches past its time",
@@ -454,7 +455,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "collection clobbers a newer write",
-        "volume/src/keeper/upload.rs",
+        "volume/src/recovery/apply.rs",
         "let moved = view.map.move_if(address, length, from, to);",
         concat!(
             "let _ = (from, to);\n",
@@ -470,15 +471,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",
             "        let mut newer = false;\n",
             "        let look = &mut |at: crate::map::JournalPiece<'_, _>| newer |= at.entry.is_some();\n",
-            "        shared.journal_map.lookup(piece.address, piece.length, look);\n",
+            "        context.journal_map.lookup(piece.address, piece.length, look);\n",
             "        if newer {\n            continue;\n        }\n",
         ),
     ),
     mutant(
         "delete under a reader: reads that have begun are not waited for",
-        "volume/src/keeper/cleanup.rs",
-        "if !self.shared.readers.passed(self.cleanup.what.generation) {",
-        "if false && !self.shared.readers.passed(self.cleanup.what.generation) {",
+        "volume/src/engine/cleanup.rs",
+        "if !self.context.stored.readers.passed(self.cleanup.what.generation) {",
+        "if false && !self.context.stored.readers.passed(self.cleanup.what.generation) {",
     ),
     mutant(
         "a moved segment has the bytes of another place",

@@ -242,7 +242,7 @@ mod tests {
     fn every_deliberate_bug_has_one_place_to_go_to() {
         let (mut names, mut lost) = (HashSet::new(), Vec::new());
         for mutant in all_mutants() {
-            let text = fs::read_to_string(root().join("crates").join(mutant.file)).unwrap();
+            let text = fs::read_to_string(root().join("crates").join(mutant.file)).unwrap_or_default();
             let places = text.matches(mutant.from).count();
             if places != 1 {
                 lost.push(format!("{} in {}: {places} places", mutant.name, mutant.file));

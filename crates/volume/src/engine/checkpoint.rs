@@ -1,6 +1,6 @@
 //! Checkpoints: the map as objects, frozen at a stored segment. What one supersedes is deleted by `cleanup`.
 //!
-//! The keeper alone changes the map, so encoding it between two applied segments freezes a cut without
+//! The engine alone changes the map, so encoding it between two applied segments freezes a cut without
 //! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
 //! groups.
 
@@ -15,31 +15,18 @@ use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, p
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
 use super::cleanup::{Cleanup, Superseded};
+use super::outgoing::Outgoing;
 use super::past::{Roots, is_copy};
-use super::{Event, Keeper};
+use super::{Engine, Event};
 use crate::ask::want;
 use crate::map::GROUP_BYTES;
-use crate::shared::add;
+use crate::tally::add;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// How often a root in the way is looked at before it is believed to be damaged: an answer may be garbled on
 /// its way.
 const RIVAL_LOOKS_MAX: u32 = 4;
-
-/// An object of a checkpoint on its way.
-pub(super) struct Outgoing {
-    key: String,
-    body: Bytes,
-    stored: bool,
-    repeat_at: Option<Duration>,
-}
-
-impl Outgoing {
-    pub(super) fn new(key: String, body: Vec<u8>) -> Self {
-        Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
-    }
-}
 
 /// A checkpoint being written: all parts, then the root as the last object.
 pub(super) struct Writing {
@@ -64,7 +51,7 @@ impl Writing {
     }
 }
 
-impl Keeper {
+impl Engine {
     /// Starts a checkpoint when one is due, and repeats what the store could not take.
     pub(super) fn keep_checkpoints(&mut self, now: Duration) {
         if self.writing.is_some() {
@@ -74,7 +61,7 @@ impl Keeper {
             self.want_deletes();
         }
         let closing = !self.clean_checkpoint && self.is_drained();
-        let ordered = self.shared.inbox.take_checkpoint_orders();
+        let ordered = self.context.mailbox.take_checkpoint_orders();
         let due = !ordered.is_empty()
             || self.log_bytes >= self.options.checkpoint_bytes
             || self.checkpoints_wanted > 0
@@ -82,7 +69,7 @@ impl Keeper {
         if (due || closing)
             && let Err(error) = self.begin_checkpoint(closing)
         {
-            self.shared.fail(error);
+            self.context.write.fail(error);
         }
         if let Some(writing) = &mut self.writing {
             writing.tell = ordered;
@@ -90,10 +77,10 @@ impl Keeper {
     }
 
     pub(super) fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
-        let shared = self.shared.clone();
-        let view = shared.view();
+        let context = self.context.clone();
+        let view = context.stored.view();
         let number = self.checkpoint_number + 1;
-        let put_id = PutId(shared.world.random()?);
+        let put_id = PutId(context.attachment.world.random()?);
         let mut objects = Vec::new();
         let mut parts = self.newest_root.parts.clone();
         for group in view.map.dirty_groups() {
@@ -103,7 +90,8 @@ impl Keeper {
             if extents.is_empty() {
                 continue;
             }
-            let identity = PartIdentity { volume_id: shared.record.volume_id, group, number, put_id };
+            let identity =
+                PartIdentity { volume_id: context.attachment.record.volume_id, group, number, put_id };
             let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
                 Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
             })?;
@@ -126,10 +114,10 @@ impl Keeper {
         let copies = self.copy_roots(&view, &mut objects);
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
-            volume_id: shared.record.volume_id,
+            volume_id: context.attachment.record.volume_id,
             put_id,
             number,
-            epoch: shared.epoch,
+            epoch: context.attachment.epoch,
             through_sequence: self.stored_sequence,
             next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
             position: self.stored_position,
@@ -145,7 +133,7 @@ impl Keeper {
             kept,
         };
         self.log_bytes = 0;
-        let generation = shared.readers.advance();
+        let generation = context.stored.readers.advance();
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         let tell = Vec::new();
@@ -164,9 +152,9 @@ impl Keeper {
             return;
         };
         let put = Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
-        let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::CheckpointPut { object, outcome });
-        self.shared.store.put(put, Box::new(tell));
+        let answered = self.context.clone();
+        let tell = move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
+        self.context.attachment.store.put(put, Box::new(tell));
     }
 
     /// The root goes after every part it names is durable.
@@ -200,7 +188,7 @@ impl Keeper {
             Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
-                self.shared.state.store_answered();
+                self.context.attachment.state.store_answered();
                 if is_root {
                     self.finish_checkpoint();
                 } else {
@@ -212,11 +200,11 @@ impl Keeper {
             Ok(_) if is_root => self.ask_for_rival(),
             Ok(_) => {
                 let text = format!("{} exists although its name is random", outgoing.key);
-                self.shared.fail(Error::new(ErrorKind::Internal, text));
+                self.context.write.fail(Error::new(ErrorKind::Internal, text));
             }
             Err(error) => {
                 outgoing.repeat_at = Some(now + REPEAT_AFTER);
-                self.shared.state.store_failed(now, error.to_string());
+                self.context.attachment.state.store_failed(now, error.to_string());
             }
         }
     }
@@ -241,9 +229,9 @@ impl Keeper {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
         let get = want(key, None, Class::Upload);
-        let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::RivalCheckpoint { outcome });
-        self.shared.store.get(get, Box::new(tell));
+        let answered = self.context.clone();
+        let tell = move |outcome| answered.mailbox.push_event(Event::RivalCheckpoint { outcome });
+        self.context.attachment.store.get(get, Box::new(tell));
     }
 
     pub(super) fn hear_rival(&mut self, outcome: sawmill_store::Result<Bytes>, now: Duration) {
@@ -264,35 +252,35 @@ impl Keeper {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
                 if let Err(error) = odd {
-                    self.shared.state.store_failed(now, error.to_string());
+                    self.context.attachment.state.store_failed(now, error.to_string());
                 }
                 return;
             }
         };
         match rival {
-            Ok(_) => self.shared.fence(format!(
+            Ok(_) => self.context.write.fence(format!(
                 "volume {}: another writer has taken it over from this one (epoch {}): it wrote {}",
-                self.shared.name,
-                self.shared.epoch,
+                self.context.attachment.name,
+                self.context.attachment.epoch,
                 checkpoint_key(identity.volume_id, identity.number)
             )),
             Err(error) => {
                 let key = checkpoint_key(identity.volume_id, identity.number);
                 let text = format!("{key} exists already and cannot be read: {error}");
-                self.shared.fail(Error::new(ErrorKind::Corrupt, text));
+                self.context.write.fail(Error::new(ErrorKind::Corrupt, text));
             }
         }
     }
 
     fn finish_checkpoint(&mut self) {
         let Some(writing) = self.writing.take() else { return };
-        let shared = self.shared.clone();
+        let context = self.context.clone();
         let previous = std::mem::replace(&mut self.readable_number, writing.root.number);
         let spared_from = self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
         self.checkpoint_number = writing.root.number;
         self.note_resized(writing.root.number);
-        shared.inbox.set_checkpoint_number(writing.root.number);
-        add(&shared.tally.checkpoints, 1);
+        context.mailbox.set_checkpoint_number(writing.root.number);
+        add(&context.attachment.tally.checkpoints, 1);
         self.clean_checkpoint = writing.root.clean;
         self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
         let named = Arc::new(self.named_parts(&writing.root));

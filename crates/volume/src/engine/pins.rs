@@ -12,19 +12,19 @@ use bytes::Bytes;
 use sawmill_format::kept::{CutEntry, CutKind, Pin, parse_slot, pin_key, released_prefix};
 use sawmill_store::{Class, StoreErrorKind};
 
-use super::{Event, Keeper};
+use super::{Engine, Event};
 use crate::ask::want;
 use crate::cuts::PinSeen;
 
-impl Keeper {
+impl Engine {
     /// Asks for the next pin that was never seen; what is doomed goes when there is none.
     pub(super) fn ask_for_pins(&mut self, number: u64, doomed: Vec<u32>) {
-        let slot = self.shared.view().cuts.lock().pins_next.max(1);
-        let key = pin_key(self.shared.record.volume_id, slot);
-        let answered = self.shared.clone();
+        let slot = self.context.stored.view().cuts.lock().pins_next.max(1);
+        let key = pin_key(self.context.attachment.record.volume_id, slot);
+        let answered = self.context.clone();
         let tell =
-            move |outcome| answered.inbox.push_event(Event::PinAsked { number, doomed, slot, outcome });
-        self.shared.store.get(want(key, None, Class::Background), Box::new(tell));
+            move |outcome| answered.mailbox.push_event(Event::PinAsked { number, doomed, slot, outcome });
+        self.context.attachment.store.get(want(key, None, Class::Background), Box::new(tell));
     }
 
     pub(super) fn hear_pin(
@@ -40,27 +40,26 @@ impl Keeper {
                 return self.delete_unpinned(number, doomed);
             }
             Err(error) => Err(error.to_string()),
-            Ok(bytes) => {
-                Pin::decode(&bytes, self.shared.record.volume_id, slot).map_err(|error| error.to_string())
-            }
+            Ok(bytes) => Pin::decode(&bytes, self.context.attachment.record.volume_id, slot)
+                .map_err(|error| error.to_string()),
         };
         let pin = match pin {
             Ok(pin) => pin,
             Err(error) => {
-                let key = pin_key(self.shared.record.volume_id, slot);
+                let key = pin_key(self.context.attachment.record.volume_id, slot);
                 let what = format!("dead segments, because {key} cannot be read: {error}");
                 return self.hear_cleanup_failed(number, &what, now);
             }
         };
-        self.shared.view().cuts.lock().note(&PinSeen { slot, pin });
+        self.context.stored.view().cuts.lock().note(&PinSeen { slot, pin });
         self.ask_for_pins(number, doomed);
     }
 
     /// Finds pins whose clones are gone. A list that lags only lets them live longer.
     pub(super) fn list_releases(&mut self) {
-        let pinned = self.shared.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin);
+        let pinned = self.context.stored.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin);
         if pinned {
-            let prefix = released_prefix(self.shared.record.volume_id);
+            let prefix = released_prefix(self.context.attachment.record.volume_id);
             self.list(
                 prefix,
                 HashSet::new(),
@@ -75,6 +74,6 @@ impl Keeper {
     pub(super) fn hear_releases(&mut self, slots: &[u64]) {
         self.cleaning -= 1;
         let gone = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
-        self.shared.view().cuts.lock().cuts.retain(|cut| !gone(cut));
+        self.context.stored.view().cuts.lock().cuts.retain(|cut| !gone(cut));
     }
 }

@@ -13,35 +13,23 @@ use sawmill_format::segment::{
     FRAME_HEAD_BYTES, FrameIdentity, SegmentHeader, SegmentRole, frame_seal, raw_frames,
 };
 
-use super::{Keeper, is_padding};
+use super::{Engine, is_padding};
 use crate::cuts::Place;
-use crate::recovery::roll_forward::RolledBack;
+use crate::recovery::end::RolledBack;
 use crate::segment::builder::Built;
-use crate::shared::View;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// An order on its way to the keeper.
-pub(crate) struct Ordered {
-    pub(crate) order: Order,
-    /// The map of the cut, for a rollback.
-    pub(crate) then: Option<View>,
-    /// For a rollback, the name of a snapshot to be made right in front of it.
-    pub(crate) undo: Option<String>,
-    /// Everything accepted before this position comes first.
-    pub(crate) position: u64,
-    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
-}
-
-impl Keeper {
+impl Engine {
     pub(super) fn take_orders(&mut self) {
-        self.orders.extend(self.shared.inbox.take_orders());
+        self.orders.extend(self.context.mailbox.take_orders());
     }
 
     /// The volume has ended: whoever ordered something is told why.
     pub(super) fn refuse_orders(&mut self) {
         self.take_orders();
         let ended = || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
-        let error = self.shared.state.refusal().unwrap_or_else(ended);
+        let error = self.context.attachment.state.refusal().unwrap_or_else(ended);
         for ordered in self.ordered.take().into_iter().chain(self.orders.drain(..)) {
             (ordered.tell)(Err(error.clone()));
         }
@@ -79,7 +67,7 @@ impl Keeper {
                     Ok(built) => self.send_batch(built, Vec::new()),
                     Err(error) => {
                         (ordered.tell)(Err(error.clone()));
-                        return self.shared.fail(error);
+                        return self.context.write.fail(error);
                     }
                 }
             }
@@ -94,7 +82,7 @@ impl Keeper {
 
     /// Whether every segment that the map of a cut names is there.
     fn check_then(&self, then: Option<&View>) -> Result<()> {
-        let (Some(then), view) = (then, self.shared.view()) else { return Ok(()) };
+        let (Some(then), view) = (then, self.context.stored.view()) else { return Ok(()) };
         let gone = then
             .segments
             .snapshot()
@@ -105,7 +93,7 @@ impl Keeper {
 
     /// Whether an order can be carried out, given all orders before it.
     fn check_order(&self, order: &Order) -> Result<()> {
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         let book = view.cuts.lock();
         match order {
             Order::CreateSnapshot(name) if book.snapshot(name).is_some() => {
@@ -152,7 +140,7 @@ impl Keeper {
     /// The segment of the order under way, or of the snapshot in front of it, is stored, and all before it.
     pub(super) fn finish_order(&mut self, header: &SegmentHeader) {
         let Some(mut ordered) = self.ordered.take() else { return };
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         let place =
             Place::behind(&self.newest_root, header.sequence, header.position_end, header.wall_unix_ms);
         if let Some(undo) = ordered.undo.take() {
@@ -163,7 +151,7 @@ impl Keeper {
         view.cuts.lock().apply(&ordered.order, &place);
         if let (Some(then), Order::RollBack { number, through_sequence, .. }) = (ordered.then, &ordered.order)
         {
-            *self.shared.view.write() = std::sync::Arc::new(view.rolled_back_to(then));
+            self.context.stored.replace_view(view.rolled_back_to(then));
             let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
             let (cut_number, cut_through) = (*number, *through_sequence);
             self.rolled_back = Some(RolledBack { sequence, wall_unix_ms, cut_number, cut_through });

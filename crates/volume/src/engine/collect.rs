@@ -1,5 +1,5 @@
 //! Garbage collection, carried out: choose victims, plan, gather, send, one step at a time, beside everything
-//! else the keeper does.
+//! else the engine does.
 //!
 //! Invariants:
 //! 1. A new plan is made only when nothing of the last one is on its way: else the same bytes would be moved
@@ -17,16 +17,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use sawmill_format::segment::{SegmentRole, raw_frames};
 
-use super::inbox::GcOrder;
+use super::messages::GcOrder;
 use super::upload::Upload;
-use super::{Event, Keeper};
-use crate::gc::gather::{self, Gathered, NotGathered};
+use super::{Engine, Event};
+use crate::gc::gather;
+use crate::gc::gathered::{Gathered, NotGathered, Outcome};
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::segment::builder;
-use crate::shared::add;
 use crate::status::GcReport;
+use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
 /// How long to wait after the store has used up its own retries, or beside writers that wait for room.
@@ -87,10 +88,10 @@ impl Collector {
     }
 }
 
-impl Keeper {
+impl Engine {
     /// One step of collection. Returns when it wants to be asked again, if not by an event.
     pub(super) fn collect(&mut self, now: Duration) -> Option<Duration> {
-        if self.shared.inbox.is_closing() {
+        if self.context.mailbox.is_closing() {
             let text = "the volume was closed before its garbage was collected; run the command again";
             self.stop_collecting(&Error::new(ErrorKind::Closed, text));
             return None;
@@ -107,7 +108,7 @@ impl Keeper {
         if self.collector.plan.is_none() && !self.wants_plan() {
             return None;
         }
-        let held_back = self.shared.stalled.count() > 0 && !self.is_pressing();
+        let held_back = self.context.write.stalled.count() > 0 && !self.is_pressing();
         if held_back || now < self.collector.not_before {
             let wait = self.collector.not_before.saturating_sub(now);
             return Some(if held_back { wait.max(REPEAT_AFTER) } else { wait });
@@ -124,12 +125,12 @@ impl Keeper {
         self.collector.plan = None;
         self.collector.stage = Stage::Rest;
         if let Some(order) = self.collector.order.take() {
-            self.shared.inbox.end_gc_order(order, Err(why.clone()));
+            self.context.mailbox.end_gc_order(order, Err(why.clone()));
         }
     }
 
     fn take_order(&mut self) {
-        let Some(mut order) = self.shared.inbox.take_gc_order() else { return };
+        let Some(mut order) = self.context.mailbox.take_gc_order() else { return };
         order.through = self.stored_sequence as u32;
         self.collector.report = GcReport::default();
         // By hand, everything is tried once more.
@@ -138,7 +139,7 @@ impl Keeper {
     }
 
     fn is_pressing(&self) -> bool {
-        let totals = self.shared.view().segments.totals();
+        let totals = self.context.stored.view().segments.totals();
         self.options.gc.is_pressing(totals.own_live_bytes, totals.own_used_bytes)
     }
 
@@ -156,7 +157,7 @@ impl Keeper {
             }
             return self.collector.order.as_ref().is_some_and(|order| !order.is_settling);
         }
-        let totals = self.shared.view().segments.totals();
+        let totals = self.context.stored.view().segments.totals();
         self.options.gc.is_due(totals.own_live_bytes, totals.own_used_bytes)
             && !self.chosen_victims().is_empty()
     }
@@ -166,12 +167,12 @@ impl Keeper {
         let is_clean = self.cleaning == 0 && self.cleanup.is_resting();
         let settled = self.checkpoints_wanted == 0 && self.writing.is_none() && is_clean;
         if let Some(order) = self.collector.order.take_if(|order| settled && order.is_settling) {
-            self.shared.inbox.end_gc_order(order, Ok(self.collector.report));
+            self.context.mailbox.end_gc_order(order, Ok(self.collector.report));
         }
     }
 
     fn candidates(&self) -> Vec<Candidate> {
-        let mut candidates = self.shared.view().segments.candidates();
+        let mut candidates = self.context.stored.view().segments.candidates();
         candidates.retain(|candidate| !self.collector.is_hopeless(candidate.sequence));
         candidates
     }
@@ -183,12 +184,12 @@ impl Keeper {
     }
 
     fn moved_bytes_max(&self) -> u64 {
-        plan_bytes_max(self.shared.record.segment_bytes, self.shared.view().map.extents())
+        plan_bytes_max(self.context.attachment.record.segment_bytes, self.context.stored.view().map.extents())
     }
 
     fn chosen_victims(&self) -> Vec<u32> {
-        let totals = self.shared.view().segments.totals();
-        let now_ms = self.shared.world.unix_ms();
+        let totals = self.context.stored.view().segments.totals();
+        let now_ms = self.context.attachment.world.unix_ms();
         self.options.gc.victims(&self.candidates(), &totals, now_ms, self.moved_bytes_max())
     }
 
@@ -199,15 +200,15 @@ impl Keeper {
             return;
         }
         self.collector.stage = Stage::Planning;
-        add(&self.shared.tally.collections, 1);
-        let (shared, bytes_max) = (self.shared.clone(), self.moved_bytes_max());
+        add(&self.context.attachment.tally.collections, 1);
+        let (context, bytes_max) = (self.context.clone(), self.moved_bytes_max());
         let left_alone: HashSet<u32> = self.collector.doubtful.keys().copied().collect();
-        self.shared.collector.run(move || {
-            let view = shared.view();
+        self.context.collector.run(move || {
+            let view = context.stored.view();
             let chosen: HashSet<u32> = victims.iter().copied().collect();
             let may_plug = |sequence| !left_alone.contains(&sequence) && view.segments.is_own(sequence);
             let plan = Plan::make(&view.map, &|sequence| chosen.contains(&sequence), &may_plug, bytes_max);
-            shared.inbox.push_event(Event::Planned { plan, victims });
+            context.mailbox.push_event(Event::Planned { plan, victims });
         });
     }
 
@@ -229,12 +230,12 @@ impl Keeper {
     fn start_gathering(&mut self, plan: Plan, now: Duration) {
         self.collector.stage = Stage::Gathering;
         self.pace(now);
-        self.shared.inbox.set_gc_left(plan.bytes_left());
-        let (shared, buffers) = (self.shared.clone(), self.buffers.clone());
-        self.shared.collector.run(move || {
-            let told = shared.clone();
-            let tell = Box::new(move |outcome| told.inbox.push_event(Event::Gathered { outcome }));
-            gather::gather(&shared, &buffers, plan, tell);
+        self.context.mailbox.set_gc_left(plan.bytes_left());
+        let (context, buffers) = (self.context.clone(), self.buffers.clone());
+        self.context.collector.run(move || {
+            let told = context.clone();
+            let tell = Box::new(move |outcome| told.mailbox.push_event(Event::Gathered { outcome }));
+            gather::gather(&context, &buffers, plan, tell);
         });
     }
 
@@ -242,12 +243,12 @@ impl Keeper {
     fn pace(&mut self, now: Duration) {
         let rate = self.options.gc.bytes_per_second_max;
         if rate > 0 {
-            let seconds = f64::from(self.shared.record.segment_bytes) / rate as f64;
+            let seconds = f64::from(self.context.attachment.record.segment_bytes) / rate as f64;
             self.collector.not_before = now + Duration::from_secs_f64(seconds);
         }
     }
 
-    pub(super) fn hear_gathered(&mut self, outcome: gather::Outcome, now: Duration) {
+    pub(super) fn hear_gathered(&mut self, outcome: Outcome, now: Duration) {
         if !matches!(self.collector.stage, Stage::Gathering) {
             return;
         }
@@ -261,7 +262,7 @@ impl Keeper {
             Err(NotGathered::Unavailable { plan, why }) => {
                 self.collector.plan = Some(plan);
                 self.collector.not_before = now + REPEAT_AFTER;
-                self.shared.state.store_failed(now, why);
+                self.context.attachment.state.store_failed(now, why);
             }
             Err(NotGathered::Damaged { sequence, what }) => {
                 self.collector.doubt(sequence, 1);
@@ -286,7 +287,7 @@ impl Keeper {
             return;
         };
         if let Err(error) = self.send_moved(*gathered) {
-            self.shared.fail(error);
+            self.context.write.fail(error);
         }
     }
 
@@ -303,7 +304,7 @@ impl Keeper {
         head.copy_from_slice(&header.encode());
         builder::seal_frames(&header, body);
         let object = Bytes::from_owner(buffer);
-        let tally = &self.shared.tally;
+        let tally = &self.context.attachment.tally;
         add(&tally.segments_moved, 1);
         add(&tally.moved_bytes, data_bytes);
         add(&tally.moved_segment_bytes, object.len() as u64);

@@ -11,10 +11,10 @@ use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, kept_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::{CutEntry, CutKind, Kept};
 
-use super::Keeper;
-use super::checkpoint::Outgoing;
-use crate::recovery::roll_forward::RolledBack;
-use crate::shared::View;
+use super::Engine;
+use super::outgoing::Outgoing;
+use crate::recovery::end::RolledBack;
+use crate::view::View;
 
 /// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
 pub(super) const COPIES_LOOKS: u32 = 4;
@@ -82,7 +82,7 @@ pub(super) fn is_copy(key: &str) -> bool {
     key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
 }
 
-impl Keeper {
+impl Engine {
     /// Adds copies of the checkpoints that cuts begin from, where there are none yet. Returns their numbers.
     pub(super) fn copy_roots(&mut self, view: &View, objects: &mut Vec<Outgoing>) -> Vec<u64> {
         if self.ordered.is_none() {
@@ -118,7 +118,7 @@ impl Keeper {
             return rollback.wall_unix_ms.max(self.newest_root.wall_unix_ms);
         }
         let under_way = self.uploads.iter().map(|upload| upload.contents().0.wall_unix_ms);
-        under_way.fold(self.shared.world.unix_ms(), u64::min)
+        under_way.fold(self.context.attachment.world.unix_ms(), u64::min)
     }
 
     /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
@@ -149,7 +149,7 @@ impl Keeper {
 
     /// The parts that the newest two checkpoints and all cuts name, when `root` is the newest.
     pub(super) fn named_parts(&mut self, root: &Checkpoint) -> NamedParts {
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         let book = view.cuts.lock();
         let begun: HashSet<u64> = book
             .cuts
@@ -176,7 +176,7 @@ impl Keeper {
     pub(super) fn take_over(&mut self, root: Checkpoint, copies: &[u64]) {
         let old = std::mem::replace(&mut self.newest_root, root);
         self.uncopied.retain(|root| !copies.contains(&root.number));
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         let mut book = view.cuts.lock();
         let begins = |cut: &CutEntry| (cut.number, cut.put_id) == (old.number, old.put_id);
         if !copies.contains(&old.number) && book.cuts.iter().any(begins) {

@@ -22,8 +22,8 @@ use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
 
 use super::past::{NamedParts, Roots};
-use super::{Event, Keeper};
-use crate::shared::add;
+use super::{Engine, Event};
+use crate::tally::add;
 
 /// How long to wait after the store has used up its own retries: nobody waits for a delete.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
@@ -94,12 +94,12 @@ impl Cleanup {
     }
 }
 
-impl Keeper {
+impl Engine {
     /// Whether so much is dead that a checkpoint is worth its price, to let it go.
     pub(super) fn dead_are_due(&self, now: Duration) -> bool {
-        let totals = self.shared.view().segments.totals();
+        let totals = self.context.stored.view().segments.totals();
         let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
-        totals.is_worth_a_checkpoint(self.shared.record.segment_bytes, checkpoint_bytes)
+        totals.is_worth_a_checkpoint(self.context.attachment.record.segment_bytes, checkpoint_bytes)
             || now >= self.busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
     }
 
@@ -110,7 +110,7 @@ impl Keeper {
 
     /// How long until something dead leaves the retention window of a quiet volume.
     pub(super) fn window_in(&self, now: Duration) -> Option<Duration> {
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
             return None;
         }
@@ -122,7 +122,7 @@ impl Keeper {
 
     /// How long until a volume that goes quiet clears away what is dead.
     pub(super) fn settle_in(&self, now: Duration) -> Option<Duration> {
-        let totals = self.shared.view().segments.totals();
+        let totals = self.context.stored.view().segments.totals();
         let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
         waits.then(|| (self.busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
@@ -147,9 +147,9 @@ impl Keeper {
             self.cleanup.stage = Stage::Rest;
             return;
         }
-        if !self.shared.readers.passed(self.cleanup.what.generation) {
+        if !self.context.stored.readers.passed(self.cleanup.what.generation) {
             // Reads of an older generation may have kept the checkpoint from beginning a new one.
-            self.shared.readers.advance();
+            self.context.stored.readers.advance();
             self.cleanup.not_before = now + READS_LOOK_EVERY;
             return;
         }
@@ -161,7 +161,7 @@ impl Keeper {
     /// There are no more pins than those that are known now; who is still doomed by them goes.
     pub(super) fn delete_unpinned(&mut self, number: u64, mut sequences: Vec<u32>) {
         {
-            let view = self.shared.view();
+            let view = self.context.stored.view();
             let book = view.cuts.lock();
             sequences.retain(|sequence| {
                 let Some(info) = view.segments.get(*sequence) else { return false };
@@ -173,18 +173,18 @@ impl Keeper {
         if self.is_current(number) {
             self.cleanup.what.doomed.clone_from(&sequences);
         }
-        let shared = self.shared.clone();
-        let volume_id = shared.record.volume_id;
+        let context = self.context.clone();
+        let volume_id = context.attachment.record.volume_id;
         // What belongs to an ancestor is only forgotten.
-        let own = sequences.iter().filter(|one| shared.lineage.ancestor(u64::from(**one)).is_none());
+        let own = sequences.iter().filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
         let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
-        let answered = shared.clone();
+        let answered = context.clone();
         let tell =
-            move |outcome| answered.inbox.push_event(Event::SegmentsDeleted { number, sequences, outcome });
+            move |outcome| answered.mailbox.push_event(Event::SegmentsDeleted { number, sequences, outcome });
         if keys.is_empty() {
             return tell(Ok(()));
         }
-        shared.store.delete(keys, Class::Background, Box::new(tell));
+        context.attachment.store.delete(keys, Class::Background, Box::new(tell));
     }
 
     /// Segments whose delete failed stay in the table as dead.
@@ -200,21 +200,18 @@ impl Keeper {
             return self.hear_cleanup_failed(number, &what, now);
         }
         self.cleaning -= 1;
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         for sequence in sequences {
             view.segments.remove(*sequence);
             self.collector.forget(*sequence);
-            let own = self.shared.lineage.ancestor(u64::from(*sequence)).is_none();
-            if let Some((cache, owner, _)) = self.shared.cache.as_ref().filter(|_| own) {
-                cache.forget_segment(*owner, *sequence);
-            }
+            self.context.stored.forget_segment(*sequence);
         }
         let deleted: HashSet<u32> = sequences.iter().copied().collect();
         self.cleanup.what.doomed.retain(|sequence| !deleted.contains(sequence));
         if self.is_current(number) && self.cleanup.what.doomed.is_empty() {
             self.cleanup.stage = Stage::Rest;
         }
-        add(&self.shared.tally.segments_deleted, sequences.len() as u64);
+        add(&self.context.attachment.tally.segments_deleted, sequences.len() as u64);
     }
 
     /// Whether what was heard is about the cleanup under way, and not about one before it.
@@ -255,7 +252,7 @@ impl Keeper {
 
     /// Finds roots and parts that the newest two checkpoints do not need.
     fn list_old_checkpoints(&mut self) {
-        let volume_id = self.shared.record.volume_id;
+        let volume_id = self.context.attachment.record.volume_id;
         let (spared_from, number) = (self.cleanup.what.spared_from, self.cleanup.what.number);
         let named = self.cleanup.what.named.clone();
         let (loaded, own_puts) = (self.loaded_number, self.cleanup.what.own_puts.clone());
@@ -308,9 +305,9 @@ impl Keeper {
     ) {
         self.cleaning += 1;
         let number = self.cleanup.what.number;
-        let answered = self.shared.clone();
+        let answered = self.context.clone();
         let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
-            answered.inbox.push_event(match outcome {
+            answered.mailbox.push_event(match outcome {
                 Ok(objects) => {
                     let mut keys: Vec<_> = objects.into_iter().map(|object| object.key).collect();
                     keys.retain(|key| is_old(key) && !known.contains(key));
@@ -320,7 +317,7 @@ impl Keeper {
                 Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
             });
         };
-        self.shared.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+        self.context.attachment.store.list(List { prefix, class: Class::Background }, Box::new(tell));
     }
 
     /// Old parts are only garbage.
@@ -360,9 +357,9 @@ impl Keeper {
     }
 
     fn delete_old(&self, keys: Vec<String>, number: u64, done: Event) {
-        let answered = self.shared.clone();
+        let answered = self.context.clone();
         let tell = move |outcome: sawmill_store::Result<()>| {
-            answered.inbox.push_event(match outcome {
+            answered.mailbox.push_event(match outcome {
                 Ok(()) => done,
                 Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
             });
@@ -370,6 +367,6 @@ impl Keeper {
         if keys.is_empty() {
             return tell(Ok(()));
         }
-        self.shared.store.delete(keys, Class::Background, Box::new(tell));
+        self.context.attachment.store.delete(keys, Class::Background, Box::new(tell));
     }
 }

@@ -1,24 +1,22 @@
 //! Seal a batch, put it, and enter it into the map once it and all before it are stored.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
-use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
-use super::cache_moves::CachedFrames;
-use super::{Event, Keeper, is_padding};
-use crate::map::Location;
+use super::{Engine, Event, is_padding};
 use crate::record::Record;
+use crate::recovery::apply::apply_extents;
 use crate::recovery::roll_forward::live_bytes_of;
 use crate::segment::batch;
 use crate::segment::builder::{self, Built};
 use crate::segment::resident::ResidentPiece;
 use crate::segment::table::SegmentInfo;
-use crate::shared::add;
+use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
 /// How long to wait after the store has used up its own retries.
@@ -28,6 +26,21 @@ enum Stage {
     UnderWay,
     RepeatAt(Duration),
     Stored,
+}
+
+/// Which frames of a moved segment are cached.
+#[derive(Default)]
+pub(super) struct CachedFrames {
+    /// By frame: in the read cache, or on its way there.
+    pub(super) frames: Vec<bool>,
+    /// Whether frames are on their way there.
+    pub(super) is_inserting: bool,
+}
+
+impl CachedFrames {
+    pub(super) fn has_all(&self, first: u64, last: u64) -> bool {
+        self.frames.get(first as usize..=last as usize).is_some_and(|frames| !frames.contains(&false))
+    }
 }
 
 /// A sealed segment that is not yet part of the map.
@@ -78,7 +91,7 @@ impl Upload {
     }
 }
 
-impl Keeper {
+impl Engine {
     /// Cuts, builds and puts batches while they are due and there is room on the way.
     pub(super) fn seal(&mut self, now: Duration) {
         let held_back = self.is_rolling_back();
@@ -94,18 +107,18 @@ impl Keeper {
                 Err(error) => {
                     // They stay pending: what is not stored must never look as if it were.
                     self.put_back(records);
-                    return self.shared.fail(error);
+                    return self.context.write.fail(error);
                 }
             }
         }
-        self.shared.inbox.set_uploads(self.uploads.len());
+        self.context.mailbox.set_uploads(self.uploads.len());
     }
 
     /// Takes the front of what is pending: a batch's worth of payload, and padding with it.
     fn cut_batch(&mut self, now: Duration) -> Vec<Arc<Record>> {
         let mut records = Vec::new();
         let mut bytes = 0;
-        while !batch::is_full(bytes, records.len(), self.shared.record.segment_bytes) {
+        while !batch::is_full(bytes, records.len(), self.context.attachment.record.segment_bytes) {
             let Some(record) = self.pending.pop_front() else { break };
             bytes += record.payload_bytes();
             records.push(record);
@@ -125,8 +138,8 @@ impl Keeper {
     }
 
     fn build(&self, records: &[Arc<Record>]) -> crate::Result<Built> {
-        let shared = &self.shared;
-        let Some(journal) = &shared.journal else {
+        let context = &self.context;
+        let Some(journal) = &context.journal else {
             return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
         };
         let position_end = records.last().map_or(self.sealed_position, |record| record.end());
@@ -136,25 +149,25 @@ impl Keeper {
 
     /// The header of the next segment, with nothing in it yet.
     pub(super) fn header(&self, role: SegmentRole, position_end: u64) -> crate::Result<SegmentHeader> {
-        let shared = &self.shared;
+        let context = &self.context;
         if self.next_sequence >= limits::SEQUENCE_MAX {
             let text = "the volume has used up its segment sequences; copy it to a new one";
             return Err(Error::new(ErrorKind::Full, text));
         }
         Ok(SegmentHeader {
-            volume_id: shared.record.volume_id,
-            put_id: PutId(shared.world.random()?),
+            volume_id: context.attachment.record.volume_id,
+            put_id: PutId(context.attachment.world.random()?),
             sequence: self.next_sequence,
-            epoch: shared.epoch,
+            epoch: context.attachment.epoch,
             previous_sequence: self.uploads.back().map_or(self.stored_sequence, Upload::sequence),
             stored_through: self.stored_sequence,
             checkpoint_number: self.checkpoint_number,
             position_start: self.sealed_position,
             position_end,
-            wall_unix_ms: shared.world.unix_ms(),
+            wall_unix_ms: context.attachment.world.unix_ms(),
             next_sequence: self.next_sequence + 1,
             role,
-            frame_bytes: shared.record.frame_bytes,
+            frame_bytes: context.attachment.record.frame_bytes,
             data_bytes: 0,
             extents: Vec::new(),
             frames: Vec::new(),
@@ -165,7 +178,7 @@ impl Keeper {
 
     pub(super) fn send_batch(&mut self, built: Built, records: Vec<Arc<Record>>) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
-        add(&self.shared.tally.coalesced_bytes, coalesced_bytes);
+        add(&self.context.attachment.tally.coalesced_bytes, coalesced_bytes);
         let (object_bytes, stage, cached) = (object.len() as u64, Stage::UnderWay, CachedFrames::default());
         let put_at = Duration::ZERO;
         self.send(Upload {
@@ -183,7 +196,7 @@ impl Keeper {
 
     /// Sends the next segment of the log.
     pub(super) fn send(&mut self, mut upload: Upload) {
-        upload.put_at = self.shared.world.now();
+        upload.put_at = self.context.attachment.world.now();
         self.next_sequence += 1;
         self.sealed_position = upload.header.position_end;
         self.put(&upload);
@@ -192,12 +205,12 @@ impl Keeper {
 
     fn put(&self, upload: &Upload) {
         let sequence = upload.header.sequence;
-        let shared = self.shared.clone();
-        let key = segment_key(shared.record.volume_id, sequence);
+        let context = self.context.clone();
+        let key = segment_key(context.attachment.record.volume_id, sequence);
         let put = Put { key, body: upload.object.clone(), class: Class::Upload };
-        let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::Put { sequence, outcome });
-        shared.store.put(put, Box::new(tell));
+        let answered = self.context.clone();
+        let tell = move |outcome| answered.mailbox.push_event(Event::Put { sequence, outcome });
+        context.attachment.store.put(put, Box::new(tell));
     }
 
     pub(super) fn hear_put(
@@ -215,20 +228,20 @@ impl Keeper {
                 if !upload.is_moved() {
                     upload.object = Bytes::new();
                 }
-                self.shared.state.store_answered();
+                self.context.attachment.state.store_answered();
             }
             Ok(PutOutcome::Taken) => {
-                let key = segment_key(self.shared.record.volume_id, sequence);
-                self.shared.fence(format!(
+                let key = segment_key(self.context.attachment.record.volume_id, sequence);
+                self.context.write.fence(format!(
                     "volume {}: another writer has taken it over (it wrote {key}); writes after position {} \
                      are not in the store, only in the journal: see `sawmill inspect journal`",
-                    self.shared.name, self.stored_position
+                    self.context.attachment.name, self.stored_position
                 ));
             }
             Err(error) => {
                 let denied = error.kind() == StoreErrorKind::Denied;
                 upload.stage = Stage::RepeatAt(now + REPEAT_AFTER * if denied { 4 } else { 1 });
-                self.shared.state.store_failed(now, error.to_string());
+                self.context.attachment.state.store_failed(now, error.to_string());
             }
         }
     }
@@ -254,7 +267,7 @@ impl Keeper {
             }
         }
         if applied {
-            self.shared.inbox.set_uploads(self.uploads.len());
+            self.context.mailbox.set_uploads(self.uploads.len());
             self.resume_writers();
         }
     }
@@ -262,14 +275,14 @@ impl Keeper {
     /// The order matters to readers, who look in the journal map first and in the object map second: a byte
     /// is in the object map (and readable from the journal as a resident) before it leaves the journal map.
     fn apply(&mut self, upload: Upload) {
-        let shared = self.shared.clone();
-        let Some(journal) = &shared.journal else { return };
-        let view = shared.view();
+        let context = self.context.clone();
+        let Some(journal) = &context.journal else { return };
+        let view = context.stored.view();
         let header = &upload.header;
         let sequence = header.sequence as u32;
         let is_moved = upload.is_moved();
         if !is_moved {
-            shared.residents.add(sequence, header.position_end, upload.resident);
+            context.stored.residents.add(sequence, header.position_end, upload.resident);
         }
         let info = SegmentInfo {
             epoch: header.epoch,
@@ -285,18 +298,18 @@ impl Keeper {
         apply_extents(&view, header);
         for record in &upload.records {
             if record.length > 0 {
-                shared.journal_map.remove(record.address, record.length, record.position);
+                context.journal_map.remove(record.address, record.length, record.position);
             }
         }
-        shared.watch.has_news(upload.put_at);
+        context.write.watch.has_news(upload.put_at);
         self.stored_sequence = header.sequence;
         self.stored_position = header.position_end;
         self.log_bytes += upload.object_bytes;
-        shared.inbox.set_stored(header.position_end, header.sequence, self.checkpoint_number);
+        context.mailbox.set_stored(header.position_end, header.sequence, self.checkpoint_number);
         let counted = upload.records.iter().filter(|record| !is_padding(record)).count();
         journal.set_stored(header.sequence, header.position_end, counted);
-        add(&shared.tally.segments_stored, 1);
-        add(&shared.tally.segment_bytes_stored, upload.object_bytes);
+        add(&context.attachment.tally.segments_stored, 1);
+        add(&context.attachment.tally.segment_bytes_stored, upload.object_bytes);
         if is_moved {
             self.moved_applied();
         }
@@ -304,38 +317,4 @@ impl Keeper {
             self.finish_order(&upload.header);
         }
     }
-}
-
-/// Enters a segment's extents into the map and takes what they cover from the segments they cover. What moved
-/// counts only where the map still points at its origin: whatever else is there is newer.
-pub(crate) fn apply_extents(view: &crate::shared::View, header: &SegmentHeader) {
-    let mut losses: HashMap<u32, u64> = HashMap::new();
-    let sequence = header.sequence as u32;
-    let mut replaced = |sequence: u32, bytes: u64| *losses.entry(sequence).or_default() += bytes;
-    if header.role == SegmentRole::Moved {
-        for (extent, origin) in header.extents.iter().zip(&header.origins) {
-            let (address, length) = (extent.address, extent.length);
-            // A sequence beyond the map's is in no map: nothing moves.
-            let moved = u32::try_from(origin.sequence).map_or(0, |from| {
-                let from = Location { sequence: from, data_offset: origin.data_offset };
-                let to = Location { sequence, data_offset: extent.data_offset };
-                let moved = view.map.move_if(address, length, from, to);
-                replaced(from.sequence, moved);
-                moved
-            });
-            replaced(sequence, length - moved);
-        }
-    } else {
-        for extent in &header.extents {
-            let (address, length) = (extent.address, extent.length);
-            match extent.kind {
-                ExtentKind::Data => {
-                    view.map.insert(address, length, sequence, extent.data_offset, &mut replaced);
-                }
-                ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),
-            }
-        }
-    }
-    let losses: Vec<_> = losses.into_iter().collect();
-    view.segments.lose(&losses);
 }

@@ -1,4 +1,4 @@
-//! How others reach the keeper, and what they may look at: its records, its events, its marks and its
+//! How others reach the engine, and what they may look at: its records, its events, its marks and its
 //! waiters.
 
 use std::collections::VecDeque;
@@ -6,128 +6,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-use bytes::Bytes;
-use sawmill_store::PutOutcome;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
-use super::fence_check::Look;
-use super::orders::Ordered;
-use crate::gc::gather;
-use crate::gc::policy::Candidate;
-use crate::gc::sweep::Plan;
+use super::messages::{Event, GcOrder, Ordered, Resize};
+use crate::attachment::Attachment;
+use crate::journal::Journal;
 use crate::record::Record;
-use crate::shared::Shared;
 use crate::status::GcReport;
 use crate::wake::Wake;
 use crate::{Error, Result, limits};
-
-/// What the store answered.
-pub(crate) enum Event {
-    Put {
-        sequence: u64,
-        outcome: sawmill_store::Result<PutOutcome>,
-    },
-    CheckpointPut {
-        object: usize,
-        outcome: sawmill_store::Result<PutOutcome>,
-    },
-    RivalCheckpoint {
-        outcome: sawmill_store::Result<Bytes>,
-    },
-    /// Old roots that are still there; those below `gone_below` are gone.
-    RootsListed {
-        keys: Vec<String>,
-        number: u64,
-        gone_below: u64,
-    },
-    /// Every root older than the two of checkpoint `number` and the one before is gone.
-    RootsDeleted {
-        number: u64,
-        gone_below: u64,
-    },
-    PartsListed {
-        keys: Vec<String>,
-        number: u64,
-    },
-    CleanedUp,
-    CleanUpFailed {
-        number: u64,
-        what: String,
-    },
-    FenceLooked {
-        look: Box<Look>,
-        outcome: sawmill_store::Result<Bytes>,
-    },
-    PinAsked {
-        number: u64,
-        doomed: Vec<u32>,
-        slot: u64,
-        outcome: sawmill_store::Result<Bytes>,
-    },
-    ReleasesListed {
-        slots: Vec<u64>,
-    },
-    Planned {
-        plan: Plan,
-        victims: Vec<u32>,
-    },
-    Gathered {
-        outcome: gather::Outcome,
-    },
-    /// The frames of a moved segment that were cached are in the read cache again.
-    Kept {
-        sequence: u64,
-    },
-    SegmentsDeleted {
-        number: u64,
-        sequences: Vec<u32>,
-        outcome: sawmill_store::Result<()>,
-    },
-}
-
-/// Collection ordered by hand.
-pub(crate) struct GcOrder {
-    /// Segments of which less than this share is live are emptied; 1: all, so that everything lies in address
-    /// order.
-    pub(crate) threshold: f64,
-    /// The newest segment it is about: set when it is taken up.
-    pub(crate) through: u32,
-    /// Everything was moved; what is dead is being deleted.
-    pub(crate) is_settling: bool,
-    pub(crate) tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
-}
-
-impl GcOrder {
-    /// Whether the order is about this segment.
-    pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
-        candidate.sequence <= self.through && Self::is_below(self.threshold, candidate)
-    }
-
-    /// Whether a segment is empty enough for a threshold.
-    pub(crate) fn is_below(threshold: f64, candidate: &Candidate) -> bool {
-        threshold >= 1.0 || (candidate.live_bytes as f64) < candidate.data_bytes as f64 * threshold
-    }
-}
 
 struct StoredWaiter {
     target: u64,
     tell: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// A resize that is asked for, and who waits for it.
-pub(crate) struct Resize {
-    pub(crate) size_bytes: u64,
-    /// The size that whoever asked knew.
-    pub(crate) from_bytes: u64,
-    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
-}
-
 /// See the head of this file.
-#[derive(Default)]
-pub(crate) struct Inbox {
+pub(crate) struct Mailbox {
+    attachment: Arc<Attachment>,
+    journal: Option<Arc<Journal>>,
     records: Mutex<Vec<Arc<Record>>>,
     record_bytes: AtomicU64,
-    /// The keeper has records already and looks again in time: a few more need not wake it.
+    /// The engine has records already and looks again in time: a few more need not wake it.
     has_pending: AtomicBool,
     events: Mutex<Vec<Event>>,
     orders: Mutex<Vec<Ordered>>,
@@ -150,8 +50,37 @@ pub(crate) struct Inbox {
     pub(crate) wake: Wake,
 }
 
-impl Inbox {
-    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the keeper
+impl Mailbox {
+    /// The mailbox of an attachment; without a journal when read-only.
+    pub(crate) fn new(attachment: Arc<Attachment>, journal: Option<Arc<Journal>>) -> Self {
+        Mailbox {
+            attachment,
+            journal,
+            records: Default::default(),
+            record_bytes: Default::default(),
+            has_pending: Default::default(),
+            events: Default::default(),
+            orders: Default::default(),
+            has_orders: Default::default(),
+            seal_through: Default::default(),
+            stored: Default::default(),
+            stored_sequence: Default::default(),
+            checkpoint_number: Default::default(),
+            uploads: Default::default(),
+            waiters: Default::default(),
+            checkpoint_orders: Default::default(),
+            gc_order: Default::default(),
+            gc_ordered: Default::default(),
+            gc_left: Default::default(),
+            resizes: Default::default(),
+            closing: Default::default(),
+            closed: Default::default(),
+            closed_bell: Default::default(),
+            wake: Default::default(),
+        }
+    }
+
+    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the engine
     /// has nothing else.
     pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
         let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
@@ -169,7 +98,7 @@ impl Inbox {
         }
     }
 
-    /// The keeper says, before it sleeps, whether it has records.
+    /// The engine says, before it sleeps, whether it has records.
     pub(crate) fn set_has_pending(&self, has_pending: bool) {
         self.has_pending.store(has_pending, Ordering::SeqCst);
         // What came since it looked, while it still had some, rang nobody.
@@ -193,17 +122,17 @@ impl Inbox {
     }
 
     /// Somebody orders something; who asks when it is too late is told so.
-    pub(crate) fn push_order(&self, shared: &Shared, ordered: Ordered) {
+    pub(crate) fn push_order(&self, ordered: Ordered) {
         let position = ordered.position;
         self.has_orders.store(true, Ordering::SeqCst);
         self.orders.lock().push(ordered);
         self.seal_through(position);
-        if let Some(journal) = &shared.journal {
+        if let Some(journal) = &self.journal {
             journal.wake.ring();
         }
         self.wake.ring();
-        if (shared.state.is_dead() || self.is_closed())
-            && let Some(error) = shared.state.refusal()
+        if (self.attachment.state.is_dead() || self.is_closed())
+            && let Some(error) = self.attachment.state.refusal()
         {
             self.fail_orders(&error);
         }
@@ -235,18 +164,18 @@ impl Inbox {
     }
 
     /// Calls `tell` once everything before `target` is in the store.
-    pub(crate) fn when_stored(&self, shared: &Shared, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
+    pub(crate) fn when_stored(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
         if target <= self.stored() {
             return tell(Ok(()));
         }
         self.waiters.lock().push(StoredWaiter { target, tell });
         self.seal_through(target);
-        if let Some(journal) = &shared.journal {
+        if let Some(journal) = &self.journal {
             journal.wake.ring();
         }
         self.wake.ring();
-        if shared.state.is_dead()
-            && let Some(error) = shared.state.refusal()
+        if self.attachment.state.is_dead()
+            && let Some(error) = self.attachment.state.refusal()
         {
             self.fail_waiters(&error);
         }
@@ -347,7 +276,7 @@ impl Inbox {
         if let Some(order) = self.take_gc_order() {
             self.end_gc_order(order, Err(error.clone()));
         }
-        // One that was taken up ends with the keeper.
+        // One that was taken up ends with the engine.
         self.gc_ordered.store(false, Ordering::Release);
         self.fail_orders(error);
         let waiters = std::mem::take(&mut *self.waiters.lock());
@@ -360,11 +289,11 @@ impl Inbox {
         }
     }
 
-    /// Asks the keeper to give the disk another size.
-    pub(crate) fn resize(&self, shared: &Shared, resize: Resize) {
+    /// Asks the engine to give the disk another size.
+    pub(crate) fn resize(&self, resize: Resize) {
         self.resizes.lock().push_back(resize);
         self.wake.ring();
-        if let Some(error) = shared.state.refusal() {
+        if let Some(error) = self.attachment.state.refusal() {
             self.fail_waiters(&error);
         }
     }
@@ -377,7 +306,7 @@ impl Inbox {
         self.resizes.lock().pop_front()
     }
 
-    /// Asks the keeper to store everything, write a last checkpoint and end.
+    /// Asks the engine to store everything, write a last checkpoint and end.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.wake.ring();
@@ -392,12 +321,12 @@ impl Inbox {
         self.closed_bell.notify_all();
     }
 
-    /// Whether the keeper has ended.
+    /// Whether the engine has ended.
     pub(crate) fn is_closed(&self) -> bool {
         *self.closed.lock()
     }
 
-    /// Waits for the keeper to have ended.
+    /// Waits for the engine to have ended.
     pub(crate) fn wait_closed(&self) {
         let mut closed = self.closed.lock();
         while !*closed {

@@ -1,5 +1,5 @@
-//! The keeper: the one owner of what is in the store. It seals batches, puts them, enters stored ones into
-//! the map in order, writes checkpoints and deletes what they supersede. A loop of [`Keeper::step`]s, handed
+//! The engine: the one owner of what is in the store. It seals batches, puts them, enters stored ones into
+//! the map in order, writes checkpoints and deletes what they supersede. A loop of [`Engine::step`]s, handed
 //! the time.
 //!
 //! Invariants:
@@ -7,9 +7,9 @@
 //! 2. A segment counts as stored only when all before it are. Only then does the map name it.
 //! 3. The bytes of a (sequence, epoch) never change: a put that failed is repeated with the same object.
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
-//! 5. The keeper never waits for the store: outcomes come back as [`Event`]s.
+//! 5. The engine never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Modules: [`inbox`] (how others reach the keeper), `upload` (seal, put, apply), `checkpoint` (freeze,
+//! Modules: [`mailbox`] (how others reach the engine), `upload` (seal, put, apply), `checkpoint` (freeze,
 //! write), `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `cached`
 //! (what moves stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots,
 //! retention, rollback), `past` (what of the past a checkpoint carries and a delete spares), `clock` (by
@@ -23,12 +23,11 @@ use std::time::Duration;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::journal::RecordOperation;
 
-use crate::gc::GcPolicy;
+use crate::gc::policy::GcPolicy;
 use crate::record::Record;
-use crate::recovery::roll_forward::RolledBack;
+use crate::recovery::end::RolledBack;
 use crate::segment::batch;
 use crate::segment::buffers::Buffers;
-use crate::shared::Shared;
 use crate::write;
 use resize::Resizing;
 
@@ -37,9 +36,12 @@ mod checkpoint;
 mod cleanup;
 mod clock;
 mod collect;
+pub(crate) mod context;
 mod fence_check;
-mod inbox;
+pub(crate) mod mailbox;
+mod messages;
 mod orders;
+mod outgoing;
 mod own_puts;
 mod past;
 mod pins;
@@ -47,9 +49,9 @@ mod resize;
 mod upload;
 
 pub(crate) use cleanup::QUIET_AFTER;
-pub(crate) use inbox::{Event, GcOrder, Inbox, Resize};
-pub(crate) use orders::Ordered;
-pub(crate) use upload::apply_extents;
+pub(crate) use context::Context;
+pub(crate) use mailbox::Mailbox;
+pub(crate) use messages::{Event, GcOrder, Ordered, Resize};
 
 use checkpoint::Writing;
 use cleanup::Cleanup;
@@ -58,17 +60,17 @@ use collect::Collector;
 use fence_check::FenceCheck;
 use upload::Upload;
 
-/// What one attachment chose for its keeper.
+/// What one attachment chose for its engine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct KeeperOptions {
+pub(crate) struct EngineOptions {
     pub(crate) segment_age_max: Duration,
     pub(crate) checkpoint_bytes: u64,
     pub(crate) uploads_max: usize,
     pub(crate) gc: GcPolicy,
 }
 
-/// Where the keeper starts: the state recovery left.
-pub(crate) struct KeeperStart {
+/// Where the engine starts: the state recovery left.
+pub(crate) struct EngineStart {
     pub(crate) next_sequence: u64,
     pub(crate) stored_sequence: u64,
     pub(crate) stored_position: u64,
@@ -91,9 +93,9 @@ pub(crate) struct KeeperStart {
 }
 
 /// See the head of this file.
-pub(crate) struct Keeper {
-    shared: Arc<Shared>,
-    options: KeeperOptions,
+pub(crate) struct Engine {
+    context: Arc<Context>,
+    options: EngineOptions,
     /// Records not yet in a segment, in order of position.
     pending: VecDeque<Arc<Record>>,
     pending_bytes: u64,
@@ -151,15 +153,15 @@ pub(crate) struct Keeper {
     closed: bool,
 }
 
-impl Keeper {
-    pub(crate) fn new(shared: Arc<Shared>, options: KeeperOptions, start: KeeperStart) -> Self {
+impl Engine {
+    pub(crate) fn new(context: Arc<Context>, options: EngineOptions, start: EngineStart) -> Self {
         let pending_bytes = start.records.iter().map(|record| record.payload_bytes()).sum();
-        let pending_since = shared.world.now();
-        shared.inbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
-        shared.watch.has_news(start.looked_at);
-        let clock = AttachedClock::behind(&start.loaded, pending_since, shared.world.unix_ms());
-        let keeper = Keeper {
-            shared,
+        let pending_since = context.attachment.world.now();
+        context.mailbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
+        context.write.watch.has_news(start.looked_at);
+        let clock = AttachedClock::behind(&start.loaded, pending_since, context.attachment.world.unix_ms());
+        let engine = Engine {
+            context,
             options,
             pending: start.records.into(),
             pending_bytes,
@@ -198,28 +200,28 @@ impl Keeper {
             fence_check: FenceCheck::default(),
             closed: false,
         };
-        keeper.compare_clocks();
-        keeper
+        engine.compare_clocks();
+        engine
     }
 
-    /// One step at time `now`. Returns how long the keeper may sleep if nobody rings; `None`: until rung.
+    /// One step at time `now`. Returns how long the engine may sleep if nobody rings; `None`: until rung.
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
         self.watch_the_clock(now);
         self.take_records(now);
-        for event in self.shared.inbox.take_events() {
+        for event in self.context.mailbox.take_events() {
             // What a fenced writer hears it must not act on: it would clean up after its successor.
-            if !self.shared.state.is_dead() {
+            if !self.context.attachment.state.is_dead() {
                 self.hear(event, now);
             }
         }
-        if self.shared.state.is_dead() {
-            if let Some(error) = self.shared.state.refusal() {
+        if self.context.attachment.state.is_dead() {
+            if let Some(error) = self.context.attachment.state.refusal() {
                 self.stop_collecting(&error);
                 self.refuse_resize(&error);
             }
             self.closed = true;
             self.refuse_orders();
-            self.shared.inbox.set_closed();
+            self.context.mailbox.set_closed();
             return None;
         }
         self.apply_stored();
@@ -229,7 +231,7 @@ impl Keeper {
         let collect_in = self.collect(now);
         self.carry_out_orders();
         self.advance_over_padding();
-        if self.pending.is_empty() && self.uploads.is_empty() && self.shared.stalled.count() > 0 {
+        if self.pending.is_empty() && self.uploads.is_empty() && self.context.write.stalled.count() > 0 {
             // They waited for what is all stored now.
             self.resume_writers();
         }
@@ -242,16 +244,16 @@ impl Keeper {
         self.keep_watch(now);
         self.finish_gc_order();
         self.finish_closing();
-        self.shared.inbox.tell_stored();
+        self.context.mailbox.tell_stored();
         if self.pending.is_empty() && self.uploads.is_empty() {
             self.buffers.clear();
         }
-        self.shared.inbox.set_has_pending(!self.pending.is_empty());
+        self.context.mailbox.set_has_pending(!self.pending.is_empty());
         self.sleep_max(now).into_iter().chain(collect_in).min()
     }
 
     fn take_records(&mut self, now: Duration) {
-        let records = self.shared.inbox.take_records();
+        let records = self.context.mailbox.take_records();
         if self.pending.is_empty() && !records.is_empty() {
             self.pending_since = now;
         }
@@ -295,21 +297,21 @@ impl Keeper {
         }
         while self.pending.front().is_some_and(|record| is_padding(record)) {
             if let Some(record) = self.pending.pop_front() {
-                self.shared.inbox.advance_stored(record.end());
+                self.context.mailbox.advance_stored(record.end());
             }
         }
         if self.pending.is_empty() {
             // Also the padding between the end of the log and the start of this attachment's ring.
-            self.shared.inbox.advance_stored(self.received_end);
+            self.context.mailbox.advance_stored(self.received_end);
         }
     }
 
     /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a
     /// checkpoint say that the volume was closed cleanly: it makes the next attach pass over the journal.
     fn is_drained(&self) -> bool {
-        let shared = &self.shared;
-        let Some(journal) = &shared.journal else { return true };
-        if !shared.inbox.is_closing() || shared.stalled.count() > 0 {
+        let context = &self.context;
+        let Some(journal) = &context.journal else { return true };
+        if !context.mailbox.is_closing() || context.write.stalled.count() > 0 {
             return false;
         }
         journal.ring.close();
@@ -323,7 +325,7 @@ impl Keeper {
         let settled = self.is_drained() && self.writing.is_none() && self.cleaning == 0;
         if settled && self.clean_checkpoint && !self.closed {
             self.closed = true;
-            self.shared.inbox.set_closed();
+            self.context.mailbox.set_closed();
         }
     }
 
@@ -344,15 +346,15 @@ impl Keeper {
     fn batch_is_due(&self, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = self.options.segment_age_max;
-        batch::is_full(self.pending_bytes, self.pending.len(), self.shared.record.segment_bytes)
-            || front.position < self.shared.inbox.sealed_through_wanted()
-            || self.shared.inbox.is_closing()
+        batch::is_full(self.pending_bytes, self.pending.len(), self.context.attachment.record.segment_bytes)
+            || front.position < self.context.mailbox.sealed_through_wanted()
+            || self.context.mailbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)
     }
 
     /// Room was made in the journal or in memory.
     fn resume_writers(&self) {
-        write::resume(&self.shared);
+        write::resume(&self.context.write);
     }
 }
 

@@ -5,8 +5,8 @@
 //! two checkpoints that say so are durable: should the newest ever be damaged, the one before says the same.
 //! So nothing is ever written past the end that recovery would find.
 
-use super::Keeper;
-use super::inbox::Resize;
+use super::Engine;
+use super::messages::Resize;
 use crate::{Error, ErrorKind};
 
 /// A resize under way.
@@ -16,18 +16,18 @@ pub(super) struct Resizing {
     first_number: Option<u64>,
 }
 
-impl Keeper {
+impl Engine {
     /// Takes up a resize that was asked for, between two checkpoints.
     pub(super) fn begin_resize(&mut self) {
         if self.writing.is_some() || self.resizing.is_some() {
             return;
         }
-        let Some(size_bytes) = self.shared.inbox.next_resize() else { return };
+        let Some(size_bytes) = self.context.mailbox.next_resize() else { return };
         if size_bytes < self.size_bytes && !(self.pending.is_empty() && self.uploads.is_empty()) {
             // What is on its way may lie beyond the new end.
             return;
         }
-        let Some(resize) = self.shared.inbox.take_resize() else { return };
+        let Some(resize) = self.context.mailbox.take_resize() else { return };
         if size_bytes < self.size_bytes && size_bytes >= resize.from_bytes {
             // It was to grow; another came first, and users may have written up to its end.
             let text = format!(
@@ -36,11 +36,11 @@ impl Keeper {
             );
             return (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));
         }
-        self.shared.view().resize(size_bytes);
+        self.context.stored.view().resize(size_bytes);
         self.size_bytes = size_bytes;
         self.resizing = Some(Resizing { resize, first_number: None });
         if let Err(error) = self.begin_checkpoint(false) {
-            self.shared.fail(error);
+            self.context.write.fail(error);
         }
     }
 
@@ -66,7 +66,7 @@ impl Keeper {
             return;
         }
         let Some(Resizing { resize, .. }) = self.resizing.take() else { return };
-        self.shared.geometry.resize(resize.size_bytes);
+        self.context.attachment.geometry.resize(resize.size_bytes);
         (resize.tell)(Ok(()));
     }
 }

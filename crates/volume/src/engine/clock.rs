@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sawmill_format::checkpoint::Checkpoint;
 
-use super::Keeper;
+use super::Engine;
 
 /// A wall clock that differs by more from the one that never jumps has jumped.
 const JUMP_MS: u64 = 60_000;
@@ -66,33 +66,33 @@ fn odd_at_attach(newest_unix_ms: u64, wall_unix_ms: u64) -> Option<String> {
     Some(text)
 }
 
-impl Keeper {
+impl Engine {
     pub(super) fn attached_ms(&self) -> u64 {
-        self.clock.attached_ms(self.shared.world.now())
+        self.clock.attached_ms(self.context.attachment.world.now())
     }
 
     /// Tells of a wall clock that is not what the volume's log lets expect.
     pub(super) fn compare_clocks(&self) {
-        let view = self.shared.view();
+        let view = self.context.stored.view();
         let segments = view.segments.snapshot();
         let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
         let newest = newest.max(self.newest_root.wall_unix_ms);
-        if let Some(odd) = odd_at_attach(newest, self.shared.world.unix_ms()) {
+        if let Some(odd) = odd_at_attach(newest, self.context.attachment.world.unix_ms()) {
             tracing::warn!(
                 "volume {}: {odd}; no retained state is dropped for that: retention counts the time \
                  attached. If the clock is wrong, set it, and find moments of this attachment by position \
                  (`sawmill log`)",
-                self.shared.name
+                self.context.attachment.name
             );
         }
     }
 
     pub(super) fn watch_the_clock(&mut self, now: Duration) {
-        if let Some(ms) = self.clock.jumped_ms(now, self.shared.world.unix_ms()) {
+        if let Some(ms) = self.clock.jumped_ms(now, self.context.attachment.world.unix_ms()) {
             tracing::warn!(
                 "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped for that: \
                  retention counts the time attached",
-                self.shared.name,
+                self.context.attachment.name,
                 ms / 1000
             );
         }

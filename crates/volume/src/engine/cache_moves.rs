@@ -10,30 +10,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentHeader};
 
+use super::context::Context;
 use super::upload::Upload;
-use super::{Event, Keeper};
-use crate::fetch::FrameName;
-use crate::shared::{Shared, View};
+use super::{Engine, Event};
+use crate::stored_data::FrameName;
+use crate::view::View;
 
-/// Which frames of a moved segment are cached.
-#[derive(Default)]
-pub(super) struct CachedFrames {
-    /// By frame: in the read cache, or on its way there.
-    frames: Vec<bool>,
-    /// Whether frames are on their way there.
-    is_inserting: bool,
-}
-
-impl CachedFrames {
-    fn has_all(&self, first: u64, last: u64) -> bool {
-        self.frames.get(first as usize..=last as usize).is_some_and(|frames| !frames.contains(&false))
-    }
-}
-
-impl Keeper {
+impl Engine {
     /// Puts these frames of a moved segment into the read cache, on the collector's thread.
     pub(super) fn keep_cached(&self, upload: &mut Upload, frames: Vec<bool>) {
-        if self.shared.cache.is_some() && frames.contains(&true) {
+        if self.context.stored.has_cache() && frames.contains(&true) {
             self.insert(upload, &frames);
             upload.cached.is_inserting = true;
         }
@@ -44,7 +30,7 @@ impl Keeper {
     pub(super) fn is_kept_cached(&mut self) -> bool {
         let Some(mut upload) = self.uploads.pop_front() else { return true };
         if !upload.cached.is_inserting && upload.is_moved() {
-            let late = late_frames(&self.shared, &upload);
+            let late = late_frames(&self.context, &upload);
             if late.contains(&true) {
                 self.insert(&upload, &late);
                 upload.cached.is_inserting = true;
@@ -68,15 +54,15 @@ impl Keeper {
         let (header, object) = upload.contents();
         let (sequence, epoch) = (header.sequence, header.epoch);
         let frames = frames_of(header, object, wanted);
-        let shared = self.shared.clone();
-        self.shared.collector.run(move || {
+        let context = self.context.clone();
+        self.context.collector.run(move || {
             for (frame, data) in &frames {
                 let name = FrameName { sequence: sequence as u32, epoch, frame: *frame };
-                if let Some((cache, key)) = shared.cached(name) {
+                if let Some((cache, key)) = context.stored.cached(name) {
                     cache.insert(key, data);
                 }
             }
-            shared.inbox.push_event(Event::Kept { sequence });
+            context.mailbox.push_event(Event::Kept { sequence });
         });
     }
 }
@@ -95,13 +81,13 @@ fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u3
 }
 
 /// Frames of which something came into the read cache, under its old name, after it was gathered.
-fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
+fn late_frames(context: &Arc<Context>, upload: &Upload) -> Vec<bool> {
     let (header, _) = upload.contents();
     let mut late = vec![false; header.frames.len()];
-    if shared.cache.is_none() {
+    if !context.stored.has_cache() {
         return late;
     }
-    let (view, frame_bytes) = (shared.view(), u64::from(header.frame_bytes));
+    let (view, frame_bytes) = (context.stored.view(), u64::from(header.frame_bytes));
     let mut last_asked = None;
     for (extent, origin) in header.extents.iter().zip(&header.origins) {
         let (start, end) = (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
@@ -115,7 +101,7 @@ fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
             let asked = (origin.sequence as u32, frame as u32);
             let is_cached = match last_asked {
                 Some((name, is_cached)) if name == asked => is_cached,
-                _ => is_cached(shared, &view, asked),
+                _ => is_cached(context, &view, asked),
             };
             last_asked = Some((asked, is_cached));
             if is_cached {
@@ -132,8 +118,8 @@ fn late_frames(shared: &Arc<Shared>, upload: &Upload) -> Vec<bool> {
     late
 }
 
-fn is_cached(shared: &Shared, view: &View, (sequence, frame): (u32, u32)) -> bool {
+fn is_cached(context: &Context, view: &View, (sequence, frame): (u32, u32)) -> bool {
     let Some(info) = view.segments.get(sequence) else { return false };
     let name = FrameName { sequence, epoch: info.epoch, frame };
-    shared.cached(name).is_some_and(|(cache, key)| cache.contains(key))
+    context.stored.cached(name).is_some_and(|(cache, key)| cache.contains(key))
 }

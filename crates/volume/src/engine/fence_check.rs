@@ -13,15 +13,15 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sawmill_format::ids::PutId;
 use sawmill_format::preamble::{Kind, Preamble};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, StoreErrorKind};
 
-use super::{Event, Keeper};
+use super::messages::{Look, Purpose};
+use super::{Engine, Event};
 use crate::ask::want;
-use crate::flush;
 use crate::watch::{LOOK_EVERY, PATIENCE};
+use crate::write::flush;
 
 /// Bytes of a segment that end behind its put id.
 const HEAD_BYTES: u64 = 48;
@@ -32,22 +32,6 @@ const PUT_ID_AT: usize = 32;
 const AGREEING_LOOKS: u32 = 3;
 /// How soon an odd look is repeated.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
-
-/// What a look is for.
-#[derive(Clone, Copy)]
-enum Purpose {
-    /// Something is to be deleted by this checkpoint.
-    Delete(u64),
-    /// The volume is in use; the look began then.
-    Watch(Duration),
-}
-
-/// What is still to be looked at.
-pub(crate) struct Look {
-    /// Sequences, and our own put of each that is on its way.
-    left: Vec<(u64, Option<PutId>)>,
-    purpose: Purpose,
-}
 
 /// The looks while the volume is in use.
 #[derive(Default)]
@@ -60,7 +44,7 @@ pub(super) struct FenceCheck {
     agreeing: u32,
 }
 
-impl Keeper {
+impl Engine {
     pub(super) fn look_for_fences(&mut self, number: u64) {
         self.cleaning += 1;
         self.begin_look(Purpose::Delete(number));
@@ -82,13 +66,13 @@ impl Keeper {
                 Purpose::Watch(began) => self.hear_still_ours(began),
             };
         };
-        let key = segment_key(self.shared.record.volume_id, *sequence);
+        let key = segment_key(self.context.attachment.record.volume_id, *sequence);
         // Somebody may wait for a watch.
         let class = if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
         let get = want(key, Some(0..HEAD_BYTES), class);
-        let answered = self.shared.clone();
-        let tell = move |outcome| answered.inbox.push_event(Event::FenceLooked { look, outcome });
-        self.shared.store.get(get, Box::new(tell));
+        let answered = self.context.clone();
+        let tell = move |outcome| answered.mailbox.push_event(Event::FenceLooked { look, outcome });
+        self.context.attachment.store.get(get, Box::new(tell));
     }
 
     pub(super) fn hear_fence_look(
@@ -128,15 +112,15 @@ impl Keeper {
 
     /// Looks for fences when it is time, and lets flushes go that have waited for that for long enough.
     pub(super) fn keep_watch(&mut self, now: Duration) {
-        let watch = &self.shared.watch;
+        let watch = &self.context.write.watch;
         // Once something odd was seen, it is to be known what it is.
         let impatient = self.patience_ends(now).is_some_and(|at| at <= now);
         if impatient && !watch.set_deaf(true) {
             let what = format!("the check for other writers had no answer within {} s", PATIENCE.as_secs());
-            self.shared.state.store_failed(now, what);
+            self.context.attachment.state.store_failed(now, what);
         }
         if watch.lets_flush(now) {
-            flush::go_on(&self.shared);
+            flush::resume(&self.context.write);
         }
         if self.watch_in(now).is_some_and(|wait| wait.is_zero()) && !self.fence_check.is_looking {
             self.fence_check.is_looking = true;
@@ -147,16 +131,16 @@ impl Keeper {
 
     /// How long until there is something to do for [`keep_watch`](Self::keep_watch).
     pub(super) fn watch_in(&self, now: Duration) -> Option<Duration> {
-        let watch = &self.shared.watch;
+        let watch = &self.context.write.watch;
         let patience = self.patience_ends(now);
-        let looks = watch.is_in_use(now) && !self.fence_check.is_looking && self.shared.journal.is_some();
+        let looks = watch.is_in_use(now) && !self.fence_check.is_looking && self.context.journal.is_some();
         let look = looks.then(|| (watch.news() + LOOK_EVERY).max(self.fence_check.not_before));
         Some(patience.into_iter().chain(look).min()?.saturating_sub(now))
     }
 
     /// When a flush will have waited for a look for long enough, if one does.
     fn patience_ends(&self, now: Duration) -> Option<Duration> {
-        let watch = &self.shared.watch;
+        let watch = &self.context.write.watch;
         if self.fence_check.odd.is_some() || watch.lets_flush(now) {
             return None;
         }
@@ -166,16 +150,16 @@ impl Keeper {
     fn hear_still_ours(&mut self, began: Duration) {
         self.fence_check.is_looking = false;
         (self.fence_check.odd, self.fence_check.agreeing) = (None, 0);
-        self.shared.watch.has_news(began);
-        if self.shared.watch.set_deaf(false) {
-            self.shared.state.store_answered();
+        self.context.write.watch.has_news(began);
+        if self.context.write.watch.set_deaf(false) {
+            self.context.attachment.state.store_answered();
         }
     }
 
     fn hear_no_answer(&mut self, what: String, now: Duration) {
         self.fence_check.is_looking = false;
-        self.shared.watch.set_deaf(true);
-        self.shared.state.store_failed(now, what);
+        self.context.write.watch.set_deaf(true);
+        self.context.attachment.state.store_failed(now, what);
     }
 
     /// Something that is not ours stands where our next segment would.
@@ -183,17 +167,18 @@ impl Keeper {
         self.fence_check.is_looking = false;
         self.fence_check.not_before = now + AGAIN_AFTER;
         let is_segment = Preamble::decode(found).is_ok_and(|head| head.kind == Kind::Segment as u16)
-            && found.get(VOLUME_ID_AT..PUT_ID_AT) == Some(self.shared.record.volume_id.0.as_slice());
+            && found.get(VOLUME_ID_AT..PUT_ID_AT)
+                == Some(self.context.attachment.record.volume_id.0.as_slice());
         let odd = Some((sequence, found.clone())).filter(|_| is_segment);
         self.fence_check.agreeing =
             if odd.is_some() && odd == self.fence_check.odd { self.fence_check.agreeing + 1 } else { 1 };
         self.fence_check.odd = odd;
         if is_segment && self.fence_check.agreeing >= AGREEING_LOOKS {
-            let key = segment_key(self.shared.record.volume_id, sequence);
-            self.shared.fence(format!(
+            let key = segment_key(self.context.attachment.record.volume_id, sequence);
+            self.context.write.fence(format!(
                 "volume {}: another writer has taken it over (it wrote {key}); writes after position {} are \
                  not in the store, only in the journal: see `sawmill inspect journal`",
-                self.shared.name, self.stored_position
+                self.context.attachment.name, self.stored_position
             ));
         }
     }

@@ -1,0 +1,29 @@
+//! What every part of an open volume knows: its record, its epoch, the world around it, how well it is, and
+//! its counters.
+//!
+//! Invariant: only the size, the state and the counters change. Not here: what a write ([`crate::write`]), a
+//! read ([`crate::read`]) and the engine ([`crate::engine`]) need beside this.
+
+use std::sync::Arc;
+
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::ObjectStore;
+
+use crate::geometry::ResizableGeometry;
+use crate::state::State;
+use crate::tally::Tally;
+use crate::world::World;
+
+/// One opening of a volume, for writing or for reading only.
+pub(crate) struct Attachment {
+    pub(crate) record: VolumeRecord,
+    pub(crate) name: String,
+    pub(crate) geometry: ResizableGeometry,
+    pub(crate) epoch: u64,
+    pub(crate) epoch_before: u64,
+    pub(crate) read_only: bool,
+    pub(crate) world: Arc<dyn World>,
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) state: State,
+    pub(crate) tally: Tally,
+}

@@ -1,0 +1,105 @@
+//! Puts an open volume together: what a write, a read and the engine each need, made once.
+//!
+//! Not here: what is in them ([`WriteContext`], [`ReadContext`], [`engine::Context`]).
+
+use std::sync::Arc;
+
+use sawmill_device::{Geometry, Operations};
+use sawmill_store::ObjectStore;
+
+use crate::attachment::Attachment;
+use crate::engine::{self, Mailbox};
+use crate::geometry::ResizableGeometry;
+use crate::journal::Journal;
+use crate::later::Later;
+use crate::limits;
+use crate::options::OpenOptions;
+use crate::pool::{Pool, Priority};
+use crate::read::ReadContext;
+use crate::read::ahead::Streams;
+use crate::read::fetch::Fetcher;
+use crate::recovery::stored::Stored;
+use crate::state::State;
+use crate::stored_data::{StoredData, VolumeCache};
+use crate::tally::Tally;
+use crate::unstored::Unstored;
+use crate::world::World;
+use crate::write::WriteContext;
+
+/// See the head of this file.
+#[derive(Clone)]
+pub(crate) struct Contexts {
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) write: Arc<WriteContext>,
+    pub(crate) read: Arc<ReadContext>,
+    pub(crate) collector: Arc<Pool>,
+}
+
+impl Contexts {
+    /// `journal`: none when read-only. `reader_threads`: 0 in a simulation, which runs jobs itself.
+    pub(crate) fn new(
+        store: Arc<dyn ObjectStore>,
+        options: &OpenOptions,
+        world: Arc<dyn World>,
+        stored: Stored,
+        journal: Option<Arc<Journal>>,
+        reader_threads: usize,
+    ) -> Self {
+        let Stored { record, view, end, .. } = stored;
+        let unstored = Unstored::new(options.unstored_age_max, end.position, world.now());
+        let enter = |cache| VolumeCache::enter(cache, record.volume_id, &view.lineage);
+        let cache = options.cache.clone().map(enter);
+        let stored = Arc::new(StoredData::new(record.volume_id, view, cache, options.cut.clone()));
+        let geometry = Geometry {
+            size_bytes: record.size_bytes,
+            block_bytes: record.block_bytes,
+            preferred_bytes: limits::FRAME_BYTES,
+            request_bytes_max: limits::REQUEST_BYTES_MAX,
+            read_only: options.read_only,
+            shared_cache: true,
+            operations: Operations { discard: true, write_zeroes: true, allocation: true },
+        };
+        let attachment = Arc::new(Attachment {
+            name: record.name.clone(),
+            record,
+            geometry: ResizableGeometry::new(geometry),
+            epoch: end.epoch,
+            epoch_before: end.epoch_before,
+            read_only: options.read_only,
+            world,
+            store,
+            state: State::default(),
+            tally: Tally::default(),
+        });
+        let mailbox = Arc::new(Mailbox::new(attachment.clone(), journal.clone()));
+        let write =
+            Arc::new(WriteContext::new(attachment.clone(), journal.clone(), mailbox.clone(), unstored));
+        let read = Arc::new(ReadContext {
+            attachment: attachment.clone(),
+            journal,
+            journal_map: write.journal_map.clone(),
+            stored,
+            fetcher: Fetcher::new(),
+            streams: Streams::new(options.prefetch_bytes),
+            pool: Pool::new("reader", reader_threads, Priority::Usual),
+            later: Arc::<Later>::default(),
+            mailbox,
+        });
+        let collectors = if options.read_only { 0 } else { reader_threads.min(1) };
+        let collector = Pool::new("collector", collectors, Priority::Lowest);
+        Contexts { attachment, write, read, collector }
+    }
+
+    /// What the engine needs.
+    pub(crate) fn engine(&self) -> Arc<engine::Context> {
+        Arc::new(engine::Context {
+            attachment: self.attachment.clone(),
+            journal: self.write.journal.clone(),
+            journal_map: self.write.journal_map.clone(),
+            stored: self.read.stored.clone(),
+            mailbox: self.write.mailbox.clone(),
+            write: self.write.clone(),
+            collector: self.collector.clone(),
+        })
+    }
+}

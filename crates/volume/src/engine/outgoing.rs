@@ -1,0 +1,19 @@
+//! An object of a checkpoint on its way to the store.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+/// See the head of this file.
+pub(super) struct Outgoing {
+    pub(super) key: String,
+    pub(super) body: Bytes,
+    pub(super) stored: bool,
+    pub(super) repeat_at: Option<Duration>,
+}
+
+impl Outgoing {
+    pub(super) fn new(key: String, body: Vec<u8>) -> Self {
+        Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
+    }
+}

@@ -1,0 +1,108 @@
+//! One writer at a time: the segment that begins an attachment and ends the one before it.
+//!
+//! Invariant: a fence is created, never put over anything, so of two writers at the end of the log one is
+//! fenced. Not here: how a writer learns that it was fenced ([`crate::watch`]).
+
+use bytes::Bytes;
+use sawmill_format::ids::PutId;
+use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::{Blocking, Bodies, Class, ObjectStore, PutOutcome, probe_conditional_create};
+
+use crate::ask::store_error;
+use crate::recovery::end::LogEnd;
+use crate::world::World;
+use crate::{Error, ErrorKind, Result, limits};
+
+/// What an attachment takes with its fence: an epoch of its own.
+///
+/// Epochs grow, by steps of chance. Where histories parted (a store was copied, or put back from a backup),
+/// each goes on from the same epoch to another one, so that equal epochs mean one history: what is known by
+/// its epoch (frames in the read cache, a journal, its memory) is never taken for another history's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) epoch: u64,
+    pub(crate) put_id: PutId,
+}
+
+impl Claim {
+    /// A new claim behind epoch `after`.
+    pub(crate) fn after(after: u64, world: &dyn World) -> Result<Self> {
+        let [a, b, c, d, ..] = world.random()?;
+        let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));
+        let Some(epoch) = after.checked_add(step) else {
+            let text = "the volume has used up its epochs; copy it to a new one";
+            return Err(Error::new(ErrorKind::Full, text));
+        };
+        Ok(Claim { epoch, put_id: PutId(world.random()?) })
+    }
+}
+
+/// Puts the fence of `claim` at the end of the log, and moves `end` behind it. Returns its sequence.
+/// A segment that got there first is another writer's: the log has grown, so this attach begins again.
+pub(crate) fn fence(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    end: &mut LogEnd,
+    claim: Claim,
+    world: &dyn World,
+) -> Result<u64> {
+    let Claim { epoch, put_id } = claim;
+    let sequence = end.next_sequence;
+    if sequence >= limits::SEQUENCE_MAX {
+        let text = "the volume has used up its segment sequences; copy it to a new one";
+        return Err(Error::new(ErrorKind::Full, text));
+    }
+    let header = SegmentHeader {
+        volume_id: record.volume_id,
+        put_id,
+        sequence,
+        epoch,
+        previous_sequence: end.stored_sequence,
+        stored_through: end.stored_sequence,
+        checkpoint_number: end.checkpoint_number,
+        position_start: end.position,
+        position_end: end.position,
+        wall_unix_ms: world.unix_ms(),
+        next_sequence: sequence + limits::FENCE_WINDOW,
+        role: SegmentRole::Fence,
+        frame_bytes: record.frame_bytes,
+        data_bytes: 0,
+        extents: Vec::new(),
+        frames: Vec::new(),
+        origins: Vec::new(),
+        size_bytes: end.size_bytes,
+    };
+    let key = segment_key(record.volume_id, sequence);
+    let outcome = Blocking(store).put(&key, Bytes::from(header.encode()), Class::Upload);
+    match outcome.map_err(|error| store_error(&error))? {
+        PutOutcome::Created => {
+            end.epoch_before = end.epoch;
+            end.epoch = epoch;
+            end.fence_put_id = Some(put_id);
+            end.stored_sequence = sequence;
+            end.next_sequence = header.next_sequence;
+            end.clean = false;
+            Ok(sequence)
+        }
+        PutOutcome::Taken => Err(Error::new(ErrorKind::Exists, format!("another writer wrote {key}"))),
+    }
+}
+
+/// Refuses a store that cannot keep two writers apart, unless told to go on.
+pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
+    if no_fencing {
+        return Ok(());
+    }
+    let probe =
+        probe_conditional_create(store, 1, 8, Bodies::InHalves).map_err(|error| store_error(&error))?;
+    if probe.is_honest() {
+        return Ok(());
+    }
+    let text = format!(
+        "this store cannot fence a second writer ({}): `sawmill doctor` says more; if no other process can \
+         ever attach this volume, pass --no-fencing",
+        probe.summary()
+    );
+    Err(Error::new(ErrorKind::Refused, text))
+}

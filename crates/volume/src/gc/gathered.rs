@@ -1,0 +1,52 @@
+//! What gathering comes to: the body of a moved segment, or why there is none.
+
+use sawmill_format::segment::{Origin, SegmentExtent};
+
+use super::sweep::Plan;
+use crate::segment::buffers::Buffer;
+use crate::segment::builder::body_spans;
+
+/// The body of a moved segment, and what its header says of it.
+pub(crate) struct Gathered {
+    pub(crate) extents: Vec<SegmentExtent>,
+    pub(crate) origins: Vec<Origin>,
+    pub(crate) data_bytes: u64,
+    pub(crate) header_bytes: usize,
+    /// Room for the header, then the body: data in place, frames not sealed.
+    pub(crate) buffer: Buffer,
+    /// Frames with data that was cached before it moved: they are cached again afterwards.
+    pub(crate) cached: Vec<bool>,
+}
+
+/// Why nothing was gathered.
+pub(crate) enum NotGathered {
+    /// Nothing of the plan is live any more.
+    NothingLeft,
+    /// The store cannot be asked now: the same pieces again, later.
+    Unavailable { plan: Plan, why: String },
+    /// A segment cannot be read: it is left alone.
+    Damaged { sequence: u32, what: String },
+}
+
+/// How a gathering ended: with what is left of the plan.
+pub(crate) type Outcome = Result<(Gathered, Plan), NotGathered>;
+
+impl Gathered {
+    /// Puts bytes at `data_offset` of the new segment's data.
+    pub(super) fn place(&mut self, frame_bytes: u32, data_offset: u64, mut bytes: &[u8]) {
+        let body = &mut self.buffer.bytes_mut()[self.header_bytes..];
+        for span in body_spans(frame_bytes, data_offset, bytes.len() as u64) {
+            let (part, rest) = bytes.split_at(span.len());
+            body[span].copy_from_slice(part);
+            bytes = rest;
+        }
+    }
+
+    pub(super) fn note_cached(&mut self, frame_bytes: u32, data_offset: u64, length: u64) {
+        let frame_bytes = u64::from(frame_bytes);
+        let (first, last) = (data_offset / frame_bytes, (data_offset + length - 1) / frame_bytes);
+        for frame in first..=last {
+            self.cached[frame as usize] = true;
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What a stored segment changes in the map. The same live, at replay and in a forecast.
+
+use std::collections::HashMap;
+
+use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole};
+
+use crate::map::Location;
+use crate::view::View;
+
+/// Enters a segment's extents into the map and takes what they cover from the segments they cover. What moved
+/// counts only where the map still points at its origin: whatever else is there is newer.
+pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
+    let mut losses: HashMap<u32, u64> = HashMap::new();
+    let sequence = header.sequence as u32;
+    let mut replaced = |sequence: u32, bytes: u64| *losses.entry(sequence).or_default() += bytes;
+    if header.role == SegmentRole::Moved {
+        for (extent, origin) in header.extents.iter().zip(&header.origins) {
+            let (address, length) = (extent.address, extent.length);
+            // A sequence beyond the map's is in no map: nothing moves.
+            let moved = u32::try_from(origin.sequence).map_or(0, |from| {
+                let from = Location { sequence: from, data_offset: origin.data_offset };
+                let to = Location { sequence, data_offset: extent.data_offset };
+                let moved = view.map.move_if(address, length, from, to);
+                replaced(from.sequence, moved);
+                moved
+            });
+            replaced(sequence, length - moved);
+        }
+    } else {
+        for extent in &header.extents {
+            let (address, length) = (extent.address, extent.length);
+            match extent.kind {
+                ExtentKind::Data => {
+                    view.map.insert(address, length, sequence, extent.data_offset, &mut replaced);
+                }
+                ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),
+            }
+        }
+    }
+    let losses: Vec<_> = losses.into_iter().collect();
+    view.segments.lose(&losses);
+}

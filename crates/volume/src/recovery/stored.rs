@@ -1,0 +1,139 @@
+//! The stored part of a volume: newest checkpoint, its map, and the log rolled forward over it.
+//!
+//! Invariant: reading changes nothing in the store. Not here: the journal's part ([`crate::open`]), and how a
+//! name leads to a record ([`crate::names`]).
+
+use sawmill_format::ids::VolumeId;
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_store::ObjectStore;
+
+use super::Reporter;
+use super::checkpoint::{self, Newest};
+use super::end::{LogEnd, start_of};
+use super::roll_forward::roll_forward;
+use crate::replicate::role;
+use crate::view::View;
+use crate::{Error, ErrorKind, Result};
+
+/// A volume as the store has it.
+pub(crate) struct Stored {
+    pub(crate) record: VolumeRecord,
+    pub(crate) newest: Newest,
+    pub(crate) view: View,
+    pub(crate) end: LogEnd,
+}
+
+/// Reads a volume's stored part, step by step. The volume was found before; its name may have changed since.
+pub(crate) fn stored_of(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    stored_as(store, record, reporter, &|from, older, damage| {
+        demand_may_fall(store, older.checkpoint.volume_id, from, older, damage)
+    })
+}
+
+/// The same, of a replica also an older state than was copied, when what was copied is damaged.
+pub(crate) fn stored_as_it_is(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    stored_as(store, record, reporter, &|_, _, _| Ok(()))
+}
+
+/// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may refuse.
+fn stored_as(
+    store: &dyn ObjectStore,
+    record: VolumeRecord,
+    reporter: &mut Reporter<'_>,
+    may_fall: &dyn Fn(u64, &Newest, &Error) -> Result<()>,
+) -> Result<Stored> {
+    reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
+    let mut newest = checkpoint::newest(store, record.volume_id)?;
+    loop {
+        let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
+        match stored_from(store, &record, newest, reporter) {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                // A writer may have gone on, and deleted what that checkpoint named. Or a part of it is
+                // damaged: then the one before, with more to roll forward, leads to the same state.
+                newest = checkpoint::newest(store, record.volume_id)?;
+                if newest.number_max == number_max {
+                    let older = checkpoint::newest_below(store, record.volume_id, loaded);
+                    newest = older.map_err(|_| error.clone())?;
+                    may_fall(loaded, &newest, &error)?;
+                    newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
+                }
+            }
+            read => return read,
+        }
+    }
+}
+
+/// Refuses to show an older state of a replica for a damaged one.
+fn demand_may_fall(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    from: u64,
+    older: &Newest,
+    damage: &Error,
+) -> Result<()> {
+    let to = older.checkpoint.number;
+    if role::may_fall(store, volume_id, from, to)? {
+        return Ok(());
+    }
+    let text = format!(
+        "{damage}. Checkpoint {to}, the one before it, is an older state of this replica and is not used \
+         instead. Run `sawmill replicate` again to restore what is missing; remove a damaged object first"
+    );
+    Err(Error::new(ErrorKind::Corrupt, text))
+}
+
+/// Reads a volume's stored part from one checkpoint on.
+fn stored_from(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    newest: Newest,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
+    let root = &newest.checkpoint;
+    reporter.step(
+        "newest checkpoint",
+        format!(
+            "number {}, epoch {}, through segment {}, {} parts{}",
+            root.number,
+            root.epoch,
+            root.through_sequence,
+            root.parts.len(),
+            if newest.notes.is_empty() { String::new() } else { format!("; {}", newest.notes.join("; ")) }
+        ),
+    );
+    let mut view = checkpoint::load(store, root)?;
+    reporter.step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
+    let mut end = start_of(root);
+    roll_forward(store, record.volume_id, Some(&mut view), &mut end)?;
+    reporter.step(
+        "roll forward",
+        format!(
+            "{} segments, {} extents; the log ends before segment {}, at position {}, epoch {}{}",
+            end.segments,
+            end.extents,
+            end.next_sequence,
+            end.position,
+            end.epoch,
+            if end.clean { ", cleanly" } else { "" }
+        ),
+    );
+    // The record says what the volume was born with.
+    let record = VolumeRecord { size_bytes: end.size_bytes, ..record.clone() };
+    Ok(Stored { record, newest, view, end })
+}
+
+/// Where a volume's log ends, without its map.
+pub(crate) fn end_of_log(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<LogEnd> {
+    let newest = checkpoint::newest(store, record.volume_id)?;
+    let mut end = start_of(&newest.checkpoint);
+    roll_forward(store, record.volume_id, None, &mut end)?;
+    Ok(end)
+}

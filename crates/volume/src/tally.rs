@@ -1,0 +1,49 @@
+//! The counters of an open volume, added to from many threads. Not here: what each means
+//! ([`crate::status::Counters`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::status::Counters;
+
+macro_rules! tally {
+    ($($name:ident),+ $(,)?) => {
+        /// The counters behind [`Counters`], added to from many threads.
+        #[derive(Default)]
+        pub(crate) struct Tally { $(pub(crate) $name: AtomicU64),+ }
+
+        impl Tally {
+            /// A picture of all of them. The journal's own two are filled in by the caller.
+            pub(crate) fn counters(&self) -> Counters {
+                Counters { $($name: self.$name.load(Ordering::Relaxed),)+ ..Counters::default() }
+            }
+        }
+    };
+}
+
+tally!(
+    written_bytes,
+    writes,
+    read_bytes,
+    reads,
+    flushes,
+    discards,
+    segments_stored,
+    segment_bytes_stored,
+    coalesced_bytes,
+    checkpoints,
+    segments_deleted,
+    segments_moved,
+    moved_bytes,
+    moved_segment_bytes,
+    collections,
+    reads_journal,
+    reads_cache,
+    reads_store,
+    prefetched_frames,
+    writes_stalled,
+);
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}

@@ -1,0 +1,55 @@
+//! The stored part of a volume as one attachment sees it: which segments there are, and where each address is
+//! in them.
+//!
+//! Invariant: only the engine changes a view; everybody else reads it.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::cuts::{CutBook, Lineage};
+use crate::map::ObjectMap;
+use crate::segment::table::{SegmentInfo, SegmentTable};
+
+/// The stored part of a volume: which segments there are and where each address is in them.
+pub(crate) struct View {
+    pub(crate) map: ObjectMap,
+    pub(crate) segments: SegmentTable,
+    /// What of the past is kept.
+    pub(crate) cuts: Mutex<CutBook>,
+    /// Whose segments the map names.
+    pub(crate) lineage: Lineage,
+}
+
+impl View {
+    /// Another size for the disk: what lay beyond a smaller end is gone.
+    pub(crate) fn resize(&self, size_bytes: u64) {
+        let size_before = self.map.size_bytes();
+        let mut losses: HashMap<u32, u64> = HashMap::new();
+        if size_before > size_bytes {
+            self.map.remove(size_bytes, size_before - size_bytes, &mut |sequence, bytes| {
+                *losses.entry(sequence).or_default() += bytes;
+            });
+        }
+        self.segments.lose(&losses.into_iter().collect::<Vec<_>>());
+        self.map.set_size(size_bytes);
+    }
+
+    /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
+    /// The size stays what it is: what lay beyond its end is gone, what came since is empty.
+    pub(crate) fn rolled_back_to(&self, then: View) -> View {
+        then.resize(self.map.size_bytes());
+        // Also what was empty then: the next checkpoint must not go on naming what is there now.
+        then.map.mark_dirty(&self.map.groups());
+        then.map.mark_all_dirty();
+        let segments = self.segments.emptied();
+        for (sequence, info) in self.segments.snapshot() {
+            let live_bytes = then.segments.get(sequence).map_or(0, |info| info.live_bytes);
+            let dead_since = if live_bytes == 0 && info.live_bytes == 0 { info.dead_since } else { 0 };
+            let is_settled = info.is_settled && dead_since != 0;
+            segments.add(sequence, SegmentInfo { live_bytes, dead_since, is_settled, ..info });
+        }
+        let cuts = Mutex::new(self.cuts.lock().clone());
+        View { map: then.map, segments, cuts, lineage: self.lineage.clone() }
+    }
+}

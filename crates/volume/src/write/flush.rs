@@ -1,0 +1,68 @@
+//! A flush, or the wait of a write with FUA, by the volume's flush mode.
+//!
+//! - logged: everything reserved so far is synced to the journal disk; one sync serves all who wait.
+//! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is sealed at once.
+//! - weak: a barrier only. The journal is one order, so there is nothing to do.
+//!
+//! What the local disk alone answers for is not answered on old news of who owns the volume (`crate::watch`).
+
+use sawmill_device::Request;
+use sawmill_format::volume_record::FlushMode;
+
+use super::WriteContext;
+use crate::tally::add;
+
+/// Takes a flush.
+pub(crate) fn submit(context: &WriteContext, request: Request) {
+    add(&context.attachment.tally.flushes, 1);
+    match &context.journal {
+        // A write that is completed has its slot, so it ends at or before the next position.
+        Some(journal) => wait_for(context, journal.ring.next(), request),
+        None => request.done(),
+    }
+}
+
+/// Answers `request` when everything before `target` is as durable as the volume's mode says, and this
+/// attachment has looked lately whether the volume is still its own,
+/// and nothing unstored is too old.
+pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
+    if context.attachment.record.flush_mode == FlushMode::Stored {
+        return wait_for_safety(context, target, request);
+    }
+    let now = context.attachment.world.now();
+    if context.watch.lets_flush(now) && !context.is_unstored_too_old() {
+        return wait_for_safety(context, target, request);
+    }
+    context.watch.hold(target, request, now);
+    context.mailbox.wake.ring();
+    // Who ended the volume may have looked before.
+    if context.attachment.state.is_dead() || context.mailbox.is_closed() {
+        resume(context);
+    }
+}
+
+/// Resumes the flushes that waited for a look.
+pub(crate) fn resume(context: &WriteContext) {
+    if !context.attachment.state.is_dead() && !context.mailbox.is_closed() && context.is_unstored_too_old() {
+        return;
+    }
+    for (target, request) in context.watch.take_held() {
+        match context.attachment.state.refusal().filter(|_| context.attachment.state.is_dead()) {
+            Some(error) => request.fail(error),
+            None => wait_for_safety(context, target, request),
+        }
+    }
+}
+
+fn wait_for_safety(context: &WriteContext, target: u64, request: Request) {
+    let Some(journal) = &context.journal else { return request.done() };
+    let tell: Box<dyn FnOnce(crate::Result<()>) + Send> = Box::new(move |outcome| match outcome {
+        Ok(()) => request.done(),
+        Err(error) => request.fail(error),
+    });
+    match context.attachment.record.flush_mode {
+        FlushMode::Weak => tell(Ok(())),
+        FlushMode::Logged => journal.when_logged(target, tell),
+        FlushMode::Stored => context.mailbox.when_stored(target, tell),
+    }
+}

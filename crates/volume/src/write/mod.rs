@@ -1,0 +1,213 @@
+//! A write, from request to answer; and discard and write-zeroes, which are writes without a payload.
+//!
+//! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the journal in
+//! order. When the journal has no room the rest of the write waits in [`Stalled`], in order of arrival, and
+//! is taken up again by whoever made room. Nothing is refused for lack of room.
+
+use std::sync::Arc;
+
+use sawmill_device::{Operation, Request};
+use sawmill_format::journal::RecordOperation;
+use sawmill_sys::Full;
+
+use crate::attachment::Attachment;
+use crate::engine::mailbox::Mailbox;
+use crate::journal::Journal;
+use crate::map::JournalMap;
+use crate::record::Record;
+use crate::tally::add;
+use crate::unstored::Unstored;
+use crate::watch::Watch;
+use crate::{Error, limits};
+use stalled::{Job, Stalled};
+
+pub(crate) mod flush;
+mod stalled;
+
+/// What a write and a flush need.
+pub(crate) struct WriteContext {
+    pub(crate) attachment: Arc<Attachment>,
+    /// None when read-only.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Addresses whose newest bytes are not in a stored segment yet.
+    pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) stalled: Stalled,
+    /// Whether the volume is used, and still its owner's.
+    pub(crate) watch: Watch,
+    /// How old what is not stored may become.
+    pub(crate) unstored: Unstored,
+}
+
+impl WriteContext {
+    pub(crate) fn new(
+        attachment: Arc<Attachment>,
+        journal: Option<Arc<Journal>>,
+        mailbox: Arc<Mailbox>,
+        unstored: Unstored,
+    ) -> Self {
+        let (journal_map, stalled, watch) = (Arc::default(), Stalled::default(), Watch::default());
+        WriteContext { attachment, journal, journal_map, mailbox, stalled, watch, unstored }
+    }
+
+    /// The volume stops for good: every waiter hears why.
+    pub(crate) fn fail(&self, error: Error) {
+        self.attachment.state.set_failed(error);
+        self.end_waiters();
+    }
+
+    /// Another writer has the volume: every waiter hears it.
+    pub(crate) fn fence(&self, reason: String) {
+        self.attachment.state.set_fenced(reason);
+        self.end_waiters();
+    }
+
+    /// Whether an accepted write has been waiting for the store for too long.
+    pub(crate) fn is_unstored_too_old(&self) -> bool {
+        let Some(journal) = self.journal.as_ref().filter(|_| self.unstored.is_limited()) else {
+            return false;
+        };
+        let now = self.attachment.world.now();
+        self.unstored.is_too_old(self.mailbox.stored(), journal.ring.next(), now)
+    }
+
+    fn end_waiters(&self) {
+        let Some(error) = self.attachment.state.refusal() else { return };
+        self.mailbox.fail_waiters(&error);
+        self.stalled.fail(&error);
+        flush::resume(self);
+        if let Some(journal) = &self.journal {
+            journal.fail(error);
+        }
+        self.mailbox.wake.ring();
+    }
+}
+
+/// Takes a write, discard or write-zeroes.
+pub(crate) fn submit(context: &WriteContext, request: Request) {
+    let operation = match request.operation {
+        Operation::Discard => RecordOperation::Discard,
+        Operation::WriteZeroes => RecordOperation::Zero,
+        _ => RecordOperation::Write,
+    };
+    let mut job = Job { request, operation, done: 0, end: 0 };
+    if context.stalled.count() == 0 && !is_held_back(context) {
+        match append(context, &mut job) {
+            Ok(()) => return answer(context, job),
+            Err(full) => {
+                context.stalled.note(full, context.journal.as_deref());
+                make_room(context, full);
+            }
+        }
+    }
+    stall(context, job);
+}
+
+/// Whether what is not stored is too old to accept more; then it is sealed at once.
+fn is_held_back(context: &WriteContext) -> bool {
+    let Some(journal) = context.journal.as_ref().filter(|_| context.is_unstored_too_old()) else {
+        return false;
+    };
+    context.stalled.note_unstored_age();
+    context.mailbox.seal_through(journal.ring.next());
+    true
+}
+
+fn stall(context: &WriteContext, job: Job) {
+    add(&context.attachment.tally.writes_stalled, 1);
+    context.stalled.push(job);
+    // Room may have been made between the attempt and now; then nobody else would take this job up.
+    resume(context);
+    if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
+        context.stalled.fail(error);
+        return context.mailbox.wake.ring();
+    }
+    let hopeless = context.attachment.state.is_dead()
+        || context.journal.as_ref().is_some_and(|journal| journal.ring.is_closed());
+    if let Some(error) = context.attachment.state.refusal().filter(|_| hopeless) {
+        context.stalled.fail(&error);
+    }
+}
+
+/// Resumes stalled writes, as far as there is room.
+pub(crate) fn resume(context: &WriteContext) {
+    if context.stalled.count() == 0 {
+        return;
+    }
+    if is_held_back(context) {
+        return;
+    }
+    let finished = context.stalled.resume(
+        |job| append(context, job),
+        |full| {
+            context.stalled.note(full, context.journal.as_deref());
+            // Whoever makes room calls this again: to ring for more would only repeat it. But in a full
+            // journal what is there must be sealed, also the part of a batch, or no room is made.
+            if let (Full::Journal, Some(journal)) = (full, &context.journal) {
+                context.mailbox.seal_through(journal.ring.next());
+            }
+        },
+    );
+    for job in finished {
+        answer(context, job);
+    }
+}
+
+/// Bytes of the next record of a request with `left_bytes` to go.
+pub(crate) fn record_length(operation: RecordOperation, left_bytes: u64) -> u64 {
+    match operation {
+        RecordOperation::Write => left_bytes.min(limits::RECORD_PAYLOAD_BYTES_MAX),
+        _ => left_bytes,
+    }
+}
+
+/// Appends what is left of a write.
+fn append(context: &WriteContext, job: &mut Job) -> Result<(), Full> {
+    let Some(journal) = &context.journal else { return Ok(()) };
+    if context.unstored.is_limited() {
+        context.unstored.note(journal.ring.next(), context.attachment.world.now());
+    }
+    while job.done < job.request.length {
+        let length = record_length(job.operation, job.request.length - job.done);
+        let (address, done) = (job.request.address + job.done, job.done);
+        let request = &mut job.request;
+        let record = journal.append(
+            job.operation,
+            address,
+            length,
+            |payload| request.fill(done, payload),
+            |record| context.journal_map.insert(address, length, record.position, record.clone()),
+        )?;
+        job.done += length;
+        job.end = record.end();
+    }
+    Ok(())
+}
+
+fn answer(context: &WriteContext, job: Job) {
+    if job.operation == RecordOperation::Write {
+        add(&context.attachment.tally.writes, 1);
+        add(&context.attachment.tally.written_bytes, job.request.length);
+    } else {
+        add(&context.attachment.tally.discards, 1);
+    }
+    if job.request.flags.fua {
+        flush::wait_for(context, job.end, job.request);
+    } else {
+        job.request.done();
+    }
+}
+
+fn make_room(context: &WriteContext, full: Full) {
+    let Some(journal) = &context.journal else { return };
+    match full {
+        Full::Staging => journal.wake.ring(),
+        // The stall notices.
+        Full::Closed => {}
+        Full::Journal => {
+            // Everything there is must become stored before the ring can move on.
+            context.mailbox.seal_through(journal.ring.next());
+            journal.press();
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Writes that wait for room in the journal, in order of arrival. Not here: who makes room.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use sawmill_device::Request;
+use sawmill_format::journal::RecordOperation;
+use sawmill_sys::Full;
+
+use crate::journal::Journal;
+use crate::status::Stall;
+use crate::{Error, limits};
+
+/// A write on its way into the journal.
+pub(super) struct Job {
+    pub(super) request: Request,
+    pub(super) operation: RecordOperation,
+    /// Bytes already in the journal.
+    pub(super) done: u64,
+    /// End of the last record appended.
+    pub(super) end: u64,
+}
+
+/// Writes that wait for room, in order of arrival.
+#[derive(Default)]
+pub(crate) struct Stalled {
+    jobs: Mutex<VecDeque<Job>>,
+    count: AtomicUsize,
+    /// What the first of them lacked when it was last tried: a number of [`STALLS`].
+    lacks: AtomicUsize,
+}
+
+/// What a write may wait for.
+const STALLS: [Stall; 4] = [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
+const UNSTORED_AGE: usize = 3;
+
+impl Stalled {
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// What the first of those that wait is waiting for.
+    pub(crate) fn reason(&self) -> Option<Stall> {
+        let lacks = STALLS.get(self.lacks.load(Ordering::Relaxed)).copied();
+        lacks.filter(|_| self.count() > 0)
+    }
+
+    /// There was no room for the first.
+    pub(super) fn note(&self, full: Full, journal: Option<&Journal>) {
+        let records = journal.map_or(0, Journal::unstored_records);
+        let lacks = match full {
+            Full::Staging => 0,
+            _ if records >= limits::RECORDS_UNSTORED_MAX => 2,
+            _ => 1,
+        };
+        self.lacks.store(lacks, Ordering::Relaxed);
+    }
+
+    /// The first waits until what is not stored is younger.
+    pub(super) fn note_unstored_age(&self) {
+        self.lacks.store(UNSTORED_AGE, Ordering::Relaxed);
+    }
+
+    pub(super) fn push(&self, job: Job) {
+        let mut jobs = self.jobs.lock();
+        jobs.push_back(job);
+        self.count.store(jobs.len(), Ordering::Release);
+    }
+
+    /// Tries the jobs in order until there is no room; returns those that have finished. `no_room` is called
+    /// under the lock, with what the next one lacks.
+    pub(super) fn resume(
+        &self,
+        mut try_append: impl FnMut(&mut Job) -> Result<(), Full>,
+        no_room: impl FnOnce(Full),
+    ) -> Vec<Job> {
+        let mut finished = Vec::new();
+        let mut jobs = self.jobs.lock();
+        while let Some(job) = jobs.front_mut() {
+            if let Err(full) = try_append(job) {
+                no_room(full);
+                break;
+            }
+            finished.extend(jobs.pop_front());
+        }
+        self.count.store(jobs.len(), Ordering::Release);
+        finished
+    }
+
+    /// Answers all with `error`.
+    pub(crate) fn fail(&self, error: &Error) {
+        let jobs = std::mem::take(&mut *self.jobs.lock());
+        self.count.store(0, Ordering::Release);
+        for job in jobs {
+            job.request.fail(error.clone());
+        }
+    }
+}
