@@ -70,6 +70,10 @@ const _: () = assert!(
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
 pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 
+/// Orders (snapshots, retention, rollbacks, resizes) of one volume that wait at the same time: more are
+/// refused.
+pub const ORDERS_WAITING_MAX: usize = sized(1024, 16) as usize;
+
 /// Usual bytes of log between two checkpoints.
 pub const CHECKPOINT_BYTES_DEFAULT: u64 = GIB;
 /// Usual bytes read ahead of a sequential reader.

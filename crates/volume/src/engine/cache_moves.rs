@@ -11,60 +11,49 @@ use bytes::Bytes;
 use sawmill_format::segment::{FRAME_HEAD_BYTES, SegmentHeader};
 
 use super::context::Context;
+use super::messages::Event;
 use super::upload::Upload;
-use super::{Engine, Event};
 use crate::stored_data::FrameName;
 use crate::view::View;
 
-impl Engine {
-    /// Puts these frames of a moved segment into the read cache, on the collector's thread.
-    pub(super) fn keep_cached(&self, upload: &mut Upload, frames: Vec<bool>) {
-        if self.context.stored.has_cache() && frames.contains(&true) {
-            self.insert(upload, &frames);
+/// Puts these frames of a moved segment into the read cache, on the collector's thread.
+pub(super) fn keep_cached(context: &Arc<Context>, upload: &mut Upload, frames: Vec<bool>) {
+    if context.stored.has_cache() && frames.contains(&true) {
+        insert(context, upload, &frames);
+        upload.cached.is_inserting = true;
+    }
+    upload.cached.frames = frames;
+}
+
+fn insert(context: &Arc<Context>, upload: &Upload, wanted: &[bool]) {
+    let (header, object) = upload.contents();
+    let (sequence, epoch) = (header.sequence, header.epoch);
+    let frames = frames_of(header, object, wanted);
+    let cached = context.clone();
+    context.collector.run(move || {
+        for (frame, data) in &frames {
+            let name = FrameName { sequence: sequence as u32, epoch, frame: *frame };
+            if let Some((cache, key)) = cached.stored.cached(name) {
+                cache.insert(key, data);
+            }
+        }
+        cached.mailbox.push_event(Event::Kept { sequence });
+    });
+}
+
+/// Whether the map may name this moved segment now. If not, an event will tell.
+pub(super) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> bool {
+    if !upload.cached.is_inserting && upload.is_moved() {
+        let late = late_frames(context, upload);
+        if late.contains(&true) {
+            insert(context, upload, &late);
             upload.cached.is_inserting = true;
-        }
-        upload.cached.frames = frames;
-    }
-
-    /// Whether the map may name a moved segment now. If not, an event will tell.
-    pub(super) fn is_kept_cached(&mut self) -> bool {
-        let Some(mut upload) = self.uploads.pop_front() else { return true };
-        if !upload.cached.is_inserting && upload.is_moved() {
-            let late = late_frames(&self.context, &upload);
-            if late.contains(&true) {
-                self.insert(&upload, &late);
-                upload.cached.is_inserting = true;
-                for (frame, late) in upload.cached.frames.iter_mut().zip(late) {
-                    *frame |= late;
-                }
+            for (frame, late) in upload.cached.frames.iter_mut().zip(late) {
+                *frame |= late;
             }
         }
-        let is_kept = !upload.cached.is_inserting;
-        self.uploads.push_front(upload);
-        is_kept
     }
-
-    pub(super) fn hear_kept(&mut self, sequence: u64) {
-        if let Some(upload) = self.uploads.iter_mut().find(|upload| upload.sequence() == sequence) {
-            upload.cached.is_inserting = false;
-        }
-    }
-
-    fn insert(&self, upload: &Upload, wanted: &[bool]) {
-        let (header, object) = upload.contents();
-        let (sequence, epoch) = (header.sequence, header.epoch);
-        let frames = frames_of(header, object, wanted);
-        let context = self.context.clone();
-        self.context.collector.run(move || {
-            for (frame, data) in &frames {
-                let name = FrameName { sequence: sequence as u32, epoch, frame: *frame };
-                if let Some((cache, key)) = context.stored.cached(name) {
-                    cache.insert(key, data);
-                }
-            }
-            context.mailbox.push_event(Event::Kept { sequence });
-        });
-    }
+    !upload.cached.is_inserting
 }
 
 /// The data of those frames of an object that are wanted.
@@ -81,7 +70,7 @@ fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u3
 }
 
 /// Frames of which something came into the read cache, under its old name, after it was gathered.
-fn late_frames(context: &Arc<Context>, upload: &Upload) -> Vec<bool> {
+fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
     let (header, _) = upload.contents();
     let mut late = vec![false; header.frames.len()];
     if !context.stored.has_cache() {

@@ -4,6 +4,7 @@
 //! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
 //! groups.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -14,22 +15,28 @@ use sawmill_format::ids::PutId;
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
-use super::cleanup::{Cleanup, Superseded};
+use super::context::Context;
+use super::log_tail::LogTail;
+use super::messages::Event;
 use super::outgoing::Outgoing;
-use super::past::{Roots, is_copy};
-use super::{Engine, Event};
+use super::own_puts::OwnPuts;
+use super::superseded::{COPIES_LOOKS, Roots, Superseded, is_copy};
+use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::ask::want;
 use crate::map::GROUP_BYTES;
+use crate::recovery::end::RolledBack;
 use crate::tally::add;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
+/// A quiet volume looks no more often for what has left the retention window.
+const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 /// How often a root in the way is looked at before it is believed to be damaged: an answer may be garbled on
 /// its way.
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// A checkpoint being written: all parts, then the root as the last object.
-pub(super) struct Writing {
+struct Writing {
     root: Checkpoint,
     objects: Vec<Outgoing>,
     parts_left: usize,
@@ -46,40 +53,173 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    pub(super) fn repeat_at(&self) -> Option<Duration> {
+    fn repeat_at(&self) -> Option<Duration> {
         self.objects.iter().filter_map(|object| object.repeat_at).min()
     }
 }
 
-impl Engine {
-    /// Starts a checkpoint when one is due, and repeats what the store could not take.
-    pub(super) fn keep_checkpoints(&mut self, now: Duration) {
-        if self.writing.is_some() {
-            return self.repeat_objects(now);
-        }
-        if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
-            self.want_deletes();
-        }
-        let closing = !self.clean_checkpoint && self.is_drained();
-        let ordered = self.context.mailbox.take_checkpoint_orders();
-        let due = !ordered.is_empty()
-            || self.log_bytes >= self.options.checkpoint_bytes
-            || self.checkpoints_wanted > 0
-            || self.dead_are_due(now);
-        if (due || closing)
-            && let Err(error) = self.begin_checkpoint(closing)
-        {
-            self.context.write.fail(error);
-        }
-        if let Some(writing) = &mut self.writing {
-            writing.tell = ordered;
+/// See the head of this file.
+pub(super) struct Checkpoints {
+    /// The newest durable one.
+    number: u64,
+    /// The newest known to be readable.
+    readable_number: u64,
+    /// The one that this attachment began from, and the puts of its own.
+    loaded_number: u64,
+    own_puts: OwnPuts,
+    /// The newest durable one.
+    pub(super) newest_root: Checkpoint,
+    /// Those that cuts begin from and that have no copy of their own yet.
+    pub(super) uncopied: Vec<Checkpoint>,
+    /// How many to come look for copies of older ones.
+    copies_left: u32,
+    /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
+    pub(super) cut_parts: BTreeMap<u64, Vec<PartEntry>>,
+    /// The last rollback that is stored.
+    pub(super) rolled_back: Option<RolledBack>,
+    /// Bytes of log since the newest one.
+    log_bytes: u64,
+    /// Size of the disk, as the next one says it.
+    pub(super) size_bytes: u64,
+    /// The newest one says that everything is stored.
+    is_clean: bool,
+    writing: Option<Writing>,
+    /// How many are wanted although none is due.
+    wanted: u32,
+}
+
+/// What the next checkpoint is to say, beside what it finds.
+pub(super) struct Freeze {
+    pub(super) attached_ms: u64,
+    /// Whether cuts that have left the retention window go.
+    pub(super) prunes: bool,
+    /// Everything is stored and nothing more will come.
+    pub(super) is_clean: bool,
+}
+
+impl Checkpoints {
+    /// Begins where `start` was read.
+    pub(super) fn new(start: EngineStart) -> Self {
+        let loaded = start.loaded;
+        Checkpoints {
+            number: start.checkpoint_number,
+            readable_number: loaded.number,
+            loaded_number: loaded.number,
+            own_puts: OwnPuts::default(),
+            copies_left: if loaded.kept.is_empty() { 0 } else { COPIES_LOOKS },
+            newest_root: loaded,
+            uncopied: Vec::new(),
+            cut_parts: BTreeMap::new(),
+            rolled_back: start.rolled_back,
+            // A rollback that is in no checkpoint yet shall soon be in one.
+            log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
+            size_bytes: start.size_bytes,
+            is_clean: false,
+            writing: None,
+            wanted: 0,
         }
     }
 
-    pub(super) fn begin_checkpoint(&mut self, clean: bool) -> Result<()> {
-        let context = self.context.clone();
+    pub(super) fn loaded_number(&self) -> u64 {
+        self.loaded_number
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// Whether the newest one says that everything is stored, and nothing is being written.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_clean && self.writing.is_none()
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        self.is_clean
+    }
+
+    /// Whether none is being written or wanted.
+    pub(super) fn is_resting(&self) -> bool {
+        self.wanted == 0 && self.writing.is_none()
+    }
+
+    /// At least one more is wanted.
+    pub(super) fn want_one(&mut self) {
+        self.wanted = self.wanted.max(1);
+    }
+
+    /// What is dead and needed by nobody goes with the second one that begins from here on.
+    pub(super) fn want_deletes(&mut self) {
+        self.wanted = 2 + u32::from(self.writing.is_some());
+    }
+
+    /// The log has grown by a segment.
+    pub(super) fn add_log(&mut self, object_bytes: u64) {
+        self.log_bytes += object_bytes;
+    }
+
+    /// A rollback is stored: recovery shall not have to go through the cut again for long.
+    pub(super) fn note_rollback(&mut self, rollback: RolledBack, options: &EngineOptions) {
+        self.rolled_back = Some(rollback);
+        self.log_bytes = self.log_bytes.max(options.checkpoint_bytes);
+    }
+
+    /// Whether there is so much log or so much dead data that one is worth its price, or one is wanted.
+    pub(super) fn is_due(
+        &self,
+        context: &Context,
+        options: &EngineOptions,
+        busy_at: Duration,
+        now: Duration,
+    ) -> bool {
+        let totals = context.stored.view().segments.totals();
+        let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
+        self.log_bytes >= options.checkpoint_bytes
+            || self.wanted > 0
+            || totals.is_worth_a_checkpoint(context.attachment.record.segment_bytes, checkpoint_bytes)
+            || now >= busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
+    }
+
+    /// Those who ordered the one that has just begun hear when it is durable.
+    pub(super) fn tell_when_durable(&mut self, tell: Vec<SyncSender<()>>) {
+        if let Some(writing) = &mut self.writing {
+            writing.tell = tell;
+        }
+    }
+
+    /// When the next put is to be repeated.
+    pub(super) fn repeat_at(&self) -> Option<Duration> {
+        self.writing.as_ref().and_then(Writing::repeat_at)
+    }
+
+    /// How long until something dead leaves the retention window of a quiet volume.
+    pub(super) fn window_in(
+        &self,
+        context: &Context,
+        busy_at: Duration,
+        attached_ms: u64,
+        now: Duration,
+    ) -> Option<Duration> {
         let view = context.stored.view();
-        let number = self.checkpoint_number + 1;
+        if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
+            return None;
+        }
+        let at = view.cuts.lock().prunes_at_attached_ms()?;
+        let at = at.max(self.newest_root.attached_ms.saturating_add(WINDOW_LOOK_EVERY_MS));
+        let window = Duration::from_millis(at.saturating_sub(attached_ms));
+        Some(window.max((busy_at + QUIET_AFTER).saturating_sub(now)))
+    }
+
+    /// How long until a volume that goes quiet clears away what is dead.
+    pub(super) fn settle_in(&self, context: &Context, busy_at: Duration, now: Duration) -> Option<Duration> {
+        let totals = context.stored.view().segments.totals();
+        let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
+        waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
+    }
+
+    /// Freezes the map as it is and begins to write it.
+    pub(super) fn begin(&mut self, context: &Arc<Context>, log: &LogTail, freeze: &Freeze) -> Result<()> {
+        let view = context.stored.view();
+        let number = self.number + 1;
         let put_id = PutId(context.attachment.world.random()?);
         let mut objects = Vec::new();
         let mut parts = self.newest_root.parts.clone();
@@ -111,21 +251,21 @@ impl Engine {
             });
         }
         parts.sort_by_key(|part| part.group);
-        let copies = self.copy_roots(&view, &mut objects);
+        let copies = self.copy_roots(&view, freeze, &mut objects);
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
             volume_id: context.attachment.record.volume_id,
             put_id,
             number,
             epoch: context.attachment.epoch,
-            through_sequence: self.stored_sequence,
-            next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),
-            position: self.stored_position,
-            wall_unix_ms: self.frozen_unix_ms(),
-            attached_ms: self.attached_ms(),
+            through_sequence: log.stored_sequence(),
+            next_sequence: log.first_unstored(),
+            position: log.stored_position(),
+            wall_unix_ms: self.frozen_unix_ms(context, log),
+            attached_ms: freeze.attached_ms,
             repeats: 0,
             size_bytes: self.size_bytes,
-            clean,
+            clean: freeze.is_clean,
             extent_total: parts.iter().map(|part| u64::from(part.extents)).sum(),
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
             segments,
@@ -141,24 +281,24 @@ impl Engine {
             Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation, tell };
         self.writing = Some(writing);
         for object in 0..parts_left {
-            self.put_object(object);
+            self.put_object(context, object);
         }
-        self.send_root_if_ready();
+        self.send_root_if_ready(context);
         Ok(())
     }
 
-    fn put_object(&self, object: usize) {
+    fn put_object(&self, context: &Arc<Context>, object: usize) {
         let Some(outgoing) = self.writing.as_ref().and_then(|writing| writing.objects.get(object)) else {
             return;
         };
         let put = Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
-        let answered = self.context.clone();
+        let answered = context.clone();
         let tell = move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
-        self.context.attachment.store.put(put, Box::new(tell));
+        context.attachment.store.put(put, Box::new(tell));
     }
 
     /// The root goes after every part it names is durable.
-    fn send_root_if_ready(&mut self) {
+    fn send_root_if_ready(&mut self, context: &Arc<Context>) {
         let Some(writing) = &mut self.writing else { return };
         if writing.parts_left > 0 || writing.root_sent {
             return;
@@ -171,45 +311,48 @@ impl Engine {
             repeat_at: None,
         });
         let root = writing.objects.len() - 1;
-        self.put_object(root);
+        self.put_object(context, root);
     }
 
-    pub(super) fn hear_checkpoint_put(
+    /// Returns what is superseded, when this was the last object of the checkpoint.
+    pub(super) fn hear_put(
         &mut self,
+        context: &Arc<Context>,
         object: usize,
         outcome: sawmill_store::Result<PutOutcome>,
         now: Duration,
-    ) {
-        let Some(writing) = &mut self.writing else { return };
+    ) -> Option<Superseded> {
+        let writing = self.writing.as_mut()?;
         let is_root = writing.root_sent && object + 1 == writing.objects.len();
-        let Some(outgoing) = writing.objects.get_mut(object) else { return };
+        let outgoing = writing.objects.get_mut(object)?;
         match outcome {
             // A copy of a checkpoint has the same bytes whoever made it.
             Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
-                self.context.attachment.state.store_answered();
+                context.attachment.state.store_answered();
                 if is_root {
-                    self.finish_checkpoint();
-                } else {
-                    writing.parts_left -= 1;
-                    self.send_root_if_ready();
+                    return self.finish(context);
                 }
+                writing.parts_left -= 1;
+                self.send_root_if_ready(context);
             }
             Ok(_) if outgoing.stored => {}
-            Ok(_) if is_root => self.ask_for_rival(),
+            Ok(_) if is_root => self.ask_for_rival(context),
             Ok(_) => {
                 let text = format!("{} exists although its name is random", outgoing.key);
-                self.context.write.fail(Error::new(ErrorKind::Internal, text));
+                context.write.fail(Error::new(ErrorKind::Internal, text));
             }
             Err(error) => {
                 outgoing.repeat_at = Some(now + REPEAT_AFTER);
-                self.context.attachment.state.store_failed(now, error.to_string());
+                context.attachment.state.store_failed(now, error.to_string());
             }
         }
+        None
     }
 
-    fn repeat_objects(&mut self, now: Duration) {
+    /// Puts again what the store could not take.
+    pub(super) fn repeat_failed(&mut self, context: &Arc<Context>, now: Duration) {
         let Some(writing) = &mut self.writing else { return };
         let mut due = Vec::new();
         for (object, outgoing) in writing.objects.iter_mut().enumerate() {
@@ -219,22 +362,27 @@ impl Engine {
             }
         }
         for object in due {
-            self.put_object(object);
+            self.put_object(context, object);
         }
     }
 
     /// The root's number is taken. Whoever attached before us cannot have: its last number was taken before
     /// we began (`open::repeat`). So we are fenced, or something in the way is damaged.
-    fn ask_for_rival(&mut self) {
+    fn ask_for_rival(&self, context: &Arc<Context>) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
         let get = want(key, None, Class::Upload);
-        let answered = self.context.clone();
+        let answered = context.clone();
         let tell = move |outcome| answered.mailbox.push_event(Event::RivalCheckpoint { outcome });
-        self.context.attachment.store.get(get, Box::new(tell));
+        context.attachment.store.get(get, Box::new(tell));
     }
 
-    pub(super) fn hear_rival(&mut self, outcome: sawmill_store::Result<Bytes>, now: Duration) {
+    pub(super) fn hear_rival(
+        &mut self,
+        context: &Context,
+        outcome: sawmill_store::Result<Bytes>,
+        now: Duration,
+    ) {
         let Some(writing) = &mut self.writing else { return };
         let identity = CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
         let rival = match outcome {
@@ -252,56 +400,49 @@ impl Engine {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
                 if let Err(error) = odd {
-                    self.context.attachment.state.store_failed(now, error.to_string());
+                    context.attachment.state.store_failed(now, error.to_string());
                 }
                 return;
             }
         };
         match rival {
-            Ok(_) => self.context.write.fence(format!(
+            Ok(_) => context.write.fence(format!(
                 "volume {}: another writer has taken it over from this one (epoch {}): it wrote {}",
-                self.context.attachment.name,
-                self.context.attachment.epoch,
+                context.attachment.name,
+                context.attachment.epoch,
                 checkpoint_key(identity.volume_id, identity.number)
             )),
             Err(error) => {
                 let key = checkpoint_key(identity.volume_id, identity.number);
                 let text = format!("{key} exists already and cannot be read: {error}");
-                self.context.write.fail(Error::new(ErrorKind::Corrupt, text));
+                context.write.fail(Error::new(ErrorKind::Corrupt, text));
             }
         }
     }
 
-    fn finish_checkpoint(&mut self) {
-        let Some(writing) = self.writing.take() else { return };
-        let context = self.context.clone();
-        let previous = std::mem::replace(&mut self.readable_number, writing.root.number);
+    /// The checkpoint is durable. Returns what it supersedes.
+    fn finish(&mut self, context: &Context) -> Option<Superseded> {
+        let writing = self.writing.take()?;
+        let number = writing.root.number;
+        let previous = std::mem::replace(&mut self.readable_number, number);
         let spared_from = self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
-        self.checkpoint_number = writing.root.number;
-        self.note_resized(writing.root.number);
-        context.mailbox.set_checkpoint_number(writing.root.number);
+        self.number = number;
+        context.mailbox.set_checkpoint_number(number);
         add(&context.attachment.tally.checkpoints, 1);
-        self.clean_checkpoint = writing.root.clean;
-        self.checkpoints_wanted = self.checkpoints_wanted.saturating_sub(1);
-        let named = Arc::new(self.named_parts(&writing.root));
+        self.is_clean = writing.root.clean;
+        self.wanted = self.wanted.saturating_sub(1);
+        let view = context.stored.view();
+        let named = Arc::new(self.named_parts(&view, &writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
-        let (deletable, generation) = (writing.deletable, writing.generation);
+        let (doomed, generation) = (writing.deletable, writing.generation);
         let all_named = || named.puts().chain(roots.kept.iter().map(|(_, put_id)| *put_id)).collect();
-        self.own_puts.add(writing.root.put_id, writing.root.number, all_named);
+        self.own_puts.add(writing.root.put_id, number, all_named);
         let own_puts = self.own_puts.known();
-        self.cleanup = Cleanup::of(Superseded {
-            spared_from,
-            number: writing.root.number,
-            named,
-            roots,
-            own_puts,
-            doomed: deletable,
-            generation,
-        });
-        self.take_over(writing.root, &writing.copies);
+        self.take_over(&view, writing.root, &writing.copies);
         for tell in writing.tell {
             // Whoever ordered it may have given up.
             let _ = tell.try_send(());
         }
+        Some(Superseded { spared_from, number, named, roots, own_puts, doomed, generation })
     }
 }

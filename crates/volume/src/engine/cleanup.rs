@@ -16,26 +16,26 @@ use std::time::Duration;
 use sawmill_format::checkpoint::{
     checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
 };
-use sawmill_format::ids::PutId;
+use sawmill_format::kept::{parse_slot, released_prefix};
 use sawmill_format::map_part::{map_prefix, parse_part_key};
 use sawmill_format::segment::segment_key;
 use sawmill_store::{Class, List};
 
-use super::past::{NamedParts, Roots};
-use super::{Engine, Event};
+use super::context::Context;
+use super::fence_check::look_before_delete;
+use super::log_tail::LogTail;
+use super::messages::{Deleted, Event, PinAsked};
+use super::pins::{self, Pins};
+use super::superseded::Superseded;
 use crate::tally::add;
 
 /// How long to wait after the store has used up its own retries: nobody waits for a delete.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
 /// How often to look whether the reads that hold back a delete have ended.
 const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
-pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
 /// How often something odd where a fence might stand is looked at: an answer may be garbled on its way.
 const ODD_LOOKS_MAX: u32 = 4;
-/// A quiet volume looks no more often for what has left the retention window.
-const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
@@ -50,23 +50,6 @@ enum Stage {
     Segments,
 }
 
-/// What a durable checkpoint has superseded, and what it has not.
-#[derive(Default)]
-pub(super) struct Superseded {
-    /// The readable checkpoint before it, which stays too, or an older one that its way leads through.
-    pub(super) spared_from: u64,
-    pub(super) number: u64,
-    /// The parts that the newest two checkpoints and all cuts name.
-    pub(super) named: Arc<NamedParts>,
-    /// The copies of checkpoints that cuts need.
-    pub(super) roots: Arc<Roots>,
-    /// The puts of this attachment until then: what a later checkpoint put is not garbage.
-    pub(super) own_puts: Arc<HashSet<PutId>>,
-    pub(super) doomed: Vec<u32>,
-    /// Reads that may have looked up a doomed segment are of this generation or before.
-    pub(super) generation: u64,
-}
-
 /// How far its deletion has come.
 #[derive(Default)]
 pub(super) struct Cleanup {
@@ -75,11 +58,32 @@ pub(super) struct Cleanup {
     /// Looks for fences that found what is not ours.
     odd_looks: u32,
     what: Superseded,
+    /// Lists and deletes under way.
+    in_flight: u32,
+    /// Older checkpoints were deleted, or were by the attachment whose state this one began from.
+    roots_gone_below: u64,
 }
 
 impl Cleanup {
-    pub(super) fn of(what: Superseded) -> Self {
-        Cleanup { stage: Stage::Begin, what, ..Cleanup::default() }
+    /// Nothing to do yet. All roots below `roots_gone_below` are gone.
+    pub(super) fn new(roots_gone_below: u64) -> Self {
+        Cleanup { roots_gone_below, ..Cleanup::default() }
+    }
+
+    /// A checkpoint is durable: what it has superseded goes, in place of what was left of the last one's.
+    pub(super) fn begin(&mut self, what: Superseded) {
+        let (in_flight, roots_gone_below) = (self.in_flight, self.roots_gone_below);
+        *self = Cleanup { stage: Stage::Begin, what, in_flight, roots_gone_below, ..Cleanup::default() };
+    }
+
+    /// Whether no list and no delete is under way.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// A list or a delete has ended.
+    pub(super) fn end_one(&mut self) {
+        self.in_flight -= 1;
     }
 
     /// Whether there is nothing left to delete.
@@ -92,76 +96,43 @@ impl Cleanup {
         let waits = matches!(self.stage, Stage::Begin | Stage::Segments);
         waits.then(|| self.not_before.saturating_sub(now).max(Duration::from_millis(1)))
     }
-}
-
-impl Engine {
-    /// Whether so much is dead that a checkpoint is worth its price, to let it go.
-    pub(super) fn dead_are_due(&self, now: Duration) -> bool {
-        let totals = self.context.stored.view().segments.totals();
-        let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
-        totals.is_worth_a_checkpoint(self.context.attachment.record.segment_bytes, checkpoint_bytes)
-            || now >= self.busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
-    }
-
-    /// What is dead and needed by nobody goes with the second checkpoint that begins from here on.
-    pub(super) fn want_deletes(&mut self) {
-        self.checkpoints_wanted = 2 + u32::from(self.writing.is_some());
-    }
-
-    /// How long until something dead leaves the retention window of a quiet volume.
-    pub(super) fn window_in(&self, now: Duration) -> Option<Duration> {
-        let view = self.context.stored.view();
-        if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
-            return None;
-        }
-        let at = view.cuts.lock().prunes_at_attached_ms()?;
-        let at = at.max(self.newest_root.attached_ms.saturating_add(WINDOW_LOOK_EVERY_MS));
-        let window = Duration::from_millis(at.saturating_sub(self.attached_ms()));
-        Some(window.max((self.busy_at + QUIET_AFTER).saturating_sub(now)))
-    }
-
-    /// How long until a volume that goes quiet clears away what is dead.
-    pub(super) fn settle_in(&self, now: Duration) -> Option<Duration> {
-        let totals = self.context.stored.view().segments.totals();
-        let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
-        waits.then(|| (self.busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
-    }
 
     /// Takes the next step of cleaning up, if it is time.
-    pub(super) fn clean_up(&mut self, now: Duration) {
-        if now < self.cleanup.not_before {
+    pub(super) fn step(&mut self, context: &Arc<Context>, log: &LogTail, now: Duration) {
+        if now < self.not_before {
             return;
         }
-        match self.cleanup.stage {
+        match self.stage {
             Stage::Begin => {
-                self.cleanup.stage = Stage::UnderWay;
-                self.look_for_fences(self.cleanup.what.number);
+                self.stage = Stage::UnderWay;
+                self.in_flight += 1;
+                look_before_delete(context, log, self.what.number);
             }
-            Stage::Segments => self.delete_doomed(now),
+            Stage::Segments => self.delete_doomed(context, now),
             Stage::Rest | Stage::UnderWay => {}
         }
     }
 
-    fn delete_doomed(&mut self, now: Duration) {
-        if self.cleanup.what.doomed.is_empty() {
-            self.cleanup.stage = Stage::Rest;
+    fn delete_doomed(&mut self, context: &Arc<Context>, now: Duration) {
+        if self.what.doomed.is_empty() {
+            self.stage = Stage::Rest;
             return;
         }
-        if !self.context.stored.readers.passed(self.cleanup.what.generation) {
+        if !context.stored.readers.passed(self.what.generation) {
             // Reads of an older generation may have kept the checkpoint from beginning a new one.
-            self.context.stored.readers.advance();
-            self.cleanup.not_before = now + READS_LOOK_EVERY;
+            context.stored.readers.advance();
+            self.not_before = now + READS_LOOK_EVERY;
             return;
         }
-        self.cleanup.stage = Stage::UnderWay;
-        self.cleaning += 1;
-        self.ask_for_pins(self.cleanup.what.number, self.cleanup.what.doomed.clone());
+        self.stage = Stage::UnderWay;
+        self.in_flight += 1;
+        pins::ask(context, self.what.number, self.what.doomed.clone());
     }
 
     /// There are no more pins than those that are known now; who is still doomed by them goes.
-    pub(super) fn delete_unpinned(&mut self, number: u64, mut sequences: Vec<u32>) {
+    pub(super) fn delete_unpinned(&mut self, context: &Arc<Context>, number: u64, mut sequences: Vec<u32>) {
         {
-            let view = self.context.stored.view();
+            let view = context.stored.view();
             let book = view.cuts.lock();
             sequences.retain(|sequence| {
                 let Some(info) = view.segments.get(*sequence) else { return false };
@@ -171,91 +142,97 @@ impl Engine {
             });
         }
         if self.is_current(number) {
-            self.cleanup.what.doomed.clone_from(&sequences);
+            self.what.doomed.clone_from(&sequences);
         }
-        let context = self.context.clone();
         let volume_id = context.attachment.record.volume_id;
         // What belongs to an ancestor is only forgotten.
         let own = sequences.iter().filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
         let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = context.clone();
-        let tell =
-            move |outcome| answered.mailbox.push_event(Event::SegmentsDeleted { number, sequences, outcome });
+        let tell = move |outcome| {
+            answered.mailbox.push_event(Event::SegmentsDeleted(Deleted { number, sequences, outcome }))
+        };
         if keys.is_empty() {
             return tell(Ok(()));
         }
         context.attachment.store.delete(keys, Class::Background, Box::new(tell));
     }
 
-    /// Segments whose delete failed stay in the table as dead.
-    pub(super) fn hear_deleted(
-        &mut self,
-        number: u64,
-        sequences: &[u32],
-        outcome: sawmill_store::Result<()>,
-        now: Duration,
-    ) {
+    /// Segments whose delete failed stay in the table as dead. Returns those that are gone.
+    pub(super) fn hear_deleted(&mut self, context: &Context, deleted: Deleted, now: Duration) -> Vec<u32> {
+        let Deleted { number, sequences, outcome } = deleted;
         if let Err(error) = outcome {
             let what = format!("{} dead segments: {error}", sequences.len());
-            return self.hear_cleanup_failed(number, &what, now);
+            self.hear_failed(number, &what, now);
+            return Vec::new();
         }
-        self.cleaning -= 1;
-        let view = self.context.stored.view();
-        for sequence in sequences {
+        self.in_flight -= 1;
+        let view = context.stored.view();
+        for sequence in &sequences {
             view.segments.remove(*sequence);
-            self.collector.forget(*sequence);
-            self.context.stored.forget_segment(*sequence);
+            context.stored.forget_segment(*sequence);
         }
         let deleted: HashSet<u32> = sequences.iter().copied().collect();
-        self.cleanup.what.doomed.retain(|sequence| !deleted.contains(sequence));
-        if self.is_current(number) && self.cleanup.what.doomed.is_empty() {
-            self.cleanup.stage = Stage::Rest;
+        self.what.doomed.retain(|sequence| !deleted.contains(sequence));
+        if self.is_current(number) && self.what.doomed.is_empty() {
+            self.stage = Stage::Rest;
         }
-        add(&self.context.attachment.tally.segments_deleted, sequences.len() as u64);
+        add(&context.attachment.tally.segments_deleted, sequences.len() as u64);
+        sequences
+    }
+
+    pub(super) fn hear_pin(&mut self, context: &Arc<Context>, asked: PinAsked, now: Duration) {
+        match pins::hear(context, asked) {
+            Pins::More => {}
+            Pins::AllKnown { number, doomed } => self.delete_unpinned(context, number, doomed),
+            Pins::Failed { number, what } => self.hear_failed(number, &what, now),
+        }
+    }
+
+    pub(super) fn hear_releases(&mut self, context: &Context, slots: &[u64]) {
+        self.in_flight -= 1;
+        pins::release(context, slots);
     }
 
     /// Whether what was heard is about the cleanup under way, and not about one before it.
     fn is_current(&self, number: u64) -> bool {
-        self.cleanup.what.number == number && self.cleanup.stage == Stage::UnderWay
+        self.what.number == number && self.stage == Stage::UnderWay
     }
 
     /// What could not be deleted stays garbage for a while; all of it is gone through again.
-    pub(super) fn hear_cleanup_failed(&mut self, number: u64, what: &str, now: Duration) {
-        self.cleaning -= 1;
+    pub(super) fn hear_failed(&mut self, number: u64, what: &str, now: Duration) {
+        self.in_flight -= 1;
         tracing::warn!("deletion postponed: {what}");
-        if self.cleanup.what.number == number {
-            self.cleanup.stage = Stage::Begin;
-            self.cleanup.not_before = now + REPEAT_AFTER;
+        if self.what.number == number {
+            self.stage = Stage::Begin;
+            self.not_before = now + REPEAT_AFTER;
         }
     }
 
-    /// No fence stood behind checkpoint `number`: it counts, and what it supersedes may go.
-    pub(super) fn hear_no_fence(&mut self, number: u64) {
-        if self.is_current(number) {
-            if self.writing.is_none() {
-                self.finish_resize(self.cleanup.what.number);
-            }
-            self.list_old_checkpoints();
-        }
+    /// No fence stood behind checkpoint `number`: it counts, and what it supersedes may go. Says whether it
+    /// is the newest.
+    pub(super) fn hear_no_fence(&mut self, number: u64) -> bool {
+        self.in_flight -= 1;
+        self.is_current(number)
     }
 
     /// Something stands where a fence might: if it is one, this attachment deletes nothing any more.
     pub(super) fn hear_odd_look(&mut self, number: u64, now: Duration) {
-        self.cleaning -= 1;
+        self.in_flight -= 1;
         if self.is_current(number) {
-            self.cleanup.odd_looks += 1;
-            let again = self.cleanup.odd_looks < ODD_LOOKS_MAX;
-            self.cleanup.stage = if again { Stage::Begin } else { Stage::Rest };
-            self.cleanup.not_before = now + REPEAT_AFTER;
+            self.odd_looks += 1;
+            let again = self.odd_looks < ODD_LOOKS_MAX;
+            self.stage = if again { Stage::Begin } else { Stage::Rest };
+            self.not_before = now + REPEAT_AFTER;
         }
     }
 
     /// Finds roots and parts that the newest two checkpoints do not need.
-    fn list_old_checkpoints(&mut self) {
-        let volume_id = self.context.attachment.record.volume_id;
-        let (spared_from, number) = (self.cleanup.what.spared_from, self.cleanup.what.number);
-        let named = self.cleanup.what.named.clone();
-        let (loaded, own_puts) = (self.loaded_number, self.cleanup.what.own_puts.clone());
+    pub(super) fn list_old_checkpoints(&mut self, context: &Arc<Context>, loaded: u64) {
+        let volume_id = context.attachment.record.volume_id;
+        let (spared_from, number) = (self.what.spared_from, self.what.number);
+        let named = self.what.named.clone();
+        let own_puts = self.what.own_puts.clone();
         let is_old_root = move |key: &str| {
             parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < spared_from)
         };
@@ -272,14 +249,13 @@ impl Engine {
         let youngest = self.roots_gone_below.max(1)..spared_from;
         let youngest = youngest.map(|number| checkpoint_key(volume_id, number)).collect();
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
-        self.list(checkpoint_prefix(volume_id), youngest, is_old_root, heard);
-        self.list(map_prefix(volume_id), HashSet::new(), is_old_part, move |keys| Event::PartsListed {
-            keys,
-            number,
+        self.list(context, checkpoint_prefix(volume_id), youngest, is_old_root, heard);
+        self.list(context, map_prefix(volume_id), HashSet::new(), is_old_part, move |keys| {
+            Event::PartsListed { keys, number }
         });
-        if self.cleanup.what.roots.to_look_for {
-            let own_puts = self.cleanup.what.own_puts.clone();
-            let roots = self.cleanup.what.roots.clone();
+        if self.what.roots.to_look_for {
+            let own_puts = self.what.own_puts.clone();
+            let roots = self.what.roots.clone();
             let is_unneeded = move |key: &str| {
                 parse_kept_key(key).is_some_and(|(id, number, put_id)| {
                     let known = number <= loaded || own_puts.contains(&put_id);
@@ -287,25 +263,30 @@ impl Engine {
                     known && id == volume_id && unneeded
                 })
             };
-            self.list(kept_prefix(volume_id), HashSet::new(), is_unneeded, move |keys| Event::PartsListed {
-                keys,
-                number,
+            self.list(context, kept_prefix(volume_id), HashSet::new(), is_unneeded, move |keys| {
+                Event::PartsListed { keys, number }
             });
         }
-        self.list_releases();
+        if pins::is_pinned(context) {
+            // A list that lags only lets pins live longer.
+            let slots = |keys: Vec<String>| keys.iter().filter_map(|key| parse_slot(key)).collect();
+            let heard = move |keys| Event::ReleasesListed { slots: slots(keys) };
+            self.list(context, released_prefix(volume_id), HashSet::new(), |_| true, heard);
+        }
     }
 
     /// Lists what is old below `prefix`.
     pub(super) fn list(
         &mut self,
+        context: &Arc<Context>,
         prefix: String,
         known: HashSet<String>,
         is_old: impl Fn(&str) -> bool + Send + 'static,
         event: impl FnOnce(Vec<String>) -> Event + Send + 'static,
     ) {
-        self.cleaning += 1;
-        let number = self.cleanup.what.number;
-        let answered = self.context.clone();
+        self.in_flight += 1;
+        let number = self.what.number;
+        let answered = context.clone();
         let tell = move |outcome: sawmill_store::Result<Vec<sawmill_store::ObjectInfo>>| {
             answered.mailbox.push_event(match outcome {
                 Ok(objects) => {
@@ -317,17 +298,23 @@ impl Engine {
                 Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
             });
         };
-        self.context.attachment.store.list(List { prefix, class: Class::Background }, Box::new(tell));
+        context.attachment.store.list(List { prefix, class: Class::Background }, Box::new(tell));
     }
 
     /// Old parts are only garbage.
-    pub(super) fn hear_parts_listed(&mut self, keys: Vec<String>, number: u64) {
-        self.delete_old(keys, number, Event::CleanedUp);
+    pub(super) fn hear_parts_listed(&self, context: &Arc<Context>, keys: Vec<String>, number: u64) {
+        delete_old(context, keys, number, Event::CleanedUp);
     }
 
     /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows
     /// the older one alone would make it the newest, as the next number is free.
-    pub(super) fn hear_roots_listed(&mut self, mut keys: Vec<String>, number: u64, gone_below: u64) {
+    pub(super) fn hear_roots_listed(
+        &mut self,
+        context: &Arc<Context>,
+        mut keys: Vec<String>,
+        number: u64,
+        gone_below: u64,
+    ) {
         self.roots_are_gone(gone_below);
         keys.sort_unstable_by(|one, other| other.cmp(one));
         let oldest: Vec<String> = keys.pop().into_iter().collect();
@@ -338,15 +325,15 @@ impl Engine {
             true => Event::RootsDeleted { number, gone_below },
             false => Event::RootsListed { keys, number, gone_below },
         };
-        self.delete_old(oldest, number, done);
+        delete_old(context, oldest, number, done);
     }
 
     pub(super) fn hear_roots_deleted(&mut self, number: u64, gone_below: u64) {
-        self.cleaning -= 1;
+        self.in_flight -= 1;
         self.roots_are_gone(gone_below);
         // A later checkpoint has roots of its own to be deleted first.
         if self.is_current(number) {
-            self.cleanup.stage = Stage::Segments;
+            self.stage = Stage::Segments;
         }
     }
 
@@ -355,18 +342,18 @@ impl Engine {
     fn roots_are_gone(&mut self, below: u64) {
         self.roots_gone_below = self.roots_gone_below.max(below);
     }
+}
 
-    fn delete_old(&self, keys: Vec<String>, number: u64, done: Event) {
-        let answered = self.context.clone();
-        let tell = move |outcome: sawmill_store::Result<()>| {
-            answered.mailbox.push_event(match outcome {
-                Ok(()) => done,
-                Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
-            });
-        };
-        if keys.is_empty() {
-            return tell(Ok(()));
-        }
-        self.context.attachment.store.delete(keys, Class::Background, Box::new(tell));
+fn delete_old(context: &Arc<Context>, keys: Vec<String>, number: u64, done: Event) {
+    let answered = context.clone();
+    let tell = move |outcome: sawmill_store::Result<()>| {
+        answered.mailbox.push_event(match outcome {
+            Ok(()) => done,
+            Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
+        });
+    };
+    if keys.is_empty() {
+        return tell(Ok(()));
     }
+    context.attachment.store.delete(keys, Class::Background, Box::new(tell));
 }

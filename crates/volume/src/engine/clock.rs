@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sawmill_format::checkpoint::Checkpoint;
 
-use super::Engine;
+use super::context::Context;
 
 /// A wall clock that differs by more from the one that never jumps has jumped.
 const JUMP_MS: u64 = 60_000;
@@ -36,6 +36,34 @@ impl AttachedClock {
     /// How long the volume has been attached in all its life.
     pub(super) fn attached_ms(&self, now: Duration) -> u64 {
         self.before_ms.saturating_add(millis(now.saturating_sub(self.since)))
+    }
+
+    /// Warns of a wall clock that does not fit the volume's log.
+    pub(super) fn compare_with_log(context: &Context, newest_root: &Checkpoint) {
+        let view = context.stored.view();
+        let segments = view.segments.snapshot();
+        let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
+        let newest = newest.max(newest_root.wall_unix_ms);
+        if let Some(odd) = odd_at_attach(newest, context.attachment.world.unix_ms()) {
+            tracing::warn!(
+                "volume {}: {odd}; no retained state is dropped for that: retention counts the time \
+                 attached. If the clock is wrong, set it, and find moments of this attachment by position \
+                 (`sawmill log`)",
+                context.attachment.name
+            );
+        }
+    }
+
+    /// Warns of a jump of the wall clock.
+    pub(super) fn step(&mut self, context: &Context, now: Duration) {
+        if let Some(ms) = self.jumped_ms(now, context.attachment.world.unix_ms()) {
+            tracing::warn!(
+                "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped for that: \
+                 retention counts the time attached",
+                context.attachment.name,
+                ms / 1000
+            );
+        }
     }
 
     /// Milliseconds that the wall clock jumped by since the last look.
@@ -64,39 +92,6 @@ fn odd_at_attach(newest_unix_ms: u64, wall_unix_ms: u64) -> Option<String> {
         return None;
     };
     Some(text)
-}
-
-impl Engine {
-    pub(super) fn attached_ms(&self) -> u64 {
-        self.clock.attached_ms(self.context.attachment.world.now())
-    }
-
-    /// Tells of a wall clock that is not what the volume's log lets expect.
-    pub(super) fn compare_clocks(&self) {
-        let view = self.context.stored.view();
-        let segments = view.segments.snapshot();
-        let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
-        let newest = newest.max(self.newest_root.wall_unix_ms);
-        if let Some(odd) = odd_at_attach(newest, self.context.attachment.world.unix_ms()) {
-            tracing::warn!(
-                "volume {}: {odd}; no retained state is dropped for that: retention counts the time \
-                 attached. If the clock is wrong, set it, and find moments of this attachment by position \
-                 (`sawmill log`)",
-                self.context.attachment.name
-            );
-        }
-    }
-
-    pub(super) fn watch_the_clock(&mut self, now: Duration) {
-        if let Some(ms) = self.clock.jumped_ms(now, self.context.attachment.world.unix_ms()) {
-            tracing::warn!(
-                "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped for that: \
-                 retention counts the time attached",
-                self.context.attachment.name,
-                ms / 1000
-            );
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,20 +1,24 @@
 //! How others reach the engine, and what they may look at: its records, its events, its marks and its
 //! waiters.
+//!
+//! Everything in it is bounded: records by [`limits::RECORDS_UNSTORED_MAX`], orders and resizes by
+//! [`limits::ORDERS_WAITING_MAX`], events by the calls that the engine has under way, of which each sends
+//! one, and those who wait for something to be stored by the requests that the doors let in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-use sawmill_sys::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
+use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 
-use super::messages::{Event, GcOrder, Ordered, Resize};
+use super::messages::{Event, GcOrder, Ordered, Resize, Tell};
 use crate::attachment::Attachment;
 use crate::journal::Journal;
 use crate::record::Record;
 use crate::status::GcReport;
 use crate::wake::Wake;
-use crate::{Error, Result, limits};
+use crate::{Error, ErrorKind, Result, limits};
 
 struct StoredWaiter {
     target: u64,
@@ -31,6 +35,8 @@ pub(crate) struct Mailbox {
     has_pending: AtomicBool,
     events: Mutex<Vec<Event>>,
     orders: Mutex<Vec<Ordered>>,
+    /// Orders and resizes that have no answer yet.
+    orders_open: Arc<AtomicUsize>,
     has_orders: AtomicBool,
     seal_through: AtomicU64,
     stored: AtomicU64,
@@ -61,6 +67,7 @@ impl Mailbox {
             has_pending: Default::default(),
             events: Default::default(),
             orders: Default::default(),
+            orders_open: Default::default(),
             has_orders: Default::default(),
             seal_through: Default::default(),
             stored: Default::default(),
@@ -121,8 +128,28 @@ impl Mailbox {
         std::mem::take(&mut *self.events.lock())
     }
 
+    /// Counts an order until it is answered; refuses one too many.
+    fn admit(&self, tell: Tell) -> Option<Tell> {
+        let open = self.orders_open.clone();
+        if open.fetch_add(1, Ordering::AcqRel) >= limits::ORDERS_WAITING_MAX {
+            open.fetch_sub(1, Ordering::AcqRel);
+            let text = format!(
+                "{} snapshots, rollbacks and resizes wait already: try again when some have ended",
+                limits::ORDERS_WAITING_MAX
+            );
+            tell(Err(Error::new(ErrorKind::InUse, text)));
+            return None;
+        }
+        Some(Box::new(move |outcome| {
+            open.fetch_sub(1, Ordering::AcqRel);
+            tell(outcome);
+        }))
+    }
+
     /// Somebody orders something; who asks when it is too late is told so.
-    pub(crate) fn push_order(&self, ordered: Ordered) {
+    pub(crate) fn push_order(&self, mut ordered: Ordered) {
+        let Some(tell) = self.admit(ordered.tell) else { return };
+        ordered.tell = tell;
         let position = ordered.position;
         self.has_orders.store(true, Ordering::SeqCst);
         self.orders.lock().push(ordered);
@@ -200,6 +227,12 @@ impl Mailbox {
     pub(crate) fn set_stored(&self, position: u64, sequence: u64, checkpoint_number: u64) {
         self.stored_sequence.store(sequence, Ordering::Release);
         self.set_checkpoint_number(checkpoint_number);
+        self.advance_stored(position);
+    }
+
+    /// A segment has entered the map; it ends at `position`.
+    pub(crate) fn advance_stored_segment(&self, position: u64, sequence: u64) {
+        self.stored_sequence.store(sequence, Ordering::Release);
         self.advance_stored(position);
     }
 
@@ -290,7 +323,9 @@ impl Mailbox {
     }
 
     /// Asks the engine to give the disk another size.
-    pub(crate) fn resize(&self, resize: Resize) {
+    pub(crate) fn resize(&self, mut resize: Resize) {
+        let Some(tell) = self.admit(resize.tell) else { return };
+        resize.tell = tell;
         self.resizes.lock().push_back(resize);
         self.wake.ring();
         if let Some(error) = self.attachment.state.refusal() {

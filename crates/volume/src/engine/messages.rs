@@ -1,12 +1,12 @@
 //! What is said to the engine: what the store answered, and what users ask for. Each message owns all that it
 //! needs, so that it can be sent from any thread.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::Order;
 use sawmill_store::PutOutcome;
-
-use std::time::Duration;
 
 use crate::Result;
 use crate::gc::gathered::Outcome;
@@ -14,6 +14,9 @@ use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
 use crate::status::GcReport;
 use crate::view::View;
+
+/// Who ordered something, to hear how it ended.
+pub(crate) type Tell = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// What the store answered.
 pub(crate) enum Event {
@@ -52,12 +55,7 @@ pub(crate) enum Event {
         look: Box<Look>,
         outcome: sawmill_store::Result<Bytes>,
     },
-    PinAsked {
-        number: u64,
-        doomed: Vec<u32>,
-        slot: u64,
-        outcome: sawmill_store::Result<Bytes>,
-    },
+    PinAsked(PinAsked),
     ReleasesListed {
         slots: Vec<u64>,
     },
@@ -72,11 +70,22 @@ pub(crate) enum Event {
     Kept {
         sequence: u64,
     },
-    SegmentsDeleted {
-        number: u64,
-        sequences: Vec<u32>,
-        outcome: sawmill_store::Result<()>,
-    },
+    SegmentsDeleted(Deleted),
+}
+
+/// Dead segments that checkpoint `number` allowed to delete.
+pub(crate) struct Deleted {
+    pub(super) number: u64,
+    pub(super) sequences: Vec<u32>,
+    pub(super) outcome: sawmill_store::Result<()>,
+}
+
+/// The answer to a question for a pin, and what is deleted if there is none.
+pub(crate) struct PinAsked {
+    pub(super) number: u64,
+    pub(super) doomed: Vec<u32>,
+    pub(super) slot: u64,
+    pub(super) outcome: sawmill_store::Result<Bytes>,
 }
 
 /// Collection ordered by hand.
@@ -103,7 +112,7 @@ pub(crate) struct Resize {
     pub(crate) size_bytes: u64,
     /// The size that whoever asked knew.
     pub(crate) from_bytes: u64,
-    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+    pub(crate) tell: Tell,
 }
 
 /// An order on its way to the engine.
@@ -115,7 +124,7 @@ pub(crate) struct Ordered {
     pub(crate) undo: Option<String>,
     /// Everything accepted before this position comes first.
     pub(crate) position: u64,
-    pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
+    pub(crate) tell: Tell,
 }
 
 /// What a look is for.

@@ -9,27 +9,32 @@
 //! 4. A key taken by somebody else's object ends this attachment: fenced.
 //! 5. The engine never waits for the store: outcomes come back as [`Event`]s.
 //!
-//! Modules: [`mailbox`] (how others reach the engine), `upload` (seal, put, apply), `checkpoint` (freeze,
-//! write), `cleanup` (delete what checkpoints have superseded), `collect` (garbage collection), `cached`
-//! (what moves stays in the read cache), `resize` (another size, in a checkpoint), `orders` (snapshots,
-//! retention, rollback), `past` (what of the past a checkpoint carries and a delete spares), `clock` (by
-//! which moments age), `fence_check` (looks for fences), `pins` (what clones need, looked up before a
-//! delete).
+//! Each part owns its fields and names what else a step of it needs:
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`log_tail`] | records to be sealed, segments on their way ([`upload`]) |
+//! | [`checkpoint`] | the checkpoint being written and when one is due; `past`: what it carries of the past |
+//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, looked up before a delete |
+//! | [`collect`] | garbage collection; `cache_moves`: what moves stays in the read cache |
+//! | [`orders`] | snapshots, retention, rollback |
+//! | [`resize`] | another size, in a checkpoint |
+//! | [`fence_check`] | looks for fences |
+//! | [`clock`] | the clock by which moments age |
+//!
+//! [`mailbox`] is how others reach the engine, [`messages`] what they say, [`context`] what the engine
+//! reaches.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_format::checkpoint::{Checkpoint, PartEntry};
-use sawmill_format::journal::RecordOperation;
+use sawmill_format::checkpoint::Checkpoint;
+use sawmill_format::segment::SegmentRole;
 
 use crate::gc::policy::GcPolicy;
 use crate::record::Record;
 use crate::recovery::end::RolledBack;
-use crate::segment::batch;
-use crate::segment::buffers::Buffers;
 use crate::write;
-use resize::Resizing;
 
 mod cache_moves;
 mod checkpoint;
@@ -38,6 +43,7 @@ mod clock;
 mod collect;
 pub(crate) mod context;
 mod fence_check;
+mod log_tail;
 pub(crate) mod mailbox;
 mod messages;
 mod orders;
@@ -46,19 +52,24 @@ mod own_puts;
 mod past;
 mod pins;
 mod resize;
+mod superseded;
 mod upload;
 
-pub(crate) use cleanup::QUIET_AFTER;
 pub(crate) use context::Context;
 pub(crate) use mailbox::Mailbox;
 pub(crate) use messages::{Event, GcOrder, Ordered, Resize};
 
-use checkpoint::Writing;
+use checkpoint::{Checkpoints, Freeze};
 use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
-use fence_check::FenceCheck;
-use upload::Upload;
+use fence_check::{FenceCheck, Found};
+use log_tail::LogTail;
+use orders::Orders;
+use resize::Resizes;
+
+/// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
+pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
 /// What one attachment chose for its engine.
 #[derive(Clone, Copy, Debug)]
@@ -96,118 +107,45 @@ pub(crate) struct EngineStart {
 pub(crate) struct Engine {
     context: Arc<Context>,
     options: EngineOptions,
-    /// Records not yet in a segment, in order of position.
-    pending: VecDeque<Arc<Record>>,
-    pending_bytes: u64,
-    /// Where the last record received ends.
-    received_end: u64,
-    pending_since: Duration,
-    /// Segments on their way, in order of sequence.
-    uploads: VecDeque<Upload>,
-    next_sequence: u64,
-    /// Where the last sealed segment ends.
-    sealed_position: u64,
-    stored_sequence: u64,
-    /// Where the last stored segment ends.
-    stored_position: u64,
-    checkpoint_number: u64,
-    /// The newest checkpoint known to be readable.
-    readable_number: u64,
-    /// The checkpoint this attachment began from, and the puts of its own.
-    loaded_number: u64,
-    /// Older checkpoints were deleted, or were by the attachment whose state this one began from.
-    roots_gone_below: u64,
-    own_puts: own_puts::OwnPuts,
-    /// Size of the disk, as the next checkpoint says it.
-    size_bytes: u64,
-    /// The resize that the checkpoint being written carries.
-    resizing: Option<Resizing>,
-    /// The newest durable checkpoint.
-    newest_root: Checkpoint,
-    /// Checkpoints that cuts begin from and that have no copy of their own yet.
-    uncopied: Vec<Checkpoint>,
-    /// How many checkpoints to come look for copies of older ones.
-    copies_left: u32,
-    /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
-    cut_parts: BTreeMap<u64, Vec<PartEntry>>,
-    /// Orders in turn, and the one whose segment is on its way.
-    orders: VecDeque<Ordered>,
-    /// The last rollback that is stored.
-    rolled_back: Option<RolledBack>,
-    ordered: Option<Ordered>,
-    log_bytes: u64,
-    /// The newest checkpoint says that everything is stored.
-    clean_checkpoint: bool,
-    writing: Option<Writing>,
-    /// Checkpoints that somebody wants although none is due.
-    checkpoints_wanted: u32,
+    log: LogTail,
+    checkpoints: Checkpoints,
     cleanup: Cleanup,
-    /// Lists and deletes under way.
-    cleaning: u32,
     collector: Collector,
+    orders: Orders,
+    resizes: Resizes,
+    fence_check: FenceCheck,
+    clock: AttachedClock,
     /// When there was last anything to do for users or for collection.
     busy_at: Duration,
-    buffers: Buffers,
-    clock: AttachedClock,
-    fence_check: FenceCheck,
     closed: bool,
 }
 
 impl Engine {
-    pub(crate) fn new(context: Arc<Context>, options: EngineOptions, start: EngineStart) -> Self {
-        let pending_bytes = start.records.iter().map(|record| record.payload_bytes()).sum();
-        let pending_since = context.attachment.world.now();
+    pub(crate) fn new(context: Arc<Context>, options: EngineOptions, mut start: EngineStart) -> Self {
+        let now = context.attachment.world.now();
         context.mailbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
         context.write.watch.has_news(start.looked_at);
-        let clock = AttachedClock::behind(&start.loaded, pending_since, context.attachment.world.unix_ms());
-        let engine = Engine {
-            context,
+        AttachedClock::compare_with_log(&context, &start.loaded);
+        Engine {
             options,
-            pending: start.records.into(),
-            pending_bytes,
-            received_end: start.received_end,
-            pending_since,
-            uploads: VecDeque::new(),
-            next_sequence: start.next_sequence,
-            sealed_position: start.stored_position,
-            stored_sequence: start.stored_sequence,
-            stored_position: start.stored_position,
-            checkpoint_number: start.checkpoint_number,
-            readable_number: start.loaded.number,
-            loaded_number: start.loaded.number,
-            roots_gone_below: start.loaded.repeats.saturating_sub(1),
-            own_puts: own_puts::OwnPuts::default(),
-            size_bytes: start.size_bytes,
-            resizing: None,
-            copies_left: if start.loaded.kept.is_empty() { 0 } else { past::COPIES_LOOKS },
-            newest_root: start.loaded,
-            uncopied: Vec::new(),
-            cut_parts: BTreeMap::new(),
-            orders: VecDeque::new(),
-            rolled_back: start.rolled_back,
-            ordered: None,
-            // A rollback that is in no checkpoint yet shall soon be in one.
-            log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
-            clean_checkpoint: false,
-            writing: None,
-            checkpoints_wanted: 0,
-            cleanup: Cleanup::default(),
-            cleaning: 0,
+            log: LogTail::new(&mut start, now),
+            cleanup: Cleanup::new(start.loaded.repeats.saturating_sub(1)),
             collector: Collector::new(),
-            busy_at: pending_since,
-            buffers: Buffers::default(),
-            clock,
+            orders: Orders::default(),
+            resizes: Resizes::default(),
             fence_check: FenceCheck::default(),
+            clock: AttachedClock::behind(&start.loaded, now, context.attachment.world.unix_ms()),
+            checkpoints: Checkpoints::new(start),
+            busy_at: now,
             closed: false,
-        };
-        engine.compare_clocks();
-        engine
+            context,
+        }
     }
 
     /// One step at time `now`. Returns how long the engine may sleep if nobody rings; `None`: until rung.
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
-        self.watch_the_clock(now);
-        self.take_records(now);
+        self.clock.step(&self.context, now);
+        self.log.take_records(&self.context, now);
         for event in self.context.mailbox.take_events() {
             // What a fenced writer hears it must not act on: it would clean up after its successor.
             if !self.context.attachment.state.is_dead() {
@@ -215,94 +153,153 @@ impl Engine {
             }
         }
         if self.context.attachment.state.is_dead() {
-            if let Some(error) = self.context.attachment.state.refusal() {
-                self.stop_collecting(&error);
-                self.refuse_resize(&error);
-            }
-            self.closed = true;
-            self.refuse_orders();
-            self.context.mailbox.set_closed();
+            self.end();
             return None;
         }
         self.apply_stored();
-        self.repeat_failed(now);
-        self.take_orders();
-        self.seal(now);
-        let collect_in = self.collect(now);
-        self.carry_out_orders();
-        self.advance_over_padding();
-        if self.pending.is_empty() && self.uploads.is_empty() && self.context.write.stalled.count() > 0 {
-            // They waited for what is all stored now.
-            self.resume_writers();
+        self.log.repeat_failed(&self.context, now);
+        self.orders.take(&self.context);
+        if !self.orders.is_rolling_back(&self.checkpoints) {
+            self.log.seal(&self.context, &self.options, now);
         }
-        if !self.pending.is_empty() || !self.uploads.is_empty() || !self.collector.is_resting() {
+        let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
+        let collect_in = collector.step(context, options, log, checkpoints, now);
+        orders.carry_out(context, options, log, checkpoints);
+        context.mailbox.set_uploads(log.uploads.len());
+        log.advance_over_padding(context);
+        if log.is_empty() && context.write.stalled.count() > 0 {
+            // They waited for what is all stored now.
+            write::resume(&context.write);
+        }
+        if !log.is_empty() || !collector.is_resting() {
             self.busy_at = now;
         }
-        self.begin_resize();
+        self.resize();
         self.keep_checkpoints(now);
-        self.clean_up(now);
-        self.keep_watch(now);
-        self.finish_gc_order();
+        self.cleanup.step(&self.context, &self.log, now);
+        self.fence_check.step(&self.context, &self.log, now);
+        if self.checkpoints.is_resting() && self.cleanup.is_quiet() && self.cleanup.is_resting() {
+            // All that was to be deleted is gone.
+            self.collector.finish_order(&self.context);
+        }
         self.finish_closing();
         self.context.mailbox.tell_stored();
-        if self.pending.is_empty() && self.uploads.is_empty() {
-            self.buffers.clear();
+        if self.log.is_empty() {
+            self.log.buffers.clear();
         }
-        self.context.mailbox.set_has_pending(!self.pending.is_empty());
+        self.context.mailbox.set_has_pending(self.log.has_pending());
         self.sleep_max(now).into_iter().chain(collect_in).min()
     }
 
-    fn take_records(&mut self, now: Duration) {
-        let records = self.context.mailbox.take_records();
-        if self.pending.is_empty() && !records.is_empty() {
-            self.pending_since = now;
-        }
-        for record in records {
-            self.pending_bytes += record.payload_bytes();
-            self.received_end = record.end();
-            self.pending.push_back(record);
-        }
-    }
-
     fn hear(&mut self, event: Event, now: Duration) {
+        let context = &self.context;
         match event {
-            Event::Put { sequence, outcome } => self.hear_put(sequence, outcome, now),
-            Event::CheckpointPut { object, outcome } => self.hear_checkpoint_put(object, outcome, now),
-            Event::RivalCheckpoint { outcome } => self.hear_rival(outcome, now),
+            Event::Put { sequence, outcome } => self.log.hear_put(context, sequence, outcome, now),
+            Event::Kept { sequence } => self.log.hear_kept(sequence),
+            Event::CheckpointPut { object, outcome } => {
+                if let Some(superseded) = self.checkpoints.hear_put(context, object, outcome, now) {
+                    self.resizes.note_durable(superseded.number);
+                    self.cleanup.begin(superseded);
+                }
+            }
+            Event::RivalCheckpoint { outcome } => self.checkpoints.hear_rival(context, outcome, now),
+            Event::FenceLooked { look, outcome } => {
+                match self.fence_check.hear(context, &self.log, look, &outcome, now) {
+                    Some((number, Found::NoFence)) => self.hear_no_fence(number),
+                    Some((number, Found::Odd)) => self.cleanup.hear_odd_look(number, now),
+                    Some((number, Found::Failed(what))) => self.cleanup.hear_failed(number, &what, now),
+                    None => {}
+                }
+            }
             Event::RootsListed { keys, number, gone_below } => {
-                self.hear_roots_listed(keys, number, gone_below);
+                self.cleanup.hear_roots_listed(context, keys, number, gone_below);
             }
-            Event::RootsDeleted { number, gone_below } => self.hear_roots_deleted(number, gone_below),
-            Event::PartsListed { keys, number } => self.hear_parts_listed(keys, number),
-            Event::CleanedUp => self.cleaning -= 1,
-            Event::FenceLooked { look, outcome } => self.hear_fence_look(look, &outcome, now),
-            Event::CleanUpFailed { number, what } => self.hear_cleanup_failed(number, &what, now),
-            Event::SegmentsDeleted { number, sequences, outcome } => {
-                self.hear_deleted(number, &sequences, outcome, now);
+            Event::RootsDeleted { number, gone_below } => self.cleanup.hear_roots_deleted(number, gone_below),
+            Event::PartsListed { keys, number } => self.cleanup.hear_parts_listed(context, keys, number),
+            Event::ReleasesListed { slots } => self.cleanup.hear_releases(context, &slots),
+            Event::PinAsked(asked) => self.cleanup.hear_pin(context, asked, now),
+            Event::SegmentsDeleted(deleted) => {
+                let gone = self.cleanup.hear_deleted(context, deleted, now);
+                gone.into_iter().for_each(|sequence| self.collector.forget(sequence));
             }
-            Event::Planned { plan, victims } => self.hear_planned(plan, victims),
-            Event::Gathered { outcome } => self.hear_gathered(outcome, now),
-            Event::Kept { sequence } => self.hear_kept(sequence),
-            Event::PinAsked { number, doomed, slot, outcome } => {
-                self.hear_pin(number, doomed, slot, outcome, now);
-            }
-            Event::ReleasesListed { slots } => self.hear_releases(&slots),
+            Event::CleanedUp => self.cleanup.end_one(),
+            Event::CleanUpFailed { number, what } => self.cleanup.hear_failed(number, &what, now),
+            Event::Planned { plan, victims } => self.collector.hear_planned(plan, victims),
+            Event::Gathered { outcome } => self.collector.hear_gathered(context, outcome, now),
         }
     }
 
-    /// Padding needs no storing: positions that only pad are stored as soon as all before them is.
-    fn advance_over_padding(&mut self) {
-        if !self.uploads.is_empty() {
-            return;
+    /// The volume is fenced or has failed: everybody who waits hears why.
+    fn end(&mut self) {
+        if let Some(error) = self.context.attachment.state.refusal() {
+            self.collector.stop(&self.context, &error);
+            self.resizes.refuse(&error);
         }
-        while self.pending.front().is_some_and(|record| is_padding(record)) {
-            if let Some(record) = self.pending.pop_front() {
-                self.context.mailbox.advance_stored(record.end());
+        self.closed = true;
+        self.orders.refuse(&self.context);
+        self.context.mailbox.set_closed();
+    }
+
+    /// Enters stored segments into the map, in order.
+    fn apply_stored(&mut self) {
+        let Engine { context, options, log, checkpoints, collector, orders, .. } = self;
+        let mut has_applied = false;
+        while let Some(applied) = log.apply_next(context) {
+            has_applied = true;
+            checkpoints.add_log(applied.object_bytes);
+            match applied.header.role {
+                SegmentRole::Moved => collector.moved_applied(),
+                SegmentRole::Order => orders.finish(context, options, checkpoints, &applied.header),
+                _ => {}
             }
         }
-        if self.pending.is_empty() {
-            // Also the padding between the end of the log and the start of this attachment's ring.
-            self.context.mailbox.advance_stored(self.received_end);
+        if has_applied {
+            context.mailbox.set_uploads(log.uploads.len());
+            // Room was made in the journal.
+            write::resume(&context.write);
+        }
+    }
+
+    fn resize(&mut self) {
+        if self.resizes.begin(&self.context, &self.log, &mut self.checkpoints)
+            && let Err(error) = self.begin_checkpoint(false)
+        {
+            self.context.write.fail(error);
+        }
+    }
+
+    /// Starts a checkpoint when one is due, and repeats what the store could not take.
+    fn keep_checkpoints(&mut self, now: Duration) {
+        if self.checkpoints.is_writing() {
+            return self.checkpoints.repeat_failed(&self.context, now);
+        }
+        if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
+            self.checkpoints.want_deletes();
+        }
+        let is_closing = !self.checkpoints.is_clean() && self.is_drained();
+        let ordered = self.context.mailbox.take_checkpoint_orders();
+        let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
+        if (is_due || is_closing || !ordered.is_empty())
+            && let Err(error) = self.begin_checkpoint(is_closing)
+        {
+            self.context.write.fail(error);
+        }
+        self.checkpoints.tell_when_durable(ordered);
+    }
+
+    fn begin_checkpoint(&mut self, is_clean: bool) -> crate::Result<()> {
+        let (attached_ms, prunes) = (self.attached_ms(), !self.orders.is_under_way());
+        let freeze = Freeze { attached_ms, prunes, is_clean };
+        self.checkpoints.begin(&self.context, &self.log, &freeze)
+    }
+
+    /// No fence stood behind checkpoint `number`: it counts.
+    fn hear_no_fence(&mut self, number: u64) {
+        if self.cleanup.hear_no_fence(number) {
+            if !self.checkpoints.is_writing() {
+                self.resizes.finish(&self.context, &mut self.checkpoints, number);
+            }
+            self.cleanup.list_old_checkpoints(&self.context, self.checkpoints.loaded_number());
         }
     }
 
@@ -315,50 +312,35 @@ impl Engine {
             return false;
         }
         journal.ring.close();
-        self.pending.is_empty()
-            && self.uploads.is_empty()
-            && self.orders.is_empty()
-            && self.received_end == journal.ring.next()
+        self.log.is_empty() && self.orders.is_empty() && self.log.received_end() == journal.ring.next()
     }
 
     fn finish_closing(&mut self) {
-        let settled = self.is_drained() && self.writing.is_none() && self.cleaning == 0;
-        if settled && self.clean_checkpoint && !self.closed {
+        let is_settled = self.is_drained() && self.checkpoints.is_closed() && self.cleanup.is_quiet();
+        if is_settled && !self.closed {
             self.closed = true;
             self.context.mailbox.set_closed();
         }
     }
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        let age = self.options.segment_age_max;
-        let has_room = self.uploads.len() < self.options.uploads_max;
-        let seal_in = (has_room && !self.pending.is_empty() && !age.is_zero())
-            .then(|| (self.pending_since + age).saturating_sub(now).max(Duration::from_millis(1)));
-        let repeat_at = self.uploads.iter().filter_map(Upload::repeat_at).min();
-        let repeat_at = repeat_at.into_iter().chain(self.writing.as_ref().and_then(Writing::repeat_at)).min();
-        let repeat_in = repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1)));
-        let rest =
-            [repeat_in, self.cleanup.wait(now), self.settle_in(now), self.window_in(now), self.watch_in(now)];
-        seal_in.into_iter().chain(rest.into_iter().flatten()).min()
+        let repeat_at = [self.log.repeat_at(), self.checkpoints.repeat_at()].into_iter().flatten().min();
+        let waits = [
+            self.log.seal_in(&self.options, now),
+            repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1))),
+            self.cleanup.wait(now),
+            self.checkpoints.settle_in(&self.context, self.busy_at, now),
+            self.window_in(now),
+            self.fence_check.wait(&self.context, now),
+        ];
+        waits.into_iter().flatten().min()
     }
 
-    /// Whether a batch is to be cut from what is pending.
-    fn batch_is_due(&self, now: Duration) -> bool {
-        let Some(front) = self.pending.front() else { return false };
-        let age = self.options.segment_age_max;
-        batch::is_full(self.pending_bytes, self.pending.len(), self.context.attachment.record.segment_bytes)
-            || front.position < self.context.mailbox.sealed_through_wanted()
-            || self.context.mailbox.is_closing()
-            || (!age.is_zero() && now >= self.pending_since + age)
+    fn window_in(&self, now: Duration) -> Option<Duration> {
+        self.checkpoints.window_in(&self.context, self.busy_at, self.attached_ms(), now)
     }
 
-    /// Room was made in the journal or in memory.
-    fn resume_writers(&self) {
-        write::resume(&self.context.write);
+    fn attached_ms(&self) -> u64 {
+        self.clock.attached_ms(self.context.attachment.world.now())
     }
-}
-
-/// Whether a record only fills space.
-fn is_padding(record: &Record) -> bool {
-    matches!(record.operation, RecordOperation::Pad | RecordOperation::Void)
 }

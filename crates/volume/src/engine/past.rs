@@ -11,56 +11,13 @@ use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, kept_key};
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::{CutEntry, CutKind, Kept};
 
-use super::Engine;
+use super::checkpoint::{Checkpoints, Freeze};
+use super::context::Context;
+use super::log_tail::LogTail;
 use super::outgoing::Outgoing;
+use super::superseded::NamedParts;
 use crate::recovery::end::RolledBack;
 use crate::view::View;
-
-/// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
-pub(super) const COPIES_LOOKS: u32 = 4;
-
-/// Which map parts are still named.
-#[derive(Default)]
-pub(super) struct NamedParts {
-    named: HashSet<(u64, u64, PutId)>,
-    /// Of cuts that older attachments made the parts are not known: none up to here is given up.
-    unknown_through: u64,
-}
-
-impl NamedParts {
-    /// The puts of those that are known.
-    pub(super) fn puts(&self) -> impl Iterator<Item = PutId> {
-        self.named.iter().map(|(_, _, put_id)| *put_id)
-    }
-
-    pub(super) fn holds(&self, group: u64, number: u64, put_id: PutId) -> bool {
-        number <= self.unknown_through || self.named.contains(&(group, number, put_id))
-    }
-}
-
-/// Which copies of checkpoints are still needed.
-#[derive(Default)]
-pub(super) struct Roots {
-    pub(super) kept: HashSet<(u64, PutId)>,
-    /// Some may be there that are not.
-    pub(super) to_look_for: bool,
-}
-
-impl Roots {
-    /// What the newest two checkpoints keep.
-    pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, copies_left: &mut u32) -> Self {
-        let name = |cut: &CutEntry| (cut.number, cut.put_id);
-        let begun = |root: &Checkpoint| {
-            root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(name).collect::<HashSet<_>>()
-        };
-        let mut kept = begun(newest);
-        kept.extend(begun(before));
-        // A few times more after the last of them went: the newest are never given up at once.
-        *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPIES_LOOKS };
-        let to_look_for = *copies_left > 0;
-        Roots { kept, to_look_for }
-    }
-}
 
 /// What a rollback needs of the past.
 fn cut_of(rollback: RolledBack) -> CutEntry {
@@ -77,16 +34,16 @@ fn cut_of(rollback: RolledBack) -> CutEntry {
     }
 }
 
-/// Whether a key is that of a checkpoint's copy.
-pub(super) fn is_copy(key: &str) -> bool {
-    key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
-}
-
-impl Engine {
+impl Checkpoints {
     /// Adds copies of the checkpoints that cuts begin from, where there are none yet. Returns their numbers.
-    pub(super) fn copy_roots(&mut self, view: &View, objects: &mut Vec<Outgoing>) -> Vec<u64> {
-        if self.ordered.is_none() {
-            view.cuts.lock().prune(self.attached_ms());
+    pub(super) fn copy_roots(
+        &mut self,
+        view: &View,
+        freeze: &Freeze,
+        objects: &mut Vec<Outgoing>,
+    ) -> Vec<u64> {
+        if freeze.prunes {
+            view.cuts.lock().prune(freeze.attached_ms);
         }
         let book = view.cuts.lock();
         let begins = |root: &Checkpoint| {
@@ -112,13 +69,13 @@ impl Engine {
     /// The moment a checkpoint stands for, when it is frozen now: no segment that is not in it is older, so
     /// that the way to a later moment goes on from it. Nothing comes between a rollback and its checkpoint:
     /// what that left has been so since then, and no way to a later moment leads through the rollback itself.
-    pub(super) fn frozen_unix_ms(&self) -> u64 {
-        let rollback = self.crossed().filter(|rollback| rollback.sequence <= self.stored_sequence);
+    pub(super) fn frozen_unix_ms(&self, context: &Context, log: &LogTail) -> u64 {
+        let rollback = self.crossed().filter(|rollback| rollback.sequence <= log.stored_sequence());
         if let Some(rollback) = rollback {
             return rollback.wall_unix_ms.max(self.newest_root.wall_unix_ms);
         }
-        let under_way = self.uploads.iter().map(|upload| upload.contents().0.wall_unix_ms);
-        under_way.fold(self.context.attachment.world.unix_ms(), u64::min)
+        let under_way = log.uploads.iter().map(|upload| upload.contents().0.wall_unix_ms);
+        under_way.fold(context.attachment.world.unix_ms(), u64::min)
     }
 
     /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
@@ -148,8 +105,7 @@ impl Engine {
     }
 
     /// The parts that the newest two checkpoints and all cuts name, when `root` is the newest.
-    pub(super) fn named_parts(&mut self, root: &Checkpoint) -> NamedParts {
-        let view = self.context.stored.view();
+    pub(super) fn named_parts(&mut self, view: &View, root: &Checkpoint) -> NamedParts {
         let book = view.cuts.lock();
         let begun: HashSet<u64> = book
             .cuts
@@ -173,10 +129,9 @@ impl Engine {
     }
 
     /// `root` is durable, and with it the copies of those in `copies`.
-    pub(super) fn take_over(&mut self, root: Checkpoint, copies: &[u64]) {
+    pub(super) fn take_over(&mut self, view: &View, root: Checkpoint, copies: &[u64]) {
         let old = std::mem::replace(&mut self.newest_root, root);
         self.uncopied.retain(|root| !copies.contains(&root.number));
-        let view = self.context.stored.view();
         let mut book = view.cuts.lock();
         let begins = |cut: &CutEntry| (cut.number, cut.put_id) == (old.number, old.put_id);
         if !copies.contains(&old.number) && book.cuts.iter().any(begins) {

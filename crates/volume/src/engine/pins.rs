@@ -5,75 +5,67 @@
 //! kept, it looked before the checkpoint without the cut was durable, so its pin was there when we ask. Slots
 //! are taken one after the other and asked for by name, so no list that lags can hide one.
 
-use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::Arc;
 
-use bytes::Bytes;
-use sawmill_format::kept::{CutEntry, CutKind, Pin, parse_slot, pin_key, released_prefix};
+use sawmill_format::kept::{CutEntry, CutKind, Pin, pin_key};
 use sawmill_store::{Class, StoreErrorKind};
 
-use super::{Engine, Event};
+use super::context::Context;
+use super::messages::{Event, PinAsked};
 use crate::ask::want;
 use crate::cuts::PinSeen;
 
-impl Engine {
-    /// Asks for the next pin that was never seen; what is doomed goes when there is none.
-    pub(super) fn ask_for_pins(&mut self, number: u64, doomed: Vec<u32>) {
-        let slot = self.context.stored.view().cuts.lock().pins_next.max(1);
-        let key = pin_key(self.context.attachment.record.volume_id, slot);
-        let answered = self.context.clone();
-        let tell =
-            move |outcome| answered.mailbox.push_event(Event::PinAsked { number, doomed, slot, outcome });
-        self.context.attachment.store.get(want(key, None, Class::Background), Box::new(tell));
-    }
+/// Asks for the next pin that was never seen; what is doomed goes when there is none.
+pub(super) fn ask(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
+    let slot = context.stored.view().cuts.lock().pins_next.max(1);
+    let key = pin_key(context.attachment.record.volume_id, slot);
+    let answered = context.clone();
+    let tell = move |outcome| {
+        let asked = PinAsked { number, doomed, slot, outcome };
+        answered.mailbox.push_event(Event::PinAsked(asked));
+    };
+    context.attachment.store.get(want(key, None, Class::Background), Box::new(tell));
+}
 
-    pub(super) fn hear_pin(
-        &mut self,
-        number: u64,
-        doomed: Vec<u32>,
-        slot: u64,
-        outcome: sawmill_store::Result<Bytes>,
-        now: Duration,
-    ) {
-        let pin = match outcome {
-            Err(error) if error.kind() == StoreErrorKind::NotFound => {
-                return self.delete_unpinned(number, doomed);
-            }
-            Err(error) => Err(error.to_string()),
-            Ok(bytes) => Pin::decode(&bytes, self.context.attachment.record.volume_id, slot)
-                .map_err(|error| error.to_string()),
-        };
-        let pin = match pin {
-            Ok(pin) => pin,
-            Err(error) => {
-                let key = pin_key(self.context.attachment.record.volume_id, slot);
-                let what = format!("dead segments, because {key} cannot be read: {error}");
-                return self.hear_cleanup_failed(number, &what, now);
-            }
-        };
-        self.context.stored.view().cuts.lock().note(&PinSeen { slot, pin });
-        self.ask_for_pins(number, doomed);
-    }
+/// What came of asking for a pin.
+pub(super) enum Pins {
+    /// There was another one: the next is asked for.
+    More,
+    /// There are no more than those that are known now.
+    AllKnown { number: u64, doomed: Vec<u32> },
+    /// It cannot be read.
+    Failed { number: u64, what: String },
+}
 
-    /// Finds pins whose clones are gone. A list that lags only lets them live longer.
-    pub(super) fn list_releases(&mut self) {
-        let pinned = self.context.stored.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin);
-        if pinned {
-            let prefix = released_prefix(self.context.attachment.record.volume_id);
-            self.list(
-                prefix,
-                HashSet::new(),
-                |_| true,
-                |keys| Event::ReleasesListed {
-                    slots: keys.iter().filter_map(|key| parse_slot(key)).collect(),
-                },
-            );
+/// Notes a pin and asks for the next.
+pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
+    let PinAsked { number, doomed, slot, outcome } = asked;
+    let volume_id = context.attachment.record.volume_id;
+    let pin = match outcome {
+        Err(error) if error.kind() == StoreErrorKind::NotFound => return Pins::AllKnown { number, doomed },
+        Err(error) => Err(error.to_string()),
+        Ok(bytes) => Pin::decode(&bytes, volume_id, slot).map_err(|error| error.to_string()),
+    };
+    let pin = match pin {
+        Ok(pin) => pin,
+        Err(error) => {
+            let key = pin_key(volume_id, slot);
+            let what = format!("dead segments, because {key} cannot be read: {error}");
+            return Pins::Failed { number, what };
         }
-    }
+    };
+    context.stored.view().cuts.lock().note(&PinSeen { slot, pin });
+    ask(context, number, doomed);
+    Pins::More
+}
 
-    pub(super) fn hear_releases(&mut self, slots: &[u64]) {
-        self.cleaning -= 1;
-        let gone = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
-        self.context.stored.view().cuts.lock().cuts.retain(|cut| !gone(cut));
-    }
+/// Whether a clone is known to need something.
+pub(super) fn is_pinned(context: &Context) -> bool {
+    context.stored.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin)
+}
+
+/// The clones of these pins are gone.
+pub(super) fn release(context: &Context, slots: &[u64]) {
+    let gone = |cut: &CutEntry| cut.kind == CutKind::Pin && slots.contains(&cut.pin);
+    context.stored.view().cuts.lock().cuts.retain(|cut| !gone(cut));
 }

@@ -11,7 +11,7 @@ use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
 use sawmill_format::segment::{SegmentHeader, SegmentIdentity, segment_key};
 use sawmill_store::{Call, CallKind, Fault};
-use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, past};
+use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, limits, past};
 
 /// Opens the state at a cut to read, or says why not.
 fn open_cut(machine: &Machine, cut: Cut) -> sawmill_volume::Result<Arc<Volume>> {
@@ -560,4 +560,20 @@ fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
     let late = SegmentHeader::decode(&object, &SegmentIdentity { volume_id, sequence }).unwrap();
     assert!(root.wall_unix_ms <= late.wall_unix_ms, "{} > {}", root.wall_unix_ms, late.wall_unix_ms);
     volume.close().unwrap();
+}
+
+/// Nothing steps the engine, so nothing is answered.
+#[test]
+fn an_order_too_many_is_refused_and_those_that_wait_are_not() {
+    let machine = machine();
+    let world: Arc<dyn World> = Arc::new(RealWorld::default());
+    let stepped = Stepped::open(world, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let ordered: Vec<_> = (0..limits::ORDERS_WAITING_MAX)
+        .map(|number| stepped.volume().begin_snapshot(&format!("s{number}")).unwrap())
+        .collect();
+    let refused = stepped.volume().begin_grow(stepped.volume().status().size_bytes * 2).unwrap();
+    let error = refused.recv().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(ordered.iter().all(|answer| answer.try_recv().is_err()), "the others wait");
+    drop(stepped);
 }

@@ -120,11 +120,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &engine("cuts::no_wall_clock_makes_a_moment_old"),
         "the wall clock makes a moment old",
-        "volume/src/engine/clock.rs",
+        "volume/src/engine/mod.rs",
         "self.clock.attached_ms(self.context.attachment.world.now())",
         concat!(
-            "self.context.attachment.world.unix_ms().saturating_sub(self.newest_root.wall_unix_ms)",
-            " + self.newest_root.attached_ms"
+            "self.context.attachment.world.unix_ms()",
+            ".saturating_sub(self.checkpoints.newest_root.wall_unix_ms)",
+            " + self.checkpoints.newest_root.attached_ms"
         ),
     ),
     caught_by(

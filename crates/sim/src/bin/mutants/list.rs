@@ -64,10 +64,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a batch that cannot be read back is forgotten",
-        "volume/src/engine/upload.rs",
-        "                    self.put_back(records);\n                    return \
-             self.context.write.fail(error);",
-        "                    return self.context.write.fail(error);",
+        "volume/src/engine/log_tail.rs",
+        "                    self.put_back(records);\n                    return context.write.fail(error);",
+        "                    return context.write.fail(error);",
     ),
     mutant(
         "an old clean journal overtakes a newer one",
@@ -206,29 +205,29 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "somebody else's segment is taken for ours",
-        "volume/src/engine/upload.rs",
+        "volume/src/engine/log_tail.rs",
         "            Ok(PutOutcome::Created) => {\n                upload.stage",
         "            Ok(PutOutcome::Created | PutOutcome::Taken) => {\n                upload.stage",
     ),
     mutant(
         "a put that failed counts as stored",
-        "volume/src/engine/upload.rs",
+        "volume/src/engine/log_tail.rs",
         "upload.stage = Stage::RepeatAt(now + REPEAT_AFTER * if denied { 4 } else { 1 });",
         "upload.stage = if denied { Stage::RepeatAt(now) } else { Stage::Stored };",
     ),
     mutant(
         "a put that failed is forgotten, and the next goes on",
-        "volume/src/engine/upload.rs",
+        "volume/src/engine/log_tail.rs",
         "|upload: &Upload| matches!(upload.stage, Stage::Stored);",
         "|upload: &Upload| !matches!(upload.stage, Stage::UnderWay);",
     ),
     mutant(
         "a segment counts as stored when it is sent",
-        "volume/src/engine/upload.rs",
-        "        self.put(&upload);\n        self.uploads.push_back(upload);",
+        "volume/src/engine/log_tail.rs",
+        "        put(context, &upload);\n        self.uploads.push_back(upload);",
         concat!(
-            "        self.put(&upload);\n        let sent = upload.header.position_end;\n",
-            "        self.uploads.push_back(upload);\n        self.context.mailbox.advance_stored(sent);",
+            "        put(context, &upload);\n        let sent = upload.header.position_end;\n",
+            "        self.uploads.push_back(upload);\n        context.mailbox.advance_stored(sent);",
         ),
     ),
     mutant(
@@ -252,20 +251,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a checkpoint names the position that is only sealed",
         "volume/src/engine/checkpoint.rs",
-        "            position: self.stored_position,\n",
-        "            position: self.sealed_position,\n",
+        "            position: log.stored_position(),\n",
+        "            position: log.sealed_position(),\n",
     ),
     mutant(
         "a checkpoint passes over what is under way",
         "volume/src/engine/checkpoint.rs",
-        "next_sequence: self.uploads.front().map_or(self.next_sequence, super::Upload::sequence),",
-        "next_sequence: self.next_sequence,",
+        "next_sequence: log.first_unstored(),",
+        "next_sequence: log.next_sequence(),",
     ),
     mutant(
         "a volume is clean while something is under way",
         "volume/src/engine/mod.rs",
-        "        self.pending.is_empty()\n            && self.uploads.is_empty()\n",
-        "        self.pending.is_empty()\n",
+        "        self.log.is_empty() && self.orders.is_empty()",
+        "        !self.log.has_pending() && self.orders.is_empty()",
     ),
     mutant(
         "segments that still hold something are deleted",
@@ -287,7 +286,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "storing an old write hides a newer one",
-        "volume/src/engine/upload.rs",
+        "volume/src/engine/log_tail.rs",
         "context.journal_map.remove(record.address, record.length, record.position);",
         concat!(
             "for position in record.position..=record.position + (1 << 16) {\n",
@@ -367,8 +366,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a clone: pins are not asked for",
         "volume/src/engine/cleanup.rs",
-        "self.ask_for_pins(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
-        "self.delete_unpinned(self.cleanup.what.number, self.cleanup.what.doomed.clone());",
+        "pins::ask(context, self.what.number, self.what.doomed.clone());",
+        "self.delete_unpinned(context, self.what.number, self.what.doomed.clone());",
     ),
     mutant(
         "a clone of a clone pins its base alone",
@@ -391,18 +390,18 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a snapshot is told done before it is stored",
         "volume/src/engine/orders.rs",
-        "            self.ordered = Some(ordered);\n        }\n    }\n",
+        "            self.under_way = Some(ordered);\n        }\n    }\n",
         concat!(
             "            let Ordered { order, then, undo, position, tell } = ordered;\n",
             "            tell(Ok(()));\n            let tell = Box::new(|_| ());\n",
-            "            self.ordered = Some(Ordered { order, then, undo, position, tell });\n",
+            "            self.under_way = Some(Ordered { order, then, undo, position, tell });\n",
             "        }\n    }\n",
         ),
     ),
     mutant(
         "an order passes over what was accepted before it",
         "volume/src/engine/orders.rs",
-        "if !sealed {",
+        "if !log.is_sealed_through(front.position) {",
         "if false {",
     ),
     mutant(
@@ -431,9 +430,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "writes are sealed between a rollback and its checkpoint",
-        "volume/src/engine/upload.rs",
-        "let held_back = self.is_rolling_back();",
-        "let held_back = false;",
+        "volume/src/engine/mod.rs",
+        "if !self.orders.is_rolling_back(&self.checkpoints) {",
+        "if true {",
     ),
     mutant(
         "the retention window lets go of where its first moment begins",
@@ -443,7 +442,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "moments age by the wall clock",
-        "volume/src/engine/clock.rs",
+        "volume/src/engine/mod.rs",
         "self.clock.attached_ms(self.context.attachment.world.now())",
         "self.context.attachment.world.unix_ms() - 1_800_000_000_000",
     ),
@@ -478,8 +477,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "delete under a reader: reads that have begun are not waited for",
         "volume/src/engine/cleanup.rs",
-        "if !self.context.stored.readers.passed(self.cleanup.what.generation) {",
-        "if false && !self.context.stored.readers.passed(self.cleanup.what.generation) {",
+        "if !context.stored.readers.passed(self.what.generation) {",
+        "if false && !context.stored.readers.passed(self.what.generation) {",
     ),
     mutant(
         "a moved segment has the bytes of another place",

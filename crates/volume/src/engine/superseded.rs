@@ -1,0 +1,76 @@
+//! What a durable checkpoint has superseded, and what is still needed of the past.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use sawmill_format::checkpoint::Checkpoint;
+use sawmill_format::ids::PutId;
+use sawmill_format::kept::{CutEntry, CutKind};
+
+/// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
+pub(super) const COPIES_LOOKS: u32 = 4;
+
+/// Which map parts are still named.
+#[derive(Default)]
+pub(super) struct NamedParts {
+    pub(super) named: HashSet<(u64, u64, PutId)>,
+    /// Of cuts that older attachments made the parts are not known: none up to here is given up.
+    pub(super) unknown_through: u64,
+}
+
+impl NamedParts {
+    /// The puts of those that are known.
+    pub(super) fn puts(&self) -> impl Iterator<Item = PutId> {
+        self.named.iter().map(|(_, _, put_id)| *put_id)
+    }
+
+    pub(super) fn holds(&self, group: u64, number: u64, put_id: PutId) -> bool {
+        number <= self.unknown_through || self.named.contains(&(group, number, put_id))
+    }
+}
+
+/// Which copies of checkpoints are still needed.
+#[derive(Default)]
+pub(super) struct Roots {
+    pub(super) kept: HashSet<(u64, PutId)>,
+    /// Some may be there that are not.
+    pub(super) to_look_for: bool,
+}
+
+impl Roots {
+    /// What the newest two checkpoints keep.
+    pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, copies_left: &mut u32) -> Self {
+        let name = |cut: &CutEntry| (cut.number, cut.put_id);
+        let begun = |root: &Checkpoint| {
+            root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(name).collect::<HashSet<_>>()
+        };
+        let mut kept = begun(newest);
+        kept.extend(begun(before));
+        // A few times more after the last of them went: the newest are never given up at once.
+        *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPIES_LOOKS };
+        let to_look_for = *copies_left > 0;
+        Roots { kept, to_look_for }
+    }
+}
+
+/// Whether a key is that of a checkpoint's copy.
+pub(super) fn is_copy(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
+}
+
+/// What a durable checkpoint has superseded, and what it has not.
+#[derive(Default)]
+pub(super) struct Superseded {
+    /// The readable checkpoint before it, which stays too, or an older one that its way leads through.
+    pub(super) spared_from: u64,
+    pub(super) number: u64,
+    /// The parts that the newest two checkpoints and all cuts name.
+    pub(super) named: Arc<NamedParts>,
+    /// The copies of checkpoints that cuts need.
+    pub(super) roots: Arc<Roots>,
+    /// The puts of this attachment until then: what a later checkpoint put is not garbage.
+    pub(super) own_puts: Arc<HashSet<PutId>>,
+    pub(super) doomed: Vec<u32>,
+    /// Reads that may have looked up a doomed segment are of this generation or before.
+    pub(super) generation: u64,
+}
