@@ -79,6 +79,11 @@ impl Places {
         }
     }
 
+    /// With another default store, if one is given.
+    pub(crate) fn with_store(self, store: Option<String>) -> Self {
+        Places { store: store.filter(|url| !url.is_empty()).or(self.store), ..self }
+    }
+
     /// The store that plain names are looked up in.
     pub(crate) fn default_store(&self) -> Result<String> {
         if let Some(url) = &self.store {

@@ -7,6 +7,8 @@ mod attach;
 mod bench;
 mod check;
 mod clone;
+mod completions;
+mod config_file;
 mod conform;
 mod copy;
 mod create;
@@ -15,16 +17,19 @@ mod device;
 mod doctor;
 mod door;
 mod driver;
+mod explain;
 mod export;
 mod flatten;
 mod gc;
 mod handoff;
+mod help;
 mod import;
 mod info;
 mod inspect;
 mod link;
 mod list;
 mod log;
+mod man;
 mod opening;
 mod promote;
 mod rename;
@@ -40,15 +45,18 @@ mod target;
 mod verify_crash;
 mod wait;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::Places;
+use crate::config::{Places, STORE_VARIABLE};
 use crate::exit::{self, Exit, Failure, Result};
 use crate::output;
+use config_file::ConfigFile;
 
 /// Virtual disks on object stores, at the speed of a local SSD.
 ///
@@ -58,9 +66,9 @@ use crate::output;
 #[derive(Parser)]
 #[command(
     name = "sawmill",
-    version,
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SAWMILL_COMMIT"), ")"),
     max_term_width = 100,
-    disable_help_subcommand = false,
+    disable_help_subcommand = true,
     after_long_help = exit::table_as_help()
 )]
 struct Cli {
@@ -72,8 +80,85 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILTER", env = "SAWMILL_LOG", hide_env_values = true)]
     log: Option<String>,
 
+    /// The store in which plain names are volumes.
+    #[arg(long, global = true, value_name = "URL", env = STORE_VARIABLE, hide_env_values = true)]
+    store: Option<String>,
+
+    /// Options from this file, for those that are not on the command line. Default:
+    /// ~/.config/sawmill/config.toml, else /etc/sawmill/config.toml.
+    #[arg(long, global = true, value_name = "FILE", env = "SAWMILL_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Print the command line that results from options and configuration file, and stop.
+    #[arg(long, global = true)]
+    print_config: bool,
+
     #[command(subcommand)]
     command: Command,
+}
+
+/// The commands by task, as help and README group them.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Disks", &["create", "serve", "list", "info", "wait", "resize", "rename", "gc", "delete"]),
+    ("Doors", &["door", "device", "handoff"]),
+    (
+        "Past and copies",
+        &[
+            "snapshot",
+            "set",
+            "log",
+            "rollback",
+            "clone",
+            "flatten",
+            "import",
+            "export",
+            "copy",
+            "replicate",
+            "promote",
+        ],
+    ),
+    ("Drivers", &["run", "driver", "conform"]),
+    ("Link", &["target", "attach", "link"]),
+    (
+        "Health and tools",
+        &[
+            "doctor",
+            "check",
+            "inspect",
+            "verify-crash",
+            "simulate",
+            "bench",
+            "explain",
+            "help",
+            "man",
+            "completions",
+        ],
+    ),
+];
+
+/// The command line, with the commands grouped in its help.
+fn command_line() -> clap::Command {
+    let plain = Cli::command();
+    let mut text = String::from("{about}\n\n{usage-heading} {usage}\n");
+    for (group, names) in GROUPS {
+        text.push_str(&format!("\n{group}:\n"));
+        for command in names.iter().filter_map(|name| plain.find_subcommand(name)) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            text.push_str(&format!("  {:<13} {about}\n", command.get_name()));
+        }
+    }
+    text.push_str("\nOptions:\n{options}{after-help}");
+    plain.help_template(text)
+}
+
+/// Name and purpose of each command that people see.
+#[cfg(test)]
+fn told_commands() -> Vec<(String, String)> {
+    let told = |command: &&clap::Command| !command.is_hide_set();
+    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+    let commands = Cli::command();
+    let commands = commands.get_subcommands().filter(told);
+    commands.map(|command| (command.get_name().to_owned(), about(command))).collect()
 }
 
 /// What every command is given besides its own options.
@@ -120,6 +205,10 @@ enum Command {
     VerifyCrash(verify_crash::Arguments),
     Conform(conform::Arguments),
     Bench(bench::Arguments),
+    Explain(explain::Arguments),
+    Help(help::Arguments),
+    Man(man::Arguments),
+    Completions(completions::Arguments),
     /// Hold the mount of a FUSE door while no server runs; started by servers alone.
     #[command(hide = true, name = KEEP)]
     Keep,
@@ -130,15 +219,73 @@ pub(crate) const KEEP: &str = "keep";
 
 /// Parses the command line, carries it out, and says how the process shall end.
 pub(crate) fn run() -> ExitCode {
-    let exit = match Cli::try_parse() {
-        Ok(cli) => carry_out(cli),
-        Err(error) => refuse(&error),
+    let exit = match parse(std::env::args_os().collect()) {
+        Ok(Parsed::Cli(cli)) => carry_out(*cli),
+        Ok(Parsed::Shown) => Ok(Exit::Ok),
+        Err(Refusal::Clap(error)) => refuse(&error),
+        Err(Refusal::Other(failure)) => Err(failure),
     };
     let exit = exit.unwrap_or_else(|failure| {
         output::error(&failure);
         failure.exit()
     });
     ExitCode::from(exit.code())
+}
+
+/// A command line: what is to be done, or nothing more.
+enum Parsed {
+    Cli(Box<Cli>),
+    /// `--print-config` has printed it.
+    Shown,
+}
+
+enum Refusal {
+    Clap(clap::Error),
+    Other(Failure),
+}
+
+/// Parses the command line, and once more with what the configuration file adds to it.
+fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
+    let parse_cli = |line: &[OsString]| {
+        let matches = command_line().try_get_matches_from(line)?;
+        Cli::from_arg_matches(&matches).map(|cli| (cli, matches))
+    };
+    let (mut cli, matches) = parse_cli(&line).map_err(Refusal::Clap)?;
+    let file = match matches.subcommand() {
+        // What no server needs works without a file, and where it is wrong.
+        Some(("help" | "man" | "completions" | "explain" | KEEP, _)) | None => None,
+        Some((name, inner)) => {
+            let file = ConfigFile::read(cli.config.as_deref(), &command_line(), name);
+            file.map_err(Refusal::Other)?.map(|file| {
+                let command = command_line();
+                let added = command.find_subcommand(name).map(|command| file.arguments(inner, command));
+                (file.path().to_owned(), added.unwrap_or_default())
+            })
+        }
+    };
+    if let Some((_, added)) = &file {
+        let behind = place_of_command(&line) + 1;
+        line.splice(behind..behind, added.iter().cloned());
+        (cli, _) = parse_cli(&line).map_err(Refusal::Clap)?;
+    }
+    if cli.print_config {
+        let path =
+            file.map_or_else(|| "no configuration file".into(), |(path, _)| path.display().to_string());
+        let words = line.iter().map(|word| word.to_string_lossy());
+        let words: Vec<_> = words.filter(|word| word != "--print-config").collect();
+        output::line(&format!("# {path}\n{}", words.join(" "))).map_err(Refusal::Other)?;
+        return Ok(Parsed::Shown);
+    }
+    Ok(Parsed::Cli(Box::new(cli)))
+}
+
+/// Where the name of the command stands in a command line that could be parsed.
+fn place_of_command(line: &[OsString]) -> usize {
+    let mut at = 1;
+    while let Some(word) = line.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-')) {
+        at += if ["--log", "--store", "--config"].contains(&word) { 2 } else { 1 };
+    }
+    at
 }
 
 fn carry_out(cli: Cli) -> Result<Exit> {
@@ -148,7 +295,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         _ => "warn",
     };
     start_log(cli.log.as_deref().unwrap_or(usual))?;
-    let context = Context { json: cli.json, places: Places::from_environment() };
+    let context = Context { json: cli.json, places: Places::from_environment().with_store(cli.store) };
+    warn_of_another_home(&context.places);
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
         Command::Serve(arguments) => serve::run(&context, &arguments),
@@ -184,11 +332,27 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Simulate(arguments) => simulate::run(&context, &arguments),
         Command::Conform(arguments) => conform::run(&context, &arguments),
         Command::Bench(arguments) => bench::run(&context, &arguments),
+        Command::Explain(arguments) => explain::run(&context, &arguments),
+        Command::Help(arguments) => help::run(&arguments),
+        Command::Man(arguments) => man::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments),
         Command::Keep => {
             let kept = sawmill_frontend::keeper::keep();
             kept.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
         }
         Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
+    }
+}
+
+/// Under sudo, the default store is that of another user than the one who typed.
+fn warn_of_another_home(places: &Places) {
+    if places.store.is_none()
+        && let (Some(user), Ok(store)) = (std::env::var_os("SUDO_USER"), places.default_store())
+    {
+        tracing::warn!(
+            "plain names mean volumes in {store}, not in the home of {}: give --store or SAWMILL_STORE",
+            user.to_string_lossy()
+        );
     }
 }
 
@@ -329,6 +493,31 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_and_readme_group_the_same_commands() {
+        let help = command_line().render_long_help().to_string();
+        let readme = include_str!("../../../../README.md");
+        let (_, tables) = readme.split_once("## Commands").expect("README's commands");
+        let mut grouped: Vec<&str> = Vec::new();
+        for (group, names) in GROUPS {
+            assert!(help.contains(&format!("\n{group}:\n")), "--help lacks {group}");
+            let (_, table) =
+                tables.split_once(&format!("### {group}\n")).unwrap_or_else(|| panic!("{group}"));
+            let (table, _) = table.split_once("\n#").unwrap_or((table, ""));
+            for name in names {
+                let is_told =
+                    [format!("`sawmill {name}"), format!("`{name} ")].iter().any(|form| table.contains(form));
+                assert!(is_told, "README's table {group:?} lacks {name}");
+                assert!(help.contains(&format!("\n  {name} ")), "--help lacks {name}");
+            }
+            grouped.extend(names);
+        }
+        let mut commands: Vec<String> = told_commands().into_iter().map(|(name, _)| name).collect();
+        commands.sort();
+        grouped.sort_unstable();
+        assert_eq!(grouped, commands);
     }
 
     #[test]
