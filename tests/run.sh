@@ -27,6 +27,7 @@ export SAWMILL_SKIP_LOG="$log/skipped"
 
 step format cargo fmt --all --check
 step clippy cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
+step docs docs/site/build.sh
 step build cargo build --release --package sawmill --package sawmill-frontend --bins --examples
 # Drivers in Rust, and the library for those in C.
 step drivers cargo build --release --package sawmill-driver --package sawmill-c --lib --bins --examples

@@ -1,4 +1,5 @@
 //! What a machine can check of the repository itself: its rules, its words, its units.
 
+mod supply_chain;
 mod tidy;
 mod units;

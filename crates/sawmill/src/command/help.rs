@@ -112,7 +112,7 @@ fn topics_as_text() -> String {
     topics.sort_unstable();
     let lines: Vec<String> = topics.iter().map(|(name, title)| format!("  {name:<15} {title}")).collect();
     format!(
-        "Topics, for 'sawmill help TOPIC', or 'sawmill help topic NAME' where a command has the same name:\n\n{}",
+        "Topics, for 'sawmill help TOPIC' ('sawmill help topic NAME' if a command has that name):\n\n{}",
         lines.join("\n")
     )
 }
