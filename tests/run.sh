@@ -28,6 +28,12 @@ export SAWMILL_SKIP_LOG="$log/skipped"
 step format cargo fmt --all --check
 step clippy cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
 step docs docs/site/build.sh
+# The libraries' own pages; the binary's comments are its help, sim and fuzz are tools.
+reference() {
+    local not_api=(--exclude sawmill-volume-small --exclude sawmill-sim --exclude sawmill-fuzz)
+    RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --lib --no-deps "${not_api[@]}"
+}
+step reference reference
 step build cargo build --release --package sawmill --package sawmill-frontend --bins --examples
 # Drivers in Rust, and the library for those in C.
 step drivers cargo build --release --package sawmill-driver --package sawmill-c --lib --bins --examples

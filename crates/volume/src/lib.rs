@@ -1,14 +1,30 @@
-//! The log-structured virtual disk: writes cost a local append, the store holds them as immutable segments.
+//! The log-structured virtual disk: a write costs a local append, the store holds immutable segments.
 //!
-//! The paths, one module each: [`write`](mod@write) (a write or a flush to its answer), [`read`] (a
-//! read), [`engine`] (records to segments, checkpoints, deletes), [`open`] and [`recovery`] (after
-//! anything), [`cuts`] (snapshots, the past, clones), [`replicate`] (a second store). The places: [`journal`]
-//! (the log on the local disk), [`segment`] (batches as objects), [`map`] (address to location), [`cache`]
-//! (frames on the local disk). What people look at: [`status`],
-//! [`inspect`], [`check`], and beforehand [`forecast`]. What they may choose: [`options`], within [`limits`].
+//! Make a volume in a store with [`create`], and open it as a block device with [`Volume::open`]:
 //!
-//! Words: accepted (survives the death of the process), logged (survives power loss), stored (survives loss
-//! of the machine). Not here: doors, async, the environment, printing.
+//! ```no_run
+//! use sawmill_device::BlockDeviceExt;
+//! use sawmill_store::StoreOptions;
+//! use sawmill_volume::{CreateOptions, OpenOptions, Volume, create};
+//!
+//! let store = sawmill_store::open("file:///srv/disks", StoreOptions::default())?;
+//! create(&*store, "disk1", &CreateOptions::new(10 << 30))?;
+//! let volume = Volume::open(store, "disk1", OpenOptions::new("/var/lib/disk1/journal"))?;
+//! volume.write_at(0, b"hello")?;
+//! volume.flush()?;
+//! volume.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The paths, one module each: `write` (a write or a flush to its answer), `read` (a read), `engine` (records
+//! to segments, checkpoints, deletes), `open` and `recovery` (after anything), `cuts` (snapshots, the past,
+//! clones), [`replicate`] (a second store). The places: `journal` (the log on the local disk), `segment`
+//! (batches as objects), [`map`] (address to location), [`cache`] (frames on the local disk). What you can
+//! look at: [`status`], [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose: [`options`],
+//! within [`limits`].
+//!
+//! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives the loss of
+//! the machine. Not here: doors, async code, the environment, printing.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
