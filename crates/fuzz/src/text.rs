@@ -9,11 +9,9 @@ use sawmill_format::volume_record::{FlushMode, parse_volume_key, volume_key};
 use sawmill_store::{check_url, split_volume_url};
 use std::time::Duration;
 
-// The binary is no library; its file is taken in whole.
-#[path = "../../sawmill/src/units.rs"]
-mod units;
-
-use units::{human_count, human_duration, human_size, parse_duration, parse_size, parse_size_u32};
+use sawmill_console::units::{
+    human_count, human_duration, human_size, parse_duration, parse_size, parse_size_u32,
+};
 
 /// See the head of this file.
 pub(crate) fn run(bytes: &[u8]) {

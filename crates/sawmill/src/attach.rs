@@ -14,9 +14,9 @@ use sawmill_store::{ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 
 use crate::config::{Places, VolumeAddress};
-use crate::exit::{Exit, Failure, Result};
-use crate::units::parse_size;
 use crate::{control, memory, seen, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::units::parse_size;
 
 /// Where a command that attaches by itself finds what it needs.
 #[derive(Args, Default)]

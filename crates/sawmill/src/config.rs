@@ -10,8 +10,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use sawmill_format::crc::crc32c;
 use sawmill_volume::Cut;
 
-use crate::exit::{Failure, Result};
 use crate::moment::parse_cut;
+use sawmill_console::exit::{Failure, Result};
 
 /// The environment variable that names the default store.
 pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";

@@ -6,8 +6,8 @@
 use serde::Serialize;
 use signal_hook::iterator::Signals;
 
-use crate::exit::{Failure, Result};
-use crate::output;
+use sawmill_console::exit::{Failure, Result};
+use sawmill_console::output;
 
 /// One door, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

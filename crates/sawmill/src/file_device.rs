@@ -22,7 +22,7 @@ use sawmill_device::{
 };
 use sawmill_sys::AlignedBytes;
 
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Requests of a file that are under way at a time.
 const THREADS: usize = 8;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::Places;
-use crate::exit::Result;
 use crate::memory;
-use crate::units::human_size;
+use sawmill_console::exit::Result;
+use sawmill_console::units::human_size;
 
 /// Space that a usual journal and a usual cache take.
 const JOURNAL_BYTES: u64 = 1 << 30;

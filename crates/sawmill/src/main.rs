@@ -3,11 +3,10 @@
 //! Modules: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
 //! and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its replacement),
 //! `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard), `control` (the other
-//! end of it), `transfer/` (a whole disk moved: import, export, copy), `trace/` (block traces), `layers/`
-//! (faults, delays and a record for tests), `output`,
-//! `units` and `exit` (how people are spoken to).
+//! end of it), `transfer/` (a whole disk moved: import, export, copy).
 //!
-//! Not here: the engine, the doors, the stores. This crate is the only one that knows them all.
+//! Not here: the engine, the doors, the stores, how programs speak to people (`crates/console`), and what
+//! judges, measures and predicts (`crates/lab`). This crate is the only one that knows them all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -20,24 +19,19 @@ mod daemon;
 mod doors;
 mod driving;
 mod durable;
-mod exit;
 mod file_device;
 #[cfg(test)]
 mod guide;
 mod handoff;
-mod layers;
 mod link;
 mod machine;
 mod memory;
 mod moment;
-mod output;
 mod past;
 mod program;
 mod seen;
 mod serving;
-mod trace;
 mod transfer;
-mod units;
 mod unstored;
 mod wiring;
 

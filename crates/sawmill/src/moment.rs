@@ -5,7 +5,7 @@
 use chrono::{DateTime, Utc};
 use sawmill_volume::Cut;
 
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// Reads what follows the `@`, or `--to`.
 pub(crate) fn parse_cut(text: &str) -> Result<Cut> {

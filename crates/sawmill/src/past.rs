@@ -8,7 +8,7 @@ use crate::attach::{Attach, served};
 use crate::config::{Places, VolumeAddress};
 use crate::control;
 use crate::control::protocol::{Changed, ControlRequest, Past};
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 impl Past {
     /// Waits until it is done; says how a rollback is undone.

@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use crate::config::{Places, STORE_FILE};
 use crate::durable;
-use crate::exit::{Failure, Result};
 use crate::moment::human_time;
+use sawmill_console::exit::{Failure, Result};
 
 const FILE: &str = "newest";
 

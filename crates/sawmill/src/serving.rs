@@ -30,11 +30,11 @@ use crate::control::protocol::{
 use crate::doors::added::{Added, as_noted};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
-use crate::exit::{Exit, Failure, Result};
 use crate::handoff::Asked;
 use crate::link::told::Teller;
 use crate::seen;
 use crate::wiring::Plan;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How often it is noted what the store has. What was stored since is what a store that was put back may
 /// lack without a word, where the journal does not tell.

@@ -14,7 +14,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use sawmill_volume::inspect::{JournalReport, UnstoredWrite, unstored_of_journal};
 use sawmill_volume::{Error, ErrorKind};
 
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// Writes each to its address in the new file `to`, and its range to `to` with `.ranges` added.
 pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {

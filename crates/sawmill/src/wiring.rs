@@ -23,10 +23,10 @@ use crate::admin::{Admin, Door, Subject};
 use crate::config::{self, Places, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
-use crate::exit::{Exit, Failure, Result};
 use crate::memory;
 use crate::seen;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a command that somebody waits for tries to reach a store.
 const COMMAND_PATIENCE_S: u64 = 20;

@@ -20,8 +20,8 @@
 //! to segments, checkpoints, deletes), `open` and `recovery` (after anything), `cuts` (snapshots, the past,
 //! clones), [`replicate`] (a second store). The places: `journal` (the log on the local disk), `segment`
 //! (batches as objects), [`map`] (address to location), [`cache`] (frames on the local disk). What you can
-//! look at: [`status`], [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose: [`options`],
-//! within [`limits`].
+//! look at: [`status`], [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose:
+//! [`options`], within [`limits`].
 //!
 //! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives the loss of
 //! the machine. Not here: doors, async code, the environment, printing.

@@ -48,7 +48,7 @@ const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
 
 /// Which of our crates each of them may name. Nothing points to the binary or to the tests.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("sawmill-device", &[]),
     ("sawmill-format", &[]),
     ("sawmill-store", &[]),
@@ -62,6 +62,19 @@ const ARROWS: [(&str, &[&str]); 16] = [
         &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-nbd-client", "sawmill-sys"],
     ),
     ("sawmill-nbd-client", &[]),
+    // How programs speak; of the two others only the errors, by features.
+    ("sawmill-console", &["sawmill-device", "sawmill-store", "sawmill-verify"]),
+    (
+        "sawmill-lab",
+        &[
+            "sawmill-console",
+            "sawmill-device",
+            "sawmill-nbd-client",
+            "sawmill-sys",
+            "sawmill-verify",
+            "sawmill-volume",
+        ],
+    ),
     ("sawmill-driver", &["sawmill-device", "sawmill-sys"]),
     ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver", "sawmill-sys"]),
@@ -70,6 +83,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     (
         "sawmill-fuzz",
         &[
+            "sawmill-console",
             "sawmill-device",
             "sawmill-format",
             "sawmill-frontend",
@@ -81,10 +95,12 @@ const ARROWS: [(&str, &[&str]); 16] = [
     (
         "sawmill",
         &[
+            "sawmill-console",
             "sawmill-device",
             "sawmill-driver",
             "sawmill-format",
             "sawmill-frontend",
+            "sawmill-lab",
             "sawmill-link",
             "sawmill-nbd-client",
             "sawmill-store",
@@ -322,6 +338,17 @@ fn the_arrows_between_crates_are_those_of_the_design() {
         }
     }
     none(&faults);
+}
+
+#[test]
+fn the_crash_checker_builds_without_the_engine_and_the_store() {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--package", "sawmill-lab", "--no-default-features"]);
+    cargo.args(["--edges", "normal", "--prefix", "none"]).current_dir(repository());
+    let tree = run(&mut cargo);
+    let named = |name: &str| tree.lines().any(|line| line.starts_with(name));
+    assert!(named("sawmill-verify ") && named("sawmill-console "), "{tree}");
+    assert!(!named("sawmill-volume ") && !named("sawmill-store ") && !named("tokio "), "{tree}");
 }
 
 /// Functions with a `fn` line, by the name of the module or test program they are in; scripts that run in a

@@ -156,7 +156,7 @@ fn a_chart_is_drawn_for_each_trace() {
 fn prices_of_a_file_are_reckoned_with_and_a_wrong_file_is_refused() {
     let place = place();
     let (trace, prices) = (synthetic(), place.path("mine.toml"));
-    let built_in = repository().join("crates/sawmill/src/command/simulate/prices.toml");
+    let built_in = repository().join("crates/lab/src/simulate/prices.toml");
     let built_in = std::fs::read_to_string(built_in).expect("the built-in prices");
     std::fs::write(&prices, built_in.replace("gib_month = 0.08", "gib_month = 0.50")).expect("a file");
     let options = ["--size", "4G", "--prices", text(&prices)];

@@ -46,7 +46,7 @@ use tokio::sync::watch;
 
 use crate::control;
 use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 use status::ProcessStatus;
 
 /// Connections to the loopback address at the same time: any user of this machine can make them.

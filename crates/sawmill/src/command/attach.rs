@@ -27,13 +27,13 @@ use crate::config::check_name;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::doors::{Doors, Shown};
-use crate::exit::{Exit, Failure, Result};
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
 use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
-use crate::units::{human_size, parse_duration, parse_size};
 use crate::wiring::{check_free, make_folder};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::units::{human_size, parse_duration, parse_size};
 
 /// How often the cache is told the time, and it is looked how the link does.
 const TICK: Duration = Duration::from_secs(1);
@@ -361,7 +361,7 @@ impl Attachment {
         }
         let addresses = self.doors.addresses(&self.name);
         if !self.json {
-            return addresses.iter().try_for_each(|(_, address)| crate::output::line(address));
+            return addresses.iter().try_for_each(|(_, address)| sawmill_console::output::line(address));
         }
         let geometry = self.front.device().geometry();
         let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();

@@ -5,9 +5,10 @@ use sawmill_volume::check;
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Result};
-use crate::units::{human_count, human_size};
-use crate::{output, seen, wiring};
+use crate::{seen, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_size};
 
 /// Read everything a volume has in its store and verify it.
 ///

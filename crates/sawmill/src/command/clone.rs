@@ -4,8 +4,9 @@ use clap::Args;
 
 use super::Context;
 use crate::attach::served;
-use crate::exit::{Exit, Failure, Result};
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
 
 /// Make a volume from the present state of another one, or from a cut of it. No data is copied.
 ///

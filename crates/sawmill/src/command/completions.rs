@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use clap_complete::Shell;
 
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Print the completions for a shell.
 ///

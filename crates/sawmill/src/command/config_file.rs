@@ -18,7 +18,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use toml::{Table, Value};
 
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// The file of a machine.
 const SYSTEM_FILE: &str = "/etc/sawmill/config.toml";

@@ -7,8 +7,8 @@ use sawmill_volume::CreateOptions;
 use super::Context;
 use super::import::{Again, Filling, fill};
 use crate::attach::{AttachToWrite, open_cut};
-use crate::exit::{Exit, Failure, Result};
 use crate::transfer::ends::VolumeEnd;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Copy a volume to a new one, in this store or another.
 ///

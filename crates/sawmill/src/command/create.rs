@@ -6,9 +6,10 @@ use clap::{Args, ValueEnum};
 use sawmill_volume::{CreateOptions, FlushMode};
 
 use super::Context;
-use crate::exit::{Exit, Result};
-use crate::units::{human_size, parse_duration, parse_size, parse_size_u32};
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_size, parse_duration, parse_size, parse_size_u32};
 
 /// Create a volume.
 #[derive(Args)]

@@ -8,9 +8,10 @@ use sawmill_volume::{Deleted, ErrorKind};
 
 use super::Context;
 use crate::config::VolumeAddress;
-use crate::exit::{Exit, Failure, Result};
-use crate::units::human_size;
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
 
 /// Delete a volume with all its data.
 #[derive(Args)]

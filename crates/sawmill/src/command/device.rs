@@ -7,11 +7,12 @@ use sawmill_frontend::ublk::{self, DeviceInfo, UblkOptions};
 use serde::Serialize;
 
 use super::Context;
+use crate::control;
 use crate::control::protocol::{ControlRequest, DoorAdded};
 use crate::doors::plan::DoorPlan;
-use crate::exit::{Exit, Failure, Result};
-use crate::units::human_size;
-use crate::{control, output};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
 
 /// List, delete and recover ublk devices.
 ///

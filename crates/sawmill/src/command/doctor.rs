@@ -4,9 +4,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Result};
 use crate::machine::{self, Finding};
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
 
 /// Check a store and this machine, and say what is missing and how to get it.
 ///

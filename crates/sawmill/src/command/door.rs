@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::Context;
+use crate::control;
 use crate::control::protocol::{ControlRequest, DoorAdded, DoorRemoved};
 use crate::doors::plan::DoorOptions;
-use crate::exit::{Exit, Failure, Result};
-use crate::{control, output};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
 
 /// List, add and remove the doors of a volume that this machine serves.
 ///

@@ -11,9 +11,9 @@ use serde::Serialize;
 use super::Context;
 use crate::config::DRIVERS_FOLDER;
 use crate::driving::SOCKET;
-use crate::exit::{Exit, Failure, Result};
-use crate::output;
-use crate::units::human_size;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
 
 /// Show, flush, end and replace devices with drivers (see `sawmill run`).
 #[derive(Args)]

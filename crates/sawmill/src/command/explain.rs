@@ -4,8 +4,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{self, Exit, Failure, Result};
-use crate::output;
+use sawmill_console::exit::{self, Exit, Failure, Result};
+use sawmill_console::output;
 
 /// Explain an exit code: what it means, and what to do.
 #[derive(Args)]

@@ -16,14 +16,14 @@ use serde::Serialize;
 
 use super::Context;
 use crate::attach::open_cut;
-use crate::exit::{Exit, Failure, Result};
-use crate::output::{self, Bar};
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, Format, ImageServer};
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start, Target};
-use crate::units::human_size;
 use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Bar};
+use sawmill_console::units::human_size;
 
 /// Export a volume to a file or to an NBD export.
 ///

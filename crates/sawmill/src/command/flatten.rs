@@ -4,10 +4,10 @@ use clap::Args;
 
 use super::Context;
 use crate::attach::{Attach, served};
-use crate::exit::{Exit, Failure, Result};
-use crate::output::{self, Progress};
-use crate::units::human_size;
 use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Progress};
+use sawmill_console::units::human_size;
 
 /// Checkpoints after which nothing of the ancestors is listed any more: one that finds it dead, one that
 /// allows it to go, and two without it.

@@ -10,9 +10,10 @@ use crate::admin::status::VolumeStatus;
 use crate::attach::AttachToWrite;
 use crate::config::VolumeAddress;
 use crate::control::protocol::{Collected, ControlRequest};
-use crate::exit::{Exit, Failure, Result};
-use crate::units::{human_count, human_size};
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_size};
 
 /// How often the served volume is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -6,11 +6,12 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Context;
+use crate::control;
 use crate::control::protocol::{ControlRequest, HandOff};
-use crate::exit::{Exit, Failure, Result};
 use crate::handoff::Done;
-use crate::units::parse_duration;
-use crate::{control, output};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::parse_duration;
 
 /// Replace the process that serves a volume with a new one, of the same or a newer version, without
 /// disconnecting clients.

@@ -4,8 +4,8 @@
 
 use clap::Args;
 
-use crate::exit::{Exit, Failure, Result};
-use crate::output;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
 
 /// Show the help of a command, or a page of the guide.
 #[derive(Args)]

@@ -14,14 +14,14 @@ use super::Context;
 use super::create::Shape;
 use crate::attach::{AttachToWrite, refuse_served};
 use crate::config::VolumeAddress;
-use crate::exit::{Exit, Failure, Result};
-use crate::output::{self, Bar};
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, Format, ImageServer};
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start};
-use crate::units::human_size;
 use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Bar};
+use sawmill_console::units::human_size;
 
 /// Import a file, a disk image, a block device or an NBD export into a volume.
 ///

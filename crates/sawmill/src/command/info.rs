@@ -7,11 +7,12 @@ use serde::Serialize;
 use super::Context;
 use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
-use crate::exit::{Exit, Result};
 use crate::moment::human_time;
 use crate::seen::Elsewhere;
-use crate::units::{human_count, human_size};
-use crate::{control, output, seen, wiring};
+use crate::{control, seen, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_size};
 
 /// Show a volume: size, positions, space used in the store, who is attached.
 #[derive(Args)]

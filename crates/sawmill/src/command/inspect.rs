@@ -10,10 +10,11 @@ use serde::Serialize;
 
 use super::Context;
 use crate::admin::status::milliseconds;
-use crate::exit::{Exit, Result};
 use crate::moment::human_time;
-use crate::units::{human_count, human_duration, human_size};
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size};
 
 /// Rows of a long table that are printed without `--json`.
 const ROWS_MAX: usize = 40;

@@ -19,13 +19,13 @@ use sawmill_link::session::{PreSharedKey, unguessable};
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Failure, Result};
-use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
 use crate::link::told::{self, CacheTold, ConnectionTold, EndTold, LinkTold, RateTold};
-use crate::output;
-use crate::units::{human_count, human_duration, human_size, parse_duration};
+use crate::link::{KeyOptions, key_failed};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size, parse_duration};
 
 /// How often a question is said again that may have got lost.
 const SEEK_EVERY: Duration = Duration::from_millis(250);
@@ -134,7 +134,7 @@ struct Status {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.what {
         What::Key(key) => {
-            PreSharedKey::random()?.write(&key.file)?;
+            PreSharedKey::random().and_then(|made| made.write(&key.file)).map_err(key_failed)?;
             let file = key.file.display().to_string();
             match context.json {
                 true => output::json(&serde_json::json!({ "key_file": file }))?,

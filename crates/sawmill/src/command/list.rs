@@ -9,9 +9,10 @@ use serde::Serialize;
 
 use super::Context;
 use super::info::{Attachment, RecordDocument};
-use crate::exit::{Exit, Result};
-use crate::units::human_size;
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
 
 /// List the volumes of a store.
 #[derive(Args)]

@@ -7,10 +7,11 @@ use sawmill_volume::{CutInfo, CutKind};
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Result};
 use crate::moment::moment;
-use crate::units::{human_duration, human_size};
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_duration, human_size};
 
 /// List the past states of a volume that you can serve, clone or roll back to.
 ///

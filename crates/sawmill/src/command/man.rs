@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::exit::{Exit, Failure, Result};
-use crate::output;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
 
 /// Write the manual pages to a folder.
 ///

@@ -1,10 +1,9 @@
 //! The command line: what there is to type, and how the process ends.
 //!
-//! Invariants: every way out goes through [`crate::exit::TABLE`]; an error is one line on stderr that begins
-//! with `sawmill: error:`, also when clap found it.
+//! Invariants: every way out goes through [`sawmill_console::exit::TABLE`]; an error is one line on stderr
+//! that begins with `sawmill: error:`, also when clap found it.
 
 mod attach;
-mod bench;
 mod check;
 mod clone;
 mod completions;
@@ -39,10 +38,8 @@ mod rollback;
 mod run;
 mod serve;
 mod set;
-mod simulate;
 mod snapshot;
 mod target;
-mod verify_crash;
 mod wait;
 
 use std::ffi::OsString;
@@ -54,9 +51,11 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Places, STORE_VARIABLE};
-use crate::exit::{self, Exit, Failure, Result};
-use crate::output;
 use config_file::ConfigFile;
+use sawmill_console::Console;
+use sawmill_console::exit::{self, Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_lab::{bench, simulate, verify_crash};
 
 /// Virtual disks on object stores, at the speed of a local SSD.
 ///
@@ -165,6 +164,12 @@ fn told_commands() -> Vec<(String, String)> {
 struct Context {
     json: bool,
     places: Places,
+}
+
+impl Context {
+    fn console(&self) -> Console {
+        Console { json: self.json }
+    }
 }
 
 #[derive(Subcommand)]
@@ -329,9 +334,9 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Inspect(arguments) => inspect::run(&context, &arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Doctor(arguments) => doctor::run(&context, &arguments),
-        Command::Simulate(arguments) => simulate::run(&context, &arguments),
+        Command::Simulate(arguments) => simulate::run(&context.console(), &arguments),
         Command::Conform(arguments) => conform::run(&context, &arguments),
-        Command::Bench(arguments) => bench::run(&context, &arguments),
+        Command::Bench(arguments) => bench::run(&context.console(), &arguments),
         Command::Explain(arguments) => explain::run(&context, &arguments),
         Command::Help(arguments) => help::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),
@@ -340,7 +345,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
             let kept = sawmill_frontend::keeper::keep();
             kept.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
         }
-        Command::VerifyCrash(arguments) => verify_crash::run(&context, &arguments),
+        Command::VerifyCrash(arguments) => verify_crash::run(&context.console(), &arguments),
     }
 }
 
@@ -518,6 +523,15 @@ mod tests {
         commands.sort();
         grouped.sort_unstable();
         assert_eq!(grouped, commands);
+    }
+
+    #[test]
+    fn the_guide_lists_exactly_the_exit_codes() {
+        let mut table = String::from("| code | meaning | what to do |\n|---|---|---|\n");
+        for (exit, meaning, advice) in exit::TABLE {
+            table.push_str(&format!("| {} | {meaning} | {advice} |\n", exit.code()));
+        }
+        crate::guide::compare("exit-codes.md", &table);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Places, VolumeAddress};
-use crate::exit::{Failure, Result};
-use crate::units::{parse_duration, parse_size};
 use crate::wiring::{self, CachePlan, JournalPlan, Plan};
+use sawmill_console::exit::{Failure, Result};
+use sawmill_console::units::{parse_duration, parse_size};
 
 /// Where the local parts of volumes are, and what may be lost.
 #[derive(Args)]
@@ -208,7 +208,7 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Exit;
+    use sawmill_console::exit::Exit;
 
     #[test]
     fn one_journal_file_cannot_be_shared_by_two_volumes() {

@@ -8,9 +8,10 @@ use sawmill_volume::{RealWorld, World};
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Result};
-use crate::units::{human_count, human_duration, human_size};
-use crate::{output, seen, wiring};
+use crate::{seen, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size};
 
 /// Promote a replica: make it a volume of its own that you can serve for writing.
 ///

@@ -5,8 +5,9 @@ use sawmill_volume::ErrorKind;
 use serde::Serialize;
 
 use super::Context;
-use crate::exit::{Exit, Result};
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
 
 /// Rename a volume within its store.
 ///

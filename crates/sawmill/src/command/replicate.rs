@@ -14,9 +14,10 @@ use serde::Serialize;
 use super::Context;
 use crate::admin::status::milliseconds;
 use crate::config::VolumeAddress;
-use crate::exit::{Exit, Failure, Result};
-use crate::units::{human_count, human_duration, human_size, parse_duration, parse_size};
-use crate::{output, seen, wiring};
+use crate::{seen, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size, parse_duration, parse_size};
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///

@@ -7,9 +7,10 @@ use serde::Serialize;
 use super::Context;
 use crate::attach::AttachToWrite;
 use crate::control::protocol::{ControlRequest, Resized};
-use crate::exit::{Exit, Failure, Result};
-use crate::units::{human_size, parse_size};
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_size, parse_size};
 
 /// Change the size of a volume.
 ///

@@ -5,10 +5,10 @@ use clap::Args;
 use super::Context;
 use crate::attach::Attach;
 use crate::control::protocol::Past;
-use crate::exit::{Exit, Result};
 use crate::moment::parse_cut;
-use crate::output;
 use crate::past::order;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
 
 /// Return a volume to an earlier state: a snapshot, a time, or a position of its log.
 ///

@@ -11,9 +11,9 @@ use super::Context;
 use crate::daemon;
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::driving::{self, Plan, Told};
-use crate::exit::{Exit, Failure, Result};
-use crate::layers::LayerOptions;
-use crate::output;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_lab::layers::LayerOptions;
 
 /// Serve a device whose driver is another program, and start that program.
 ///

@@ -22,13 +22,13 @@ use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::config::Places;
 use crate::daemon::{self, DoorOf, print_event};
 use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
-use crate::exit::{Exit, Failure, Result};
 use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
 use crate::seen;
 use crate::serving::{Served, Serving};
 use crate::wiring::{self, Plan};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a disk may take for what memory holds.
 const LOG_WITHIN: Duration = Duration::from_secs(60);

@@ -7,10 +7,10 @@ use clap::Args;
 use super::Context;
 use crate::attach::Attach;
 use crate::control::protocol::Past;
-use crate::exit::{Exit, Result};
-use crate::output;
 use crate::past::order;
-use crate::units::{human_duration, parse_duration};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_duration, parse_duration};
 
 /// Change a setting of a volume.
 #[derive(Args)]

@@ -7,11 +7,12 @@ use serde::Serialize;
 use super::Context;
 use crate::attach::Attach;
 use crate::control::protocol::Past;
-use crate::exit::{Exit, Failure, Result};
 use crate::moment::{moment, parse_cut};
 use crate::past::order;
-use crate::units::human_size;
-use crate::{output, wiring};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
 
 /// Create, list and delete snapshots: named states of a volume that are kept.
 ///

@@ -28,17 +28,17 @@ use super::serve::{Heard, close, forward_signals, parse_loopback};
 use crate::admin::Admin;
 use crate::config::{Places, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
-use crate::exit::{Exit, Failure, Result};
 use crate::file_device::FileDevice;
 use crate::handoff::Asked;
-use crate::link::KeyOptions;
 use crate::link::place::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
 use crate::link::told::{ConnectionTold, EndTold, Teller, Telling};
+use crate::link::{KeyOptions, key_failed};
 use crate::serving::Serving;
-use crate::units::{human_size, parse_size, parse_size_u32};
 use crate::wiring::{self, CachePlan, Plan};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::units::{human_size, parse_size, parse_size_u32};
 
 /// The least of a device.
 const BLOCK_BYTES: u64 = 512;
@@ -354,7 +354,7 @@ fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Ve
 
 fn trust(arguments: &Arguments) -> Result<Trust> {
     match &arguments.machines {
-        Some(path) => Ok(Trust::Machines(read_machines(path)?)),
+        Some(path) => Ok(Trust::Machines(read_machines(path).map_err(key_failed)?)),
         None => Ok(Trust::All(arguments.key.security()?)),
     }
 }
@@ -461,7 +461,7 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     for export in exports {
         let kind = if export.read_only { ", read-only" } else { "" };
         let size = human_size(export.size_bytes);
-        crate::output::line(&format!("link:{}/{} ({size}{kind})", listen.join(","), export.name))?;
+        sawmill_console::output::line(&format!("link:{}/{} ({size}{kind})", listen.join(","), export.name))?;
     }
     Ok(())
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Context;
-use crate::exit::{Exit, Result};
-use crate::units::{human_duration, parse_duration};
-use crate::{control, output, wiring};
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_duration, parse_duration};
 
 /// Wait until everything accepted so far is on the local disk or in the store.
 ///

@@ -20,7 +20,7 @@ use super::protocol::{ControlRequest, REQUEST_TARGET};
 use super::{WRITER_SOCKET, http};
 use crate::admin::status::{ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a healthy process may take to answer a question that needs no waiting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);

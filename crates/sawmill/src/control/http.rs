@@ -15,7 +15,7 @@ use hyper::{Method, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// What a process may answer at most: the status of thousands of volumes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -116,8 +116,10 @@ fn refusal(status: StatusCode, body: &[u8]) -> Failure {
     let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let text = answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
     let code = answer["exit"].as_u64();
-    let known =
-        crate::exit::TABLE.iter().map(|(exit, _, _)| *exit).find(|e| Some(u64::from(e.code())) == code);
+    let known = sawmill_console::exit::TABLE
+        .iter()
+        .map(|(exit, _, _)| *exit)
+        .find(|e| Some(u64::from(e.code())) == code);
     Failure::new(known.unwrap_or(Exit::Internal), format!("the serving process says: {text}"))
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 
 use super::plan::DoorPlan;
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// A plan as it is noted: a device that got any number comes back with the one that its users know.
 pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {

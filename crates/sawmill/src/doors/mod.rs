@@ -22,9 +22,9 @@ use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
-use crate::exit::{Exit, Failure, Result};
 use open::{Orphans, Workers};
 use plan::DoorPlan;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Threads that quiet doors: each mostly waits.
 const QUIETERS_MAX: usize = 64;

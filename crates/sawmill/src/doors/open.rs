@@ -19,8 +19,8 @@ use sawmill_sys::FileLock;
 use super::plan::DoorPlan;
 use super::{OpenDoor, Shown};
 use crate::config::UBLK_FOLDER;
-use crate::exit::{Failure, Result};
 use crate::wiring::make_folder;
+use sawmill_console::exit::{Failure, Result};
 
 /// What doors of one process share.
 pub(super) struct Shared<'a> {

@@ -11,8 +11,8 @@ use clap::Args;
 use sawmill_frontend::nbd::{Budget, Listen};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Failure, Result};
-use crate::units::parse_size;
+use sawmill_console::exit::{Failure, Result};
+use sawmill_console::units::parse_size;
 
 /// One door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

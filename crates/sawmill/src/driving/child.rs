@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_driver::protocol::SOCKET_VARIABLE;
 
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long the first restart waits; each further one twice as long.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);

@@ -26,8 +26,8 @@ use self::child::Drivers;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
-use crate::exit::{Exit, Failure, Result};
 use crate::wiring::make_folder;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The driver socket in a device's folder.
 pub(crate) const SOCKET: &str = "driver.sock";

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::exit::{Exit, Failure, Result};
 use crate::handoff::accepting_nothing;
 use crate::serving::{Cache, Served, Serving};
 use crate::wiring::{self, Local, Plan};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The volumes of a process that are to come back.
 pub(crate) struct Again {

@@ -32,7 +32,7 @@ use sawmill_volume::OpenOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::control::protocol::HandOff;
-use crate::exit::{self, Exit, Failure, Result};
+use sawmill_console::exit::{self, Exit, Failure, Result};
 
 /// The version of this conversation. Another one is refused before anything is touched.
 pub(crate) const CONVERSATION: u32 = 1;

@@ -14,8 +14,8 @@ use super::{CONVERSATION, Done, Word, hear, say, send, unexpected};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
 use crate::control::protocol::HandOff;
-use crate::exit::{Exit, Failure, Result};
 use crate::serving::Serving;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long everything may take to be stored before the switch, so that little is left to replay.
 const STORE_FIRST: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use clap::Args;
 use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How both ends trust each other.
 #[derive(Args)]
@@ -32,7 +32,7 @@ impl KeyOptions {
     /// What was asked for; there is no default.
     pub(crate) fn security(&self) -> Result<Security> {
         match &self.key_file {
-            Some(path) => Ok(Security::Key(PreSharedKey::read(path)?)),
+            Some(path) => Ok(Security::Key(PreSharedKey::read(path).map_err(key_failed)?)),
             None if self.insecure => Ok(Security::Insecure),
             None => Err(Failure::usage(
                 "a link needs the same key at both ends: make one with `sawmill link key FILE`, copy FILE to \
@@ -43,15 +43,14 @@ impl KeyOptions {
     }
 }
 
-impl From<KeyError> for Failure {
-    fn from(error: KeyError) -> Self {
-        let exit = match &error {
-            KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),
-            KeyError::Open { .. } => Exit::Refused,
-            KeyError::Malformed { .. } | KeyError::Line { .. } | KeyError::Long { .. } => Exit::Usage,
-            KeyError::Exists { .. } => Exit::Exists,
-            KeyError::Random => Exit::Unavailable,
-        };
-        Failure::new(exit, error.to_string())
-    }
+/// A key that cannot be read or made.
+pub(crate) fn key_failed(error: KeyError) -> Failure {
+    let exit = match &error {
+        KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),
+        KeyError::Open { .. } => Exit::Refused,
+        KeyError::Malformed { .. } | KeyError::Line { .. } | KeyError::Long { .. } => Exit::Usage,
+        KeyError::Exists { .. } => Exit::Exists,
+        KeyError::Random => Exit::Unavailable,
+    };
+    Failure::new(exit, error.to_string())
 }

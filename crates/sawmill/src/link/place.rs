@@ -6,7 +6,7 @@ use std::fmt;
 
 use sawmill_link::carrier::LinkAddress;
 
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// Links to a target, and perhaps one of its exports.
 #[derive(Clone, Debug, PartialEq, Eq)]

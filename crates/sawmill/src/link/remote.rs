@@ -14,8 +14,8 @@ use sawmill_link::initiator::{Answer, Initiator, InitiatorOptions, OpenMode, Rem
 use sawmill_link::session::{Security, unguessable};
 use sawmill_link::threads::Attached;
 
-use crate::exit::{Exit, Failure, Result};
 use crate::link::place::LinkPlace;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a target may take to answer for the first time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);

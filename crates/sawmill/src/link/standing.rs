@@ -16,7 +16,7 @@ use sawmill_format::export_state::ExportState;
 use sawmill_link::target::{KeepStanding, Standing};
 
 use crate::durable;
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// The state file of one export.
 pub(crate) struct StateFile {

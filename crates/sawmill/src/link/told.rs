@@ -16,8 +16,8 @@ use sawmill_link::carrier::{LinkAddress, Peer};
 use sawmill_link::{LinkStatus, OneLink, cache};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Failure, Result};
 use crate::wiring::make_folder;
+use sawmill_console::exit::{Failure, Result};
 
 /// What sockets of ends are called; `.sock` is for those that speak HTTP.
 const EXTENSION: &str = "end";

@@ -13,7 +13,7 @@ use sawmill_nbd_client::{Client, Command, Dialect, flag};
 use sawmill_volume::{Health, Volume};
 
 use super::{Source, Target};
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The longest read or write of a file at once.
 const FILE_REQUEST_BYTES_MAX: u64 = 1 << 20;

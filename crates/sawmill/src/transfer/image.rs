@@ -17,7 +17,7 @@ use clap::ValueEnum;
 use super::cage::{self, Access};
 use super::ends::NbdEnd;
 use super::inspect_image;
-use crate::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long QEMU may take to open an image.
 const START_TIME_MAX: Duration = Duration::from_secs(60);

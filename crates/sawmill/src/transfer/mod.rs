@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use sawmill_device::Allocation;
 
-use crate::exit::Result;
-use crate::output::Bar;
+use sawmill_console::exit::Result;
+use sawmill_console::output::Bar;
 
 /// Bytes moved in one piece at most. No longer than a record of a volume's journal.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -251,7 +251,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Takes pieces until there are none, or somebody failed.
-    fn work(&self, tell: &Sender<crate::exit::Failure>) {
+    fn work(&self, tell: &Sender<sawmill_console::exit::Failure>) {
         while !self.stop.load(Ordering::Acquire) {
             let next = self.plan().next();
             let moved = match next {

@@ -11,7 +11,7 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::transfer::TransferProgress;
 
 use crate::durable;
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// The progress file of one transfer.
 pub(crate) struct ProgressFile {

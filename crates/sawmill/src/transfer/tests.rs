@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::exit::{Exit, Failure};
+use sawmill_console::exit::{Exit, Failure};
 
 /// A disk in memory that counts what is asked of it.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use sawmill_device::{
 };
 use sawmill_nbd_client::{Client, Command, Dialect, Failure as NbdFailure, flag};
 
-use crate::exit::{Failure, Result};
+use sawmill_console::exit::{Failure, Result};
 
 /// An export of an NBD server.
 pub(super) struct NbdDevice {

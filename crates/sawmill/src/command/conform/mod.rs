@@ -26,8 +26,8 @@ use signal_hook::flag;
 
 use super::Context;
 use crate::daemon;
-use crate::exit::{Exit, Failure, Result};
-use crate::output;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
 use stage::{Plan, Stage};
 
 /// A clause that takes longer has lost a request: those of the contract give up after two minutes themselves.

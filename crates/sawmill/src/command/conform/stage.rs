@@ -21,8 +21,8 @@ use super::{DoorKind, Kind};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::driving::child::Drivers;
-use crate::exit::{Exit, Failure, Result};
 use crate::file_device::FileDevice;
+use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a driver may take for an order, unless the user says otherwise.
 const ANSWER_WITHIN_S: u32 = 20;

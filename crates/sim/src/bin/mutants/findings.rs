@@ -363,7 +363,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &binary("every_operation_of_blkreplays_own_loads_is_read"),
         "only plain reads and writes of blkreplay are read",
-        "sawmill/src/trace/lines.rs",
+        "lab/src/trace/lines.rs",
         "_ if flags.contains('R') => Operation::Read,",
         "_ if flags == \"R\" => Operation::Read,",
     ),

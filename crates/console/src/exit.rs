@@ -1,0 +1,247 @@
+//! How the process ends: one table of exit codes, and the one error type of the commands.
+//!
+//! Invariants: every failure carries a code of the table and a text of one line; the mapping from the
+//! library's kinds of error has no wildcard, so that a new kind cannot be forgotten. The table is also
+//! `docs/guide/exit-codes.md` and a part of `sawmill --help`; tests compare them.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use sawmill_device::{Error, ErrorKind};
+#[cfg(feature = "store")]
+use sawmill_store::{StoreError, StoreErrorKind};
+
+/// How the process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done.
+    Ok = 0,
+    /// The question was answered, and the answer is no.
+    Negative = 1,
+    /// The command line, or a value in it, is wrong.
+    Usage = 2,
+    /// Something named does not exist.
+    NotFound = 3,
+    /// Something of that name exists already.
+    Exists = 4,
+    /// The safe answer is to stop.
+    Refused = 5,
+    /// Another writer has the volume.
+    Fenced = 6,
+    /// The store, or a disk, cannot be asked.
+    Unavailable = 7,
+    /// The store or the system refuses us.
+    Denied = 8,
+    /// Bytes failed their check.
+    Corrupt = 9,
+    /// No space is left.
+    Full = 10,
+    /// Something is held by another process.
+    InUse = 11,
+    /// A bug.
+    Internal = 70,
+}
+
+impl Exit {
+    /// The code the process ends with.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The table: code, what it means, what to do.
+pub const TABLE: &[(Exit, &str, &str)] = &[
+    (Exit::Ok, "done", ""),
+    (
+        Exit::Negative,
+        "the answer is no",
+        "`check` found damage, `verify-crash` a state that must not be, `wait` ran out of time, a check of \
+         `doctor` failed, `serve`, `target` or `attach` was stopped before everything was stored; the output \
+         says which",
+    ),
+    (Exit::Usage, "the command line, or a value in it, is wrong", "fix it; the text names the option"),
+    (
+        Exit::NotFound,
+        "no such volume, snapshot, segment, checkpoint or bucket; a past state that is not kept; a required \
+         program that is not installed",
+        "look at `sawmill list`; install the program that the text names",
+    ),
+    (
+        Exit::Exists,
+        "a volume, snapshot or file of that name exists already",
+        "choose another name, or delete the old one; `import` and `export` have --overwrite",
+    ),
+    (
+        Exit::Refused,
+        "continuing could lose data or hide a loss",
+        "read the text; it names the option to continue anyway, if there is one",
+    ),
+    (
+        Exit::Fenced,
+        "another writer has taken the volume over",
+        "find the other writer; serve the volume from one place only",
+    ),
+    (Exit::Unavailable, "the store, a disk or a target is unreachable at present", "try again later"),
+    (
+        Exit::Denied,
+        "the store, the system or the other end of a link refuses access, or the bucket does not exist",
+        "check credentials, permissions, the bucket's name, and the key files of both ends",
+    ),
+    (Exit::Corrupt, "bytes failed their checksum or identity", "run `sawmill check`; keep everything"),
+    (Exit::Full, "no space is left", "free some space, or choose another place"),
+    (
+        Exit::InUse,
+        "held by another process: journal, cache, socket; or the volume is served, or attached elsewhere",
+        "stop that process, or choose another path",
+    ),
+    (Exit::Internal, "a bug in Sawmill", "report it, with the log"),
+];
+
+/// The table as lines of a help text.
+pub fn table_as_help() -> String {
+    let mut text = String::from("Exit codes:\n");
+    for (exit, meaning, _) in TABLE {
+        text.push_str(&format!("  {:>2}  {meaning}\n", exit.code()));
+    }
+    text
+}
+
+/// A failure of a command: how the process ends, and one line that says what, which, and what to do.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+/// The result of a command's parts.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    /// A failure with its text. Line ends become spaces: an error is one line.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+        Failure { exit, message }
+    }
+
+    /// A wrong command line.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure::new(Exit::Usage, message)
+    }
+
+    /// How the process ends.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// The same failure with `volume NAME: ` before its text, unless that names the volume anyway.
+    pub fn of_volume(self, name: &str) -> Self {
+        if self.message.contains(name) {
+            return self;
+        }
+        Failure::new(self.exit, format!("volume {name}: {}", self.message))
+    }
+
+    /// The same failure with the file it is about before its text.
+    pub fn of_file(self, path: &Path) -> Self {
+        Failure::new(self.exit, format!("{}: {}", path.display(), self.message))
+    }
+
+    /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
+    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        let exit = match error.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::AlreadyExists => Exit::Exists,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Exit::Denied,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Full,
+            io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy => Exit::InUse,
+            io::ErrorKind::InvalidInput => Exit::Usage,
+            _ => Exit::Unavailable,
+        };
+        Failure::new(exit, format!("{what}: {error}"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match error.kind() {
+            ErrorKind::Invalid => Exit::Usage,
+            ErrorKind::NotFound => Exit::NotFound,
+            ErrorKind::Exists => Exit::Exists,
+            ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
+            ErrorKind::Fenced => Exit::Fenced,
+            ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unreachable => Exit::Unavailable,
+            ErrorKind::Denied => Exit::Denied,
+            ErrorKind::InUse => Exit::InUse,
+            ErrorKind::Full => Exit::Full,
+            ErrorKind::Corrupt => Exit::Corrupt,
+            ErrorKind::Closed | ErrorKind::Internal => Exit::Internal,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
+#[cfg(feature = "store")]
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let exit = match error.kind() {
+            StoreErrorKind::NotFound => Exit::NotFound,
+            StoreErrorKind::Denied => Exit::Denied,
+            StoreErrorKind::Unavailable | StoreErrorKind::Broken => Exit::Unavailable,
+            StoreErrorKind::Damaged => Exit::Corrupt,
+            StoreErrorKind::Invalid => Exit::Usage,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
+#[cfg(feature = "verify")]
+impl From<sawmill_verify::Error> for Failure {
+    fn from(error: sawmill_verify::Error) -> Self {
+        use sawmill_verify::Error;
+        let exit = match &error {
+            Error::Io { what, source } => return Failure::io(what, source),
+            Error::Missing(_) => Exit::NotFound,
+            Error::Log(_) | Error::Usage(_) => Exit::Usage,
+            Error::Subject(_) => Exit::Unavailable,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_the_table_are_distinct_and_ascending() {
+        let codes: Vec<u8> = TABLE.iter().map(|(exit, _, _)| exit.code()).collect();
+        assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
+        assert_eq!(codes.first(), Some(&0));
+        assert_eq!(codes.last(), Some(&70));
+    }
+
+    #[test]
+    fn a_failure_is_one_line_whatever_its_cause_says() {
+        let failure = Failure::new(Exit::Internal, "first\nsecond\r\n  third").of_volume("disk1");
+        assert_eq!(failure.to_string(), "volume disk1: first second third");
+    }
+
+    #[test]
+    fn fenced_missing_and_damaged_end_with_their_own_codes() {
+        let code = |kind| Failure::from(Error::new(kind, "x")).exit().code();
+        assert_eq!(code(ErrorKind::Fenced), 6);
+        assert_eq!(code(ErrorKind::NotFound), 3);
+        assert_eq!(code(ErrorKind::Corrupt), 9);
+        assert_eq!(code(ErrorKind::Refused), 5);
+    }
+}

@@ -1,0 +1,213 @@
+//! What commands print: tables for people, JSON for programs, one error line.
+//!
+//! Invariants: results go to stdout, everything else to stderr; a reader that goes away (`| head`) ends the
+//! command quietly instead of with a panic.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{ContentArrangement, Table};
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure, Result};
+use crate::units::{human_duration, human_size};
+
+/// Prints one line of text to stdout.
+pub fn line(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(|error| gone(&error))
+}
+
+fn gone(error: &io::Error) -> Failure {
+    Failure::io("cannot write to standard output", error)
+}
+
+/// Prints a value as indented JSON.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(unserialisable)?;
+    line(&text)
+}
+
+/// Prints a value as JSON on one line: an event of a stream.
+pub fn json_event(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string(value).map_err(unserialisable)?;
+    line(&text)
+}
+
+fn unserialisable(error: serde_json::Error) -> Failure {
+    Failure::new(Exit::Internal, format!("cannot put the result into JSON: {error}"))
+}
+
+/// Prints a table with a header; columns are separated by space alone.
+pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
+    let mut table = plain_table();
+    table.set_header(header.to_vec());
+    table.add_rows(rows);
+    show(table)
+}
+
+/// Prints rows without a header.
+pub fn rows(rows: Vec<Vec<String>>) -> Result<()> {
+    let mut table = plain_table();
+    table.add_rows(rows);
+    show(table)
+}
+
+/// Prints facts as two columns: label and value.
+pub fn facts(rows: &[(&str, String)]) -> Result<()> {
+    let mut table = plain_table();
+    table.add_rows(rows.iter().map(|(label, value)| vec![(*label).to_owned(), value.clone()]));
+    show(table)
+}
+
+fn show(mut table: Table) -> Result<()> {
+    // The first column begins at the margin.
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    line(&table.trim_fmt())
+}
+
+fn plain_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table
+}
+
+/// Writes the error line of a failed command.
+pub fn error(failure: &Failure) {
+    // With stderr gone nobody is left to tell.
+    let _ = writeln!(io::stderr(), "sawmill: error: {failure}");
+}
+
+/// A line that is rewritten in place while something long runs; silent where stderr is no terminal.
+pub struct Progress {
+    label: &'static str,
+    shown: bool,
+    permille: u64,
+}
+
+impl Progress {
+    /// Progress of what `label` names.
+    pub fn new(label: &'static str) -> Self {
+        Progress { label, shown: io::stderr().is_terminal(), permille: u64::MAX }
+    }
+
+    /// Shows that `done` of `total` are done, at most a thousand times.
+    pub fn show(&mut self, done: u64, total: u64) {
+        let permille = (done * 1000).checked_div(total).unwrap_or(0);
+        if self.shown && permille != self.permille {
+            self.permille = permille;
+            let percent = permille / 10;
+            // Progress is a courtesy: a failure to show it changes nothing.
+            let _ = write!(io::stderr(), "\r{} {done} of {total} ({percent} %)\x1b[K", self.label);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown && self.permille != u64::MAX {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Progress of what takes long, on stderr: a bar on a terminal, a plain line now and then elsewhere, nothing
+/// at all in the first second. That it could not be shown is remembered, and told by [`Bar::end`].
+pub struct Bar {
+    what: String,
+    terminal: bool,
+    began: Instant,
+    /// When it was shown last, and how much was done at the first look.
+    shown: Option<Instant>,
+    first: Option<u64>,
+    unheard: Option<io::Error>,
+}
+
+/// Cells of a bar.
+const BAR_CELLS: u64 = 24;
+/// What takes less is not worth a word.
+const BAR_AFTER: Duration = Duration::from_secs(1);
+/// How often a line is printed where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+impl Bar {
+    /// Progress of `what`, `importing disk1` say.
+    pub fn new(what: impl Into<String>) -> Self {
+        let terminal = io::stderr().is_terminal();
+        Bar { what: what.into(), terminal, began: Instant::now(), shown: None, first: None, unheard: None }
+    }
+
+    /// Shows that `done` of `total` bytes are done.
+    pub fn show(&mut self, done: u64, total: u64) {
+        let first = *self.first.get_or_insert(done);
+        let took = self.began.elapsed();
+        let rests = !self.terminal && self.shown.is_some_and(|shown| shown.elapsed() < LINE_EVERY);
+        if took < BAR_AFTER || rests || self.unheard.is_some() {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let text = progress_text(&self.what, first, done, total, took);
+        let shown = if self.terminal {
+            let cells = (done * BAR_CELLS).checked_div(total).unwrap_or(BAR_CELLS) as usize;
+            let bar = format!("{}{}", "#".repeat(cells), ".".repeat(BAR_CELLS as usize - cells));
+            write!(io::stderr(), "\r[{bar}] {text}\x1b[K")
+        } else {
+            writeln!(io::stderr(), "{text}")
+        };
+        self.unheard = shown.err();
+    }
+
+    /// Takes the bar away. Fails if progress could not be shown: nobody may take that for an orderly end.
+    pub fn end(self) -> Result<()> {
+        match &self.unheard {
+            None => Ok(()),
+            Some(error) => Err(Failure::io("all is done, but its progress could not be told", error)),
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if self.terminal && self.shown.is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// `importing disk1: 42 %, 1.2 GiB of 3 GiB, 120 MiB a second, 15s left`.
+fn progress_text(what: &str, first: u64, done: u64, total: u64, took: Duration) -> String {
+    let percent = (u128::from(done) * 100).checked_div(u128::from(total)).unwrap_or(100);
+    let mut text = format!("{what}: {percent} %, {} of {}", human_size(done), human_size(total));
+    let moved = done.saturating_sub(first);
+    let rate = moved as f64 / took.as_secs_f64();
+    if moved > 0 && done < total {
+        let left = Duration::from_secs(((total - done) as f64 / rate) as u64);
+        text.push_str(&format!(", {} a second, {} left", human_size(rate as u64), human_duration(left)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_tells_share_rate_and_time_left() {
+        let text = progress_text("importing disk1", 1 << 30, 2 << 30, 4 << 30, Duration::from_secs(8));
+        assert_eq!(text, "importing disk1: 50 %, 2 GiB of 4 GiB, 128 MiB a second, 16.0 s left");
+        let text = progress_text("x", 0, 0, 0, Duration::from_secs(2));
+        assert_eq!(text, "x: 100 %, 0 B of 0 B");
+    }
+
+    #[test]
+    fn what_takes_less_than_a_second_says_nothing() {
+        let mut bar = Bar::new("x");
+        bar.show(1, 2);
+        assert!(bar.shown.is_none());
+        assert!(bar.end().is_ok());
+    }
+}

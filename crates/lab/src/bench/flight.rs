@@ -1,0 +1,170 @@
+//! Requests under way to an NBD export: at most so many, none that overlaps a write under way, each timed,
+//! and each read verified when its bytes come.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use sawmill_nbd_client::{Client, Command, Failure as Unanswered, Reply};
+
+use super::content::{Told, mismatch};
+use crate::trace::Operation;
+use sawmill_console::exit::{Exit, Failure, Result};
+
+/// The operations, in the order of [`Done::times_ns`].
+pub(super) const OPERATIONS: [Operation; 5] =
+    [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::Zero];
+
+/// What has come back.
+#[derive(Default)]
+pub(super) struct Done {
+    /// How long each request took, by operation.
+    pub(super) times_ns: [Vec<u64>; OPERATIONS.len()],
+    pub(super) bytes: [u64; OPERATIONS.len()],
+    pub(super) verified_bytes: u64,
+    pub(super) unknown_bytes: u64,
+    /// Requests that waited for one that they overlap.
+    pub(super) overlaps: u64,
+    failure: Option<Failure>,
+}
+
+/// One request under way.
+struct Flying {
+    id: u64,
+    address: u64,
+    end: u64,
+    writes: bool,
+}
+
+#[derive(Default)]
+struct State {
+    flying: Vec<Flying>,
+    done: Done,
+    next_id: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    landed: Condvar,
+}
+
+/// See the head of this file.
+pub(super) struct Flights<'a> {
+    client: &'a Client,
+    depth: usize,
+    seed: u64,
+    shared: Arc<Shared>,
+}
+
+/// One request.
+pub(super) struct Flight {
+    pub(super) operation: Operation,
+    pub(super) address: u64,
+    pub(super) length: u64,
+    /// The bytes of a write.
+    pub(super) bytes: Vec<u8>,
+    /// What a read must find.
+    pub(super) told: Vec<Told>,
+}
+
+impl<'a> Flights<'a> {
+    pub(super) fn new(client: &'a Client, depth: usize, seed: u64) -> Self {
+        Flights { client, depth, seed, shared: Arc::default() }
+    }
+
+    /// Waits until a request may go: there is room, and nothing under way that it may not overlap. Fails when
+    /// one before it has failed.
+    pub(super) fn wait_for(&self, operation: Operation, address: u64, length: u64) -> Result<()> {
+        let (end, reads) = (address + length, operation == Operation::Read);
+        let mut state = lock(&self.shared);
+        let overlaps = |state: &State| {
+            let meets = |one: &Flying| one.address < end && address < one.end && (one.writes || !reads);
+            state.flying.iter().any(meets)
+        };
+        if overlaps(&state) {
+            state.done.overlaps += 1;
+        }
+        while state.done.failure.is_none() && (state.flying.len() >= self.depth || overlaps(&state)) {
+            state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.done.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Sends a request that was waited for.
+    pub(super) fn send(&self, flight: Flight) {
+        let Flight { operation, address, length, bytes, told } = flight;
+        let command = match operation {
+            Operation::Read => Command::Read { offset: address, length: length as u32 },
+            Operation::Write => Command::Write { offset: address, bytes, fua: false },
+            Operation::Flush => Command::Flush,
+            Operation::Discard => Command::Trim { offset: address, length },
+            Operation::Zero => Command::WriteZeroes { offset: address, length },
+        };
+        let id = {
+            let mut state = lock(&self.shared);
+            state.next_id += 1;
+            let writes = operation != Operation::Read;
+            let flying = Flying { id: state.next_id, address, end: address + length, writes };
+            state.flying.push(flying);
+            state.next_id
+        };
+        let (shared, seed, began) = (Arc::clone(&self.shared), self.seed, Instant::now());
+        self.client.submit_then(&command, move |outcome| {
+            let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let judged = judge(seed, operation, address, &told, outcome);
+            let mut state = lock(&shared);
+            state.flying.retain(|flying| flying.id != id);
+            let done = &mut state.done;
+            let index = OPERATIONS.iter().position(|known| *known == operation).unwrap_or_default();
+            done.times_ns[index].push(took_ns);
+            done.bytes[index] += length;
+            if operation == Operation::Read {
+                let known: u64 = told.iter().map(|told| told.length).sum();
+                done.verified_bytes += known;
+                done.unknown_bytes += length - known;
+            }
+            if let Err(failure) = judged {
+                done.failure.get_or_insert(failure);
+            }
+            drop(state);
+            shared.landed.notify_all();
+        });
+    }
+
+    /// Waits for everything under way, and takes what has come back since the last time.
+    pub(super) fn land(&self) -> Result<Done> {
+        let mut state = lock(&self.shared);
+        while !state.flying.is_empty() {
+            state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let mut done = std::mem::take(&mut state.done);
+        done.failure.take().map_or(Ok(done), Err)
+    }
+}
+
+fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+    shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn judge(
+    seed: u64,
+    operation: Operation,
+    address: u64,
+    told: &[Told],
+    outcome: std::result::Result<Reply, Unanswered>,
+) -> Result<()> {
+    let reply = outcome.map_err(|unanswered| {
+        let exit = if unanswered == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
+        Failure::new(exit, format!("{operation:?} at byte {address} was answered with: {unanswered}"))
+    })?;
+    match mismatch(seed, told, address, &reply.bytes) {
+        None => Ok(()),
+        Some((at, write)) => {
+            let text = format!(
+                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 is \
+                 zeroes): the disk has lost or mixed up data"
+            );
+            Err(Failure::new(Exit::Corrupt, text))
+        }
+    }
+}

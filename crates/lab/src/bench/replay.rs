@@ -1,0 +1,356 @@
+//! `sawmill bench replay`: a block trace carried out on a served disk, with every read verified.
+//!
+//! The trace is read twice: once to find how large a disk it takes, once to carry it out. What it wrote is
+//! not in a trace, so the replay makes up bytes that say which write they are of.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use sawmill_nbd_client::{Client, Dialect, flag};
+use serde::Serialize;
+
+use super::content::Content;
+use super::flight::{Done, Flight, Flights, OPERATIONS};
+use crate::trace::{Format, Operation, ReadOptions, Request, Trace};
+use sawmill_console::Console;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Bar};
+use sawmill_console::units::{human_count, human_duration, human_size};
+
+/// The longest request sent; longer ones of a trace are sent in pieces.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Where the disks of a trace begin on ours.
+const DEVICE_BYTES: u64 = 1 << 20;
+
+/// Replay a block trace on a served disk, and verify every read.
+///
+/// All that the disk holds is lost. The trace's disks or files lie one behind another on it. Requests that
+/// overlap one under way wait for it, so that it is certain what each read must find; at the end everything
+/// written is read back. Exit code 9: a byte was not what had been written, and which.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// A block trace, packed or not; its format is found by its content.
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+
+    /// The disk: an NBD export, as `serve` prints it.
+    #[arg(long, value_name = "URI")]
+    nbd: String,
+
+    /// How fast: 1 as recorded, 10 ten times as fast; 0 as fast as it goes.
+    #[arg(long, value_name = "FACTOR", value_parser = parse_speed, default_value = "0")]
+    speed: f64,
+
+    /// Requests under way at once.
+    #[arg(long, value_name = "N", default_value_t = 32,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    depth: u32,
+
+    /// Stop after so many requests of the trace.
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+
+    /// How the trace is written, if it cannot be found out.
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    format: Option<Format>,
+
+    /// Count lines that are no requests instead of stopping there.
+    #[arg(long)]
+    skip_bad_lines: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed >= 0.0);
+    speed.ok_or_else(|| format!("'{text}' is no speed; write 1 (as recorded), 10, 0.5, or 0 (no waiting)"))
+}
+
+/// What one kind of request took.
+#[derive(Serialize)]
+struct Kind {
+    operation: String,
+    requests: u64,
+    bytes: u64,
+    p50_us: u64,
+    p99_us: u64,
+    p999_us: u64,
+    max_us: u64,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document {
+    trace: String,
+    format: String,
+    /// The trace is of calls on files, above a page cache.
+    of_files: bool,
+    bad_lines: u64,
+    disk_bytes: u64,
+    seconds: f64,
+    requests: u64,
+    requests_per_second: f64,
+    kinds: Vec<Kind>,
+    /// Bytes read and found to be what was written.
+    verified_bytes: u64,
+    /// Bytes read that this replay had not written.
+    unknown_bytes: u64,
+    /// Bytes read back at the end, all of them verified.
+    read_back_bytes: u64,
+    /// Requests that waited for one they overlap.
+    waited_for_overlaps: u64,
+    /// Requests that the disk does not offer, and that were left out.
+    left_out: u64,
+    /// How far it fell behind the trace's times at worst; null as fast as it goes.
+    behind_ms_max: Option<u64>,
+}
+
+/// How large a disk a trace takes, and where each of its disks begins.
+struct Layout {
+    bases: BTreeMap<u64, u64>,
+    size_bytes: u64,
+    bytes: u64,
+}
+
+struct Replay<'a> {
+    arguments: &'a Arguments,
+    client: &'a Client,
+    flights: Flights<'a>,
+    content: Content,
+    left_out: u64,
+    behind: Duration,
+}
+
+pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
+    let client = connect(&arguments.nbd)?;
+    let layout = Layout::of(arguments)?;
+    let size_bytes = client.export().size_bytes;
+    if layout.size_bytes > size_bytes {
+        let text = format!(
+            "the trace needs a disk of {} bytes, and {} has {size_bytes}: make a larger one (`sawmill create \
+             --size {0}`; an empty disk takes no space)",
+            layout.size_bytes, arguments.nbd
+        );
+        return Err(Failure::new(Exit::Refused, text));
+    }
+    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+    let flights = Flights::new(&client, arguments.depth as usize, seed);
+    let content = Content::new(seed);
+    let mut replay =
+        Replay { arguments, client: &client, flights, content, left_out: 0, behind: Duration::ZERO };
+    let mut bar = Bar::new(format!("replaying {}", arguments.trace.display()));
+    let mut trace = open(arguments)?;
+    let began = Instant::now();
+    replay.carry_out(&mut trace, &layout, &mut bar)?;
+    let done = replay.flights.land()?;
+    let took = began.elapsed();
+    let read_back_bytes = replay.read_back()?;
+    bar.end()?;
+    let document = replay.document(&trace, &layout, &done, took, read_back_bytes);
+    if console.json {
+        output::json(&document)?
+    } else {
+        print(&document)?
+    }
+    Ok(Exit::Ok)
+}
+
+fn connect(uri: &str) -> Result<Client> {
+    let client = Client::connect(uri, Dialect::Structured);
+    let client =
+        client.map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
+    if client.export().flags & flag::READ_ONLY != 0 {
+        return Err(Failure::new(Exit::Refused, format!("{uri} is read-only: a replay writes")));
+    }
+    Ok(client)
+}
+
+fn open(arguments: &Arguments) -> Result<Trace> {
+    let options = ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines };
+    Trace::open(&arguments.trace, options)
+}
+
+/// Calls `each` for the requests of a trace, as many as are wanted.
+fn each(
+    trace: &mut Trace,
+    arguments: &Arguments,
+    mut each: impl FnMut(&mut Trace, Request) -> Result<()>,
+) -> Result<()> {
+    let mut left = arguments.requests.unwrap_or(u64::MAX);
+    while left > 0
+        && let Some(request) = trace.next()?
+    {
+        left -= 1;
+        each(trace, request)?;
+    }
+    Ok(())
+}
+
+impl Layout {
+    fn of(arguments: &Arguments) -> Result<Layout> {
+        let mut ends: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut bytes = 0;
+        let mut bar = Bar::new(format!("reading {}", arguments.trace.display()));
+        each(&mut open(arguments)?, arguments, |trace, request| {
+            let (read, whole) = trace.progress();
+            bar.show(read, whole);
+            let end = ends.entry(request.device).or_default();
+            *end = (*end).max(request.address + request.length);
+            bytes += request.length;
+            Ok(())
+        })?;
+        bar.end()?;
+        let mut bases = BTreeMap::new();
+        let mut size_bytes = 0_u64;
+        for (device, end) in ends {
+            bases.insert(device, size_bytes);
+            let rounded = end.checked_next_multiple_of(DEVICE_BYTES);
+            size_bytes = rounded.and_then(|end| size_bytes.checked_add(end)).ok_or_else(|| {
+                Failure::usage(format!("{} reaches beyond all disks", arguments.trace.display()))
+            })?;
+        }
+        Ok(Layout { bases, size_bytes, bytes })
+    }
+}
+
+impl Replay<'_> {
+    fn carry_out(&mut self, trace: &mut Trace, layout: &Layout, bar: &mut Bar) -> Result<()> {
+        let (arguments, began) = (self.arguments, Instant::now());
+        let mut done_bytes = 0;
+        each(trace, arguments, |_, request| {
+            self.wait_until_due(began, request.at_ns);
+            let base = layout.bases.get(&request.device).copied().unwrap_or_default();
+            let request = Request { address: base + request.address, ..request };
+            let mut done = 0;
+            loop {
+                let length = PIECE_BYTES.min(request.length - done);
+                self.send(request.operation, request.address + done, length)?;
+                done += length;
+                if done == request.length {
+                    break;
+                }
+            }
+            done_bytes += request.length;
+            bar.show(done_bytes, layout.bytes);
+            Ok(())
+        })
+    }
+
+    fn wait_until_due(&mut self, began: Instant, at_ns: u64) {
+        if self.arguments.speed > 0.0 {
+            let due = Duration::from_nanos((at_ns as f64 / self.arguments.speed) as u64);
+            let now = began.elapsed();
+            std::thread::sleep(due.saturating_sub(now));
+            self.behind = self.behind.max(now.saturating_sub(due));
+        }
+    }
+
+    fn send(&mut self, operation: Operation, address: u64, length: u64) -> Result<()> {
+        let needed = match operation {
+            Operation::Flush => flag::SEND_FLUSH,
+            Operation::Discard => flag::SEND_TRIM,
+            Operation::Zero => flag::SEND_WRITE_ZEROES,
+            Operation::Read | Operation::Write => 0,
+        };
+        if self.client.export().flags & needed != needed {
+            self.left_out += 1;
+            return Ok(());
+        }
+        self.flights.wait_for(operation, address, length)?;
+        let mut flight = Flight { operation, address, length, bytes: Vec::new(), told: Vec::new() };
+        match operation {
+            Operation::Read => flight.told = self.content.told(address, length),
+            Operation::Write => flight.bytes = self.content.write(address, length),
+            Operation::Zero => self.content.zero(address, length),
+            Operation::Discard => self.content.discard(address, length),
+            Operation::Flush => {}
+        }
+        self.flights.send(flight);
+        Ok(())
+    }
+
+    /// Reads everything that was written. Returns how many bytes that is.
+    fn read_back(&mut self) -> Result<u64> {
+        for told in self.content.all() {
+            let mut done = 0;
+            while done < told.length {
+                let length = PIECE_BYTES.min(told.length - done);
+                self.send(Operation::Read, told.address + done, length)?;
+                done += length;
+            }
+        }
+        self.flights.land().map(|done| done.verified_bytes)
+    }
+
+    fn document(
+        &self,
+        trace: &Trace,
+        layout: &Layout,
+        done: &Done,
+        took: Duration,
+        read_back_bytes: u64,
+    ) -> Document {
+        let requests: u64 = done.times_ns.iter().map(|times| times.len() as u64).sum();
+        let seconds = took.as_secs_f64();
+        let kinds = OPERATIONS.iter().zip(&done.times_ns).zip(done.bytes);
+        Document {
+            trace: shown(&self.arguments.trace),
+            format: trace.format().name(),
+            of_files: trace.format().is_of_files(),
+            bad_lines: trace.bad_lines(),
+            disk_bytes: layout.size_bytes,
+            seconds,
+            requests,
+            requests_per_second: requests as f64 / seconds.max(1e-9),
+            kinds: kinds.filter_map(|((operation, times), bytes)| kind(*operation, times, bytes)).collect(),
+            verified_bytes: done.verified_bytes,
+            unknown_bytes: done.unknown_bytes,
+            read_back_bytes,
+            waited_for_overlaps: done.overlaps,
+            left_out: self.left_out,
+            behind_ms_max: (self.arguments.speed > 0.0).then_some(self.behind.as_millis() as u64),
+        }
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn kind(operation: Operation, times_ns: &[u64], bytes: u64) -> Option<Kind> {
+    let mut sorted = times_ns.to_vec();
+    sorted.sort_unstable();
+    let max_us = sorted.last()? / 1000;
+    let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share) as usize] / 1000;
+    let requests = sorted.len() as u64;
+    let operation = format!("{operation:?}").to_lowercase();
+    Some(Kind { operation, requests, bytes, p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us })
+}
+
+fn print(document: &Document) -> Result<()> {
+    let time = |us: u64| human_duration(Duration::from_micros(us));
+    let row = |kind: &Kind| {
+        let times = [kind.p50_us, kind.p99_us, kind.p999_us, kind.max_us].map(time);
+        let counts = [kind.operation.clone(), human_count(kind.requests), human_size(kind.bytes)];
+        counts.into_iter().chain(times).collect()
+    };
+    let header = ["", "requests", "bytes", "median", "99 %", "99.9 %", "longest"];
+    output::table(&header, document.kinds.iter().map(row).collect())?;
+    let behind = document.behind_ms_max.map(|ms| {
+        let worst = human_duration(Duration::from_millis(ms));
+        format!("; at worst {worst} behind the trace")
+    });
+    output::line(&format!(
+        "{} requests in {}, {:.0} a second{}",
+        human_count(document.requests),
+        human_duration(Duration::from_secs_f64(document.seconds)),
+        document.requests_per_second,
+        behind.unwrap_or_default(),
+    ))?;
+    output::line(&format!(
+        "verified: {} read on the way and {} read back at the end; {} read had never been written here",
+        human_size(document.verified_bytes),
+        human_size(document.read_back_bytes),
+        human_size(document.unknown_bytes),
+    ))
+}

@@ -1,0 +1,50 @@
+//! Layers around a device for who tests it or what stands on it: faults and delays (`inject`), and a record
+//! of all requests (`record`). As options of a command, and put around a device by one call.
+//!
+//! The record is outermost: it has what was asked for and what became of it, injected or not. Layers without
+//! files and threads of their own are in `sawmill_device::layer`.
+
+mod inject;
+mod record;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use sawmill_device::BlockDevice;
+
+use inject::{Inject, Rule};
+use record::Record;
+use sawmill_console::exit::Result;
+
+/// Faults, delays and a record of requests, as a command is given them.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Layers")]
+pub struct LayerOptions {
+    /// Faults and delays: OPERATIONS:WHAT..., as read:error=EIO:rate=0.01, write+flush:delay=5ms-20ms or
+    /// any:error=ENOSPC:range=1G-2G:after=100:count=3; see docs/guide/driver-tools.md. May be repeated.
+    #[arg(long, value_name = "SPEC", value_parser = Rule::parse)]
+    inject: Vec<Rule>,
+
+    /// With --inject and rates: the seed of chance.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    inject_seed: u64,
+
+    /// Record every request in this file (CSV); sawmill bench replay and simulate read it.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+impl LayerOptions {
+    /// The device with the layers that were asked for; the device itself where none was.
+    pub fn around(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
+        let device = match self.inject.is_empty() {
+            true => device,
+            false => Arc::new(Inject::start(device, self.inject.clone(), self.inject_seed)?) as _,
+        };
+        match &self.trace {
+            None => Ok(device),
+            Some(path) => Ok(Arc::new(Record::start(device, path)?)),
+        }
+    }
+}

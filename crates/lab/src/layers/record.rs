@@ -1,0 +1,406 @@
+//! Records every request of a device, as the CSV trace that `bench replay` and `simulate` read.
+//!
+//! A line per request, in the order of submission: when, what, where, how long, flags, how long it took and
+//! how it ended. Operations that a trace does not know (prefetch, allocation) are lines that begin with `#`.
+//!
+//! Invariants: a caller puts some bytes into memory under a short lock, and a thread writes; nothing is
+//! missing in silence: when the thread is far behind, or the disk is full, requests are counted instead, and
+//! the end of the file, the log, or both say how many are missing. Request lines wait for their answers, at
+//! most [`OPEN_MAX`] of them: then the oldest is written as `unanswered`, and a line `# answered` follows.
+//! Not here: payloads.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
+
+use sawmill_console::exit::{Failure, Result};
+
+const HEADER: &str = "time_ns,operation,address_bytes,length_bytes,flags,latency_ns,outcome";
+/// Events that the thread has not taken yet: some 50 MiB.
+const BEHIND_MAX: usize = 1 << 20;
+/// Requests whose line waits for their answer.
+const OPEN_MAX: usize = 1 << 16;
+/// The thread looks so often, or when this many events wait.
+const EVERY: Duration = Duration::from_millis(100);
+const AT_ONCE: usize = 4096;
+
+/// A device whose requests are recorded.
+pub(super) struct Record {
+    inner: Arc<dyn BlockDevice>,
+    journal: Arc<Journal>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// What was asked.
+#[derive(Clone, Copy)]
+struct Asked {
+    at_ns: u64,
+    operation: Operation,
+    address: u64,
+    length: u64,
+    flags: Flags,
+}
+
+#[derive(Clone, Copy)]
+enum Event {
+    Asked(Asked),
+    /// The number of the request, when, and how it ended.
+    Answered(u64, u64, &'static str),
+}
+
+#[derive(Default)]
+struct Pending {
+    events: Vec<Event>,
+    /// Requests recorded so far: the number of the next one.
+    asked: u64,
+    /// Requests that found no room.
+    missing: u64,
+    is_closed: bool,
+}
+
+struct Journal {
+    pending: Mutex<Pending>,
+    changed: Condvar,
+    start: Instant,
+}
+
+impl Record {
+    /// Records what passes to `inner` from now on; the file is new, or emptied.
+    pub(super) fn start(inner: Arc<dyn BlockDevice>, path: &Path) -> Result<Self> {
+        let cannot =
+            |error: &io::Error| Failure::io(format!("cannot record requests in {}", path.display()), error);
+        let mut file = File::create(path).map_err(|error| cannot(&error))?;
+        writeln!(file, "{HEADER}").map_err(|error| cannot(&error))?;
+        let journal =
+            Arc::new(Journal { pending: Mutex::default(), changed: Condvar::new(), start: Instant::now() });
+        let mine = Arc::clone(&journal);
+        let lines = Lines::new(BufWriter::with_capacity(1 << 20, file), path.to_owned());
+        let writer = std::thread::Builder::new()
+            .name("record".into())
+            .spawn(move || mine.write(lines))
+            .map_err(|error| Failure::io("cannot start the thread that records", &error))?;
+        Ok(Record { inner, journal, writer: Some(writer) })
+    }
+}
+
+impl BlockDevice for Record {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request) {
+        let Some(number) = self.journal.asked(&request) else { return self.inner.submit(request) };
+        let journal = Arc::clone(&self.journal);
+        self.inner.submit(request.then(move |outcome, asker| {
+            journal.answered(number, outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"));
+            asker.complete(outcome);
+        }));
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.journal.pending.lock().is_closed = true;
+        self.journal.changed.notify_one();
+        if let Some(writer) = self.writer.take() {
+            // It only writes; should it have died, the file says less than it could, and that is all.
+            let _ = writer.join();
+        }
+    }
+}
+
+fn name(kind: sawmill_device::ErrorKind) -> &'static str {
+    use sawmill_device::ErrorKind as Kind;
+    match kind {
+        Kind::Invalid => "invalid",
+        Kind::ReadOnly => "read-only",
+        Kind::NotFound => "not-found",
+        Kind::Exists => "exists",
+        Kind::Refused => "refused",
+        Kind::Fenced => "fenced",
+        Kind::Unavailable => "unavailable",
+        Kind::Denied => "denied",
+        Kind::InUse => "in-use",
+        Kind::Full => "full",
+        Kind::Corrupt => "corrupt",
+        Kind::Closed => "closed",
+        Kind::TimedOut => "timed-out",
+        Kind::Unreachable => "unreachable",
+        Kind::Internal => "internal",
+    }
+}
+
+impl Journal {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The number of the request; none: it is counted as missing.
+    fn asked(&self, request: &Request) -> Option<u64> {
+        let mut pending = self.pending.lock();
+        // An answer of each that was recorded finds room too.
+        if pending.events.len() >= BEHIND_MAX {
+            pending.missing += 1;
+            return None;
+        }
+        // Under the lock, so that times go with the order.
+        let at_ns = self.now_ns();
+        let Request { operation, address, length, flags, .. } = *request;
+        pending.events.push(Event::Asked(Asked { at_ns, operation, address, length, flags }));
+        self.ring(&pending);
+        pending.asked += 1;
+        Some(pending.asked - 1)
+    }
+
+    fn answered(&self, number: u64, outcome: &'static str) {
+        let at_ns = self.now_ns();
+        let mut pending = self.pending.lock();
+        pending.events.push(Event::Answered(number, at_ns, outcome));
+        self.ring(&pending);
+    }
+
+    fn ring(&self, pending: &Pending) {
+        if pending.events.len() == AT_ONCE {
+            self.changed.notify_one();
+        }
+    }
+
+    fn write(&self, mut lines: Lines<impl Write>) {
+        let mut events = Vec::new();
+        loop {
+            let mut pending = self.pending.lock();
+            if pending.events.len() < AT_ONCE && !pending.is_closed {
+                self.changed.wait_for(&mut pending, EVERY);
+            }
+            std::mem::swap(&mut events, &mut pending.events);
+            let (missing, is_closed) = (pending.missing, pending.is_closed);
+            drop(pending);
+            events.drain(..).for_each(|event| lines.take(event));
+            if is_closed {
+                return lines.end(missing);
+            }
+            lines.flush();
+        }
+    }
+}
+
+/// The file, and the lines that wait for an answer.
+struct Lines<W: Write> {
+    out: W,
+    path: PathBuf,
+    /// Told once; the rest is counted.
+    failed: bool,
+    unwritten: u64,
+    /// The number of the first line that waits.
+    first: u64,
+    open: VecDeque<(Asked, Option<(u64, &'static str)>)>,
+}
+
+impl<W: Write> Lines<W> {
+    fn new(out: W, path: PathBuf) -> Self {
+        Lines { out, path, failed: false, unwritten: 0, first: 0, open: VecDeque::new() }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Asked(asked) => self.open.push_back((asked, None)),
+            Event::Answered(number, at_ns, outcome) => match number.checked_sub(self.first) {
+                Some(place) => {
+                    if let Some(line) = self.open.get_mut(place as usize) {
+                        line.1 = Some((at_ns, outcome));
+                    }
+                }
+                None => self.put(&format!("# answered: request {number} at {at_ns} ns, {outcome}\n")),
+            },
+        }
+        while self.open.front().is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX) {
+            self.put_first();
+        }
+    }
+
+    fn put_first(&mut self) {
+        let Some((asked, answer)) = self.open.pop_front() else { return };
+        let number = self.first;
+        self.first += 1;
+        let Asked { at_ns, operation, address, length, flags } = asked;
+        let (mark, operation) = match operation {
+            Operation::Read => ("", "read"),
+            Operation::Write => ("", "write"),
+            Operation::Flush => ("", "flush"),
+            Operation::Discard => ("", "discard"),
+            Operation::WriteZeroes => ("", "zero"),
+            Operation::Prefetch => ("# ", "prefetch"),
+            Operation::Allocation => ("# ", "allocation"),
+        };
+        let flags = match (flags.fua, flags.no_unmap) {
+            (false, false) => "",
+            (true, false) => "fua",
+            (false, true) => "no_unmap",
+            (true, true) => "fua+no_unmap",
+        };
+        let asked = format!("{mark}{at_ns},{operation},{address},{length},{flags}");
+        match answer {
+            Some((done_ns, outcome)) => {
+                self.put(&format!("{asked},{},{outcome}\n", done_ns.saturating_sub(at_ns)));
+            }
+            None => {
+                self.put(&format!("{asked},,unanswered\n"));
+                self.put(&format!("# the line above is request {number}\n"));
+            }
+        }
+    }
+
+    fn put(&mut self, line: &str) {
+        if self.failed {
+            self.unwritten += 1;
+        } else if let Err(error) = self.out.write_all(line.as_bytes()) {
+            self.fail(&error);
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.failed
+            && let Err(error) = self.out.flush()
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.failed = true;
+        self.unwritten += 1;
+        tracing::error!("recording of requests in {} stopped: {error}", self.path.display());
+    }
+
+    fn end(mut self, missing: u64) {
+        while !self.open.is_empty() {
+            self.put_first();
+        }
+        if missing > 0 {
+            self.put(&format!("# {missing} requests are missing: the disk was too slow for them\n"));
+            tracing::warn!("{missing} requests are missing in {}: its disk is too slow", self.path.display());
+        }
+        self.flush();
+        if self.failed {
+            let (lines, path) = (self.unwritten, self.path.display());
+            tracing::error!("at least {lines} lines are missing at the end of {path}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_device::layer::{Decision, Fault};
+    use sawmill_device::{BlockDeviceExt, MemoryDevice, conformance};
+
+    use super::*;
+    use crate::trace::{self, ReadOptions, Trace};
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a folder")
+    }
+
+    #[test]
+    fn what_was_recorded_is_read_again_as_a_trace() {
+        let folder = folder();
+        let path = folder.path().join("requests.csv");
+        let device = Record::start(Arc::new(MemoryDevice::new(1 << 20)), &path).expect("a file");
+        let fua = Flags { fua: true, ..Flags::default() };
+        device.call(Operation::Write, 5, 3, fua, b"abc".to_vec()).expect("in range");
+        device.allocation(0, 4096).expect("in range");
+        device.read_at(4096, 512).expect("in range");
+        device.flush().expect("always");
+        device.discard(0, 4096).expect("in range");
+        device.write_zeroes(1, 2).expect("in range");
+        device.read_at(1 << 20, 1).expect_err("past the end");
+        drop(device);
+        let mut trace = Trace::open(&path, ReadOptions::default()).expect("a trace");
+        let mut seen = Vec::new();
+        while let Some(request) = trace.next().expect("no bad line") {
+            seen.push((request.operation, request.address, request.length));
+        }
+        use trace::Operation as Asked;
+        let wanted = [
+            (Asked::Write, 5, 3),
+            (Asked::Read, 4096, 512),
+            (Asked::Flush, 0, 0),
+            (Asked::Discard, 0, 4096),
+            (Asked::Zero, 1, 2),
+            (Asked::Read, 1 << 20, 1),
+        ];
+        assert_eq!(seen, wanted);
+        let text = std::fs::read_to_string(&path).expect("a file");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].contains(",write,5,3,fua,") && lines[1].ends_with(",done"), "{text}");
+        assert!(lines[2].starts_with("# ") && lines[2].contains(",allocation,0,4096,"), "{text}");
+        assert!(lines[7].ends_with(",invalid"), "{text}");
+    }
+
+    #[test]
+    fn lines_keep_the_order_of_submission_and_the_unanswered_are_told() {
+        let folder = folder();
+        let path = folder.path().join("requests.csv");
+        let hold_first = |request: &Request| match request.address {
+            0 => Decision::Hold,
+            _ => Decision::Pass,
+        };
+        let inner = Arc::new(Fault::new(MemoryDevice::new(1 << 20), hold_first));
+        let device = Record::start(Arc::clone(&inner) as _, &path).expect("a file");
+        std::thread::scope(|scope| {
+            scope.spawn(|| device.read_at(0, 1));
+            while inner.held() == 0 {
+                std::thread::yield_now();
+            }
+            device.read_at(1, 1).expect("passes");
+            inner.release();
+        });
+        device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![0; 9], |_, _| ()));
+        drop(device);
+        let text = std::fs::read_to_string(&path).expect("a file");
+        let ends: Vec<_> = text.lines().map(|line| line.rsplit(',').next().unwrap_or_default()).collect();
+        assert_eq!(ends[1..4], ["done", "done", "unanswered"], "{text}");
+        let addresses: Vec<_> = text.lines().skip(1).take(3).map(|line| line.split(',').nth(2)).collect();
+        assert_eq!(addresses, [Some("0"), Some("1"), Some("0")], "{text}");
+    }
+
+    #[test]
+    fn a_full_disk_is_counted_and_the_rest_goes_on() {
+        struct Full(usize);
+        impl Write for Full {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                if self.0 == 0 {
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                self.0 -= 1;
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut lines = Lines::new(Full(2), PathBuf::from("requests.csv"));
+        for number in 0..5 {
+            let (operation, flags) = (Operation::Read, Flags::default());
+            lines.take(Event::Asked(Asked { at_ns: 0, operation, address: number, length: 1, flags }));
+            lines.take(Event::Answered(number, 1, "done"));
+        }
+        assert!(lines.failed);
+        assert_eq!(lines.unwritten, 3);
+    }
+
+    #[test]
+    fn a_recorded_device_keeps_the_contract() {
+        let folder = folder();
+        let path = folder.path().join("requests.csv");
+        conformance::all(&|| {
+            Arc::new(Record::start(Arc::new(MemoryDevice::new(16 << 20)), &path).expect("a file"))
+        });
+    }
+}

@@ -1,0 +1,324 @@
+//! What `simulate` prints: JSON for programs, tables for people.
+
+use serde::Serialize;
+
+use sawmill_volume::forecast::Sample;
+use sawmill_volume::gc::policy::Choice;
+
+use super::play::{PlayOptions, Played};
+use super::prices::{Costs, Prices};
+use sawmill_console::exit::Result;
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size};
+
+/// A trace shorter than this says little about a month.
+const SHORT_S: f64 = 1800.0;
+
+#[derive(Serialize)]
+struct Parameters {
+    segment_bytes: u32,
+    segment_age_ms: u64,
+    repeat: u32,
+    gc: Option<GcParameters>,
+}
+
+#[derive(Serialize)]
+struct GcParameters {
+    start: f64,
+    stop: f64,
+    choice: &'static str,
+    plugs: bool,
+}
+
+#[derive(Serialize)]
+struct RequestCounts {
+    put: u64,
+    put_segments: u64,
+    put_checkpoints: u64,
+    get_max: u64,
+    get_moves_max: u64,
+    get_reads_max: u64,
+    list: u64,
+    delete: u64,
+}
+
+#[derive(Serialize)]
+struct SampleDocument {
+    at_s: f64,
+    written_bytes: u64,
+    write_amplification: f64,
+    live_bytes: u64,
+    store_bytes: u64,
+    extents: u64,
+    puts: u64,
+}
+
+impl From<&Sample> for SampleDocument {
+    fn from(sample: &Sample) -> Self {
+        let Sample { written_bytes, write_amplification, live_bytes, store_bytes, extents, puts, .. } =
+            *sample;
+        let at_s = sample.at.as_secs_f64();
+        SampleDocument { at_s, written_bytes, write_amplification, live_bytes, store_bytes, extents, puts }
+    }
+}
+
+#[derive(Serialize)]
+struct TraceDocument {
+    trace: String,
+    format: String,
+    requests: u64,
+    bad_lines: u64,
+    disks: usize,
+    size_bytes: u64,
+    span_s: f64,
+    busiest_requests_per_s: f64,
+    busiest_bytes_per_s: f64,
+    writes: u64,
+    written_bytes: u64,
+    reads: u64,
+    read_bytes: u64,
+    discards: u64,
+    write_amplification: f64,
+    gc_amplification: f64,
+    batch_amplification: f64,
+    merge_ratio: f64,
+    batch_bytes: u64,
+    batch_segments: u64,
+    moved_bytes: u64,
+    moved_segments: u64,
+    plugged_bytes: u64,
+    collections: u64,
+    checkpoints: u64,
+    put_bytes: u64,
+    extents: u64,
+    extent_bytes_mean: u64,
+    map_bytes: u64,
+    segments: u64,
+    live_bytes: u64,
+    data_bytes: u64,
+    store_bytes: u64,
+    store_bytes_max: u64,
+    store_requests: RequestCounts,
+    month: Costs,
+    samples: Vec<SampleDocument>,
+}
+
+impl TraceDocument {
+    fn new(prices: &Prices, played: &Played) -> Self {
+        let (report, survey) = (&played.report, &played.survey);
+        let requests = &report.requests;
+        let (span_s, rounds) = (played.span.as_secs_f64(), u64::from(played.rounds));
+        TraceDocument {
+            trace: played.path.display().to_string(),
+            format: played.format.name(),
+            requests: survey.requests * rounds,
+            bad_lines: played.bad_lines,
+            disks: survey.disks(),
+            size_bytes: played.size_bytes,
+            span_s,
+            busiest_requests_per_s: survey.busiest.requests_per_s,
+            busiest_bytes_per_s: survey.busiest.bytes_per_s,
+            writes: survey.writes * rounds,
+            written_bytes: report.written_bytes,
+            reads: survey.reads * rounds,
+            read_bytes: report.read_bytes,
+            discards: report.discards,
+            write_amplification: report.write_amplification(),
+            gc_amplification: report.gc_amplification(),
+            batch_amplification: report.batch_amplification(),
+            merge_ratio: report.merge_ratio(),
+            batch_bytes: report.batch_bytes,
+            batch_segments: report.batch_segments,
+            moved_bytes: report.moved_bytes,
+            moved_segments: report.moved_segments,
+            plugged_bytes: report.plugged_bytes,
+            collections: report.collections,
+            checkpoints: report.checkpoints,
+            put_bytes: report.put_bytes,
+            extents: report.extents,
+            extent_bytes_mean: report.live_bytes.checked_div(report.extents).unwrap_or(0),
+            map_bytes: report.map_bytes,
+            segments: report.segments,
+            live_bytes: report.live_bytes,
+            data_bytes: report.data_bytes,
+            store_bytes: report.store_bytes,
+            store_bytes_max: report.store_bytes_max,
+            store_requests: RequestCounts {
+                put: requests.put(),
+                put_segments: requests.put_segments,
+                put_checkpoints: requests.put_checkpoints,
+                get_max: requests.get_max(),
+                get_moves_max: requests.get_moves_max,
+                get_reads_max: requests.get_reads_max,
+                list: requests.list,
+                delete: requests.delete,
+            },
+            month: Costs::of(prices, report, survey.busiest, played.size_bytes, span_s),
+            samples: report.samples.iter().map(SampleDocument::from).collect(),
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+pub(super) struct Document {
+    parameters: Parameters,
+    prices: Prices,
+    traces: Vec<TraceDocument>,
+}
+
+impl Document {
+    pub(super) fn new(options: &PlayOptions, prices: &Prices, played: &[Played]) -> Self {
+        let gc = options.gc.map(|policy| GcParameters {
+            start: policy.start,
+            stop: policy.stop,
+            choice: match policy.choice {
+                Choice::Greedy => "greedy",
+                Choice::CostBenefit => "cost-benefit",
+            },
+            plugs: options.plugs,
+        });
+        Document {
+            parameters: Parameters {
+                segment_bytes: options.segment_bytes,
+                segment_age_ms: u64::try_from(options.segment_age_max.as_millis()).unwrap_or(u64::MAX),
+                repeat: options.repeat,
+                gc,
+            },
+            prices: prices.clone(),
+            traces: played.iter().map(|played| TraceDocument::new(prices, played)).collect(),
+        }
+    }
+
+    /// One trace in full, or a row for each of several.
+    pub(super) fn print(&self) -> Result<()> {
+        match &self.traces[..] {
+            [trace] => print_one(trace)?,
+            traces => print_rows(traces)?,
+        }
+        let Prices { name, date, .. } = &self.prices;
+        output::line(&format!("\nPrices: {name}, of {date}; GETs as if nothing were cached."))?;
+        for trace in self.traces.iter().filter(|trace| trace.span_s < SHORT_S) {
+            let span = human_duration(std::time::Duration::from_secs_f64(trace.span_s));
+            let name = &trace.trace;
+            output::line(&format!("{name} lasts {span}: too short to say much about a month."))?;
+        }
+        Ok(())
+    }
+}
+
+fn dollars(amount: f64) -> String {
+    format!("${amount:.2}")
+}
+
+fn print_one(trace: &TraceDocument) -> Result<()> {
+    let span = human_duration(std::time::Duration::from_secs_f64(trace.span_s));
+    let mut rows = vec![
+        ("trace", trace.trace.clone()),
+        ("format", format!("{}, {} requests in {span}", trace.format, human_count(trace.requests))),
+    ];
+    if trace.bad_lines > 0 {
+        rows.push(("bad lines", format!("{} skipped", human_count(trace.bad_lines))));
+    }
+    let copied = format!("{} copied by garbage collection", human_size(trace.moved_bytes));
+    let requests = &trace.store_requests;
+    rows.extend([
+        ("disk", human_size(trace.size_bytes)),
+        ("written", format!("{} in {} writes", human_size(trace.written_bytes), human_count(trace.writes))),
+        ("read", format!("{} in {} reads", human_size(trace.read_bytes), human_count(trace.reads))),
+        ("merge ratio", format!("{:.3}", trace.merge_ratio)),
+        ("write amplification", format!("{:.3}, {copied}", trace.write_amplification)),
+        (
+            "extents",
+            format!(
+                "{}, {} each; {} of memory",
+                human_count(trace.extents),
+                human_size(trace.extent_bytes_mean),
+                human_size(trace.map_bytes)
+            ),
+        ),
+        (
+            "segments",
+            format!(
+                "{}; {} in the store, {} live",
+                human_count(trace.segments),
+                human_size(trace.store_bytes),
+                human_size(trace.live_bytes)
+            ),
+        ),
+        (
+            "store requests",
+            format!(
+                "{} PUT, {} GET at most, {} LIST, {} DELETE",
+                human_count(requests.put),
+                human_count(requests.get_max),
+                human_count(requests.list),
+                human_count(requests.delete)
+            ),
+        ),
+    ]);
+    rows.extend(prices(trace));
+    output::facts(&rows)
+}
+
+/// What it costs, beside block storage.
+fn prices(trace: &TraceDocument) -> [(&'static str, String); 3] {
+    let month = &trace.month;
+    [
+        (
+            "a month",
+            format!(
+                "{} at most: {} storage, {} PUT, {} GET, {} LIST and DELETE",
+                dollars(month.total_max_usd),
+                dollars(month.storage_usd),
+                dollars(month.puts_usd),
+                dollars(month.gets_max_usd),
+                dollars(month.lists_usd + month.deletes_usd)
+            ),
+        ),
+        ("with a full disk", format!("{} at most", dollars(month.full_total_max_usd))),
+        (
+            "block storage",
+            format!(
+                "{} for {}, {:.0} requests/s and {}/s",
+                dollars(month.block_total_usd),
+                human_size(trace.size_bytes),
+                trace.busiest_requests_per_s,
+                human_size(trace.busiest_bytes_per_s as u64)
+            ),
+        ),
+    ]
+}
+
+fn print_rows(traces: &[TraceDocument]) -> Result<()> {
+    let header = [
+        "TRACE",
+        "WRITTEN",
+        "MERGED",
+        "AMPLIFICATION",
+        "EXTENTS",
+        "MAP",
+        "SEGMENTS",
+        "LIVE",
+        "PUTS",
+        "$/MONTH",
+        "BLOCK $/MONTH",
+    ];
+    let row = |trace: &TraceDocument| {
+        let name = std::path::Path::new(&trace.trace).file_name();
+        vec![
+            name.map_or_else(|| trace.trace.clone(), |name| name.to_string_lossy().into_owned()),
+            human_size(trace.written_bytes),
+            format!("{:.3}", trace.merge_ratio),
+            format!("{:.3}", trace.write_amplification),
+            human_count(trace.extents),
+            human_size(trace.map_bytes),
+            human_count(trace.segments),
+            human_size(trace.live_bytes),
+            human_count(trace.store_requests.put),
+            format!("{:.2}", trace.month.total_max_usd),
+            format!("{:.2}", trace.month.block_total_usd),
+        ]
+    };
+    output::table(&header, traces.iter().map(row).collect())
+}

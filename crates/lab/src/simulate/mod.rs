@@ -1,0 +1,154 @@
+//! `sawmill simulate`: what a volume would do under recorded requests, without any data.
+//!
+//! Modules: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices`
+//! (what it would cost), `document` (what is printed), `chart` (the same over time, as a picture).
+
+mod chart;
+mod document;
+mod play;
+mod prices;
+mod survey;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sawmill_volume::gc::policy::{Choice, GcPolicy};
+
+use crate::trace::{Format, ReadOptions};
+use sawmill_console::Console;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{parse_duration, parse_size, parse_size_u32};
+
+/// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars a month.
+///
+/// Runs the requests of each TRACE through the engine's own batches, coalescing, map and garbage collection,
+/// with no data and no store. A trace may be packed with gzip, zstd, xz or bzip2. Formats, what the figures
+/// mean and what they leave out: docs/guide/simulate.md.
+#[derive(Args)]
+pub struct Arguments {
+    /// File of recorded requests; each is simulated by itself.
+    #[arg(value_name = "TRACE", required = true, num_args = 1..)]
+    traces: Vec<PathBuf>,
+
+    /// How the traces are written, when that is not found out.
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+
+    /// Count lines that are no requests instead of stopping there.
+    #[arg(long)]
+    skip_bad_lines: bool,
+
+    /// Size of the disk; without it, what the trace reaches to, in whole GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+
+    /// Widen requests to multiples of this, as a page cache would. Calls on files (mobigen) are widened to
+    /// 4K unless told otherwise; block traces are taken as they are.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    widen: Option<u64>,
+
+    /// Play each trace so many times in a row: nearer to how it goes on.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+
+    /// A batch is sealed at this many bytes.
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size_u32)]
+    segment_bytes: u32,
+
+    /// A batch is sealed at this age, even if small; 0: never by age.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
+    segment_age: Duration,
+
+    /// Collect garbage when less than this part of the stored data is live.
+    #[arg(long, value_name = "RATIO", default_value_t = default_gc().start, value_parser = parse_ratio)]
+    gc_start: f64,
+
+    /// Stop collecting when at least this part is live.
+    #[arg(long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio)]
+    gc_stop: f64,
+
+    /// Which segments are collected first.
+    #[arg(long, value_name = "CHOICE", default_value = "greedy")]
+    gc_choice: ChoiceName,
+
+    /// Leave holes between pieces that are copied as they are, instead of plugging those of up to 8 KiB.
+    #[arg(long)]
+    no_gc_plugs: bool,
+
+    /// Collect nothing: segments go when they are dead by themselves.
+    #[arg(long, conflicts_with_all = ["gc_start", "gc_stop", "gc_choice", "no_gc_plugs"])]
+    no_gc: bool,
+
+    /// Reckon with the prices of this file; the built-in one has list prices and their date.
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
+
+    /// Draw all of it over time, as SVG, into this file.
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
+}
+
+/// The names of [`Choice`].
+#[derive(Clone, Copy, ValueEnum)]
+enum ChoiceName {
+    /// The least live data for their size.
+    Greedy,
+    /// The most freed for what is copied, the older the sooner.
+    CostBenefit,
+}
+
+fn default_gc() -> GcPolicy {
+    GcPolicy::default()
+}
+
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("'{text}' is no ratio; write a number from 0 to 1, as in 0.7"))
+}
+
+impl Arguments {
+    fn policy(&self) -> Result<Option<GcPolicy>> {
+        if self.no_gc {
+            return Ok(None);
+        }
+        let choice = match self.gc_choice {
+            ChoiceName::Greedy => Choice::Greedy,
+            ChoiceName::CostBenefit => Choice::CostBenefit,
+        };
+        let mut policy = GcPolicy::default();
+        (policy.start, policy.stop, policy.choice) = (self.gc_start, self.gc_stop, choice);
+        policy.fault().map_or(Ok(Some(policy)), |fault| Err(Failure::usage(fault)))
+    }
+}
+
+/// Carries the command out.
+pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
+    let prices = prices::Prices::load(arguments.prices.as_deref())?;
+    let play = play::PlayOptions {
+        read: ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines },
+        size_bytes: arguments.size,
+        widen_bytes: arguments.widen,
+        repeat: arguments.repeat,
+        segment_bytes: arguments.segment_bytes,
+        segment_age_max: arguments.segment_age,
+        gc: arguments.policy()?,
+        plugs: !arguments.no_gc_plugs,
+    };
+    let mut played = Vec::new();
+    for path in &arguments.traces {
+        played.push(play::play(path, &play)?);
+    }
+    if let Some(path) = &arguments.chart {
+        let written = std::fs::write(path, chart::draw(&played));
+        written.map_err(|error| Failure::io(format!("cannot write chart {}", path.display()), &error))?;
+    }
+    let document = document::Document::new(&play, &prices, &played);
+    if console.json {
+        output::json(&document)?;
+    } else {
+        document.print()?;
+    }
+    Ok(Exit::Ok)
+}

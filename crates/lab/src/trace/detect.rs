@@ -1,0 +1,86 @@
+//! Which format a file has, by its first bytes: binary ones by their marks, lines by who can read most of
+//! them. Names of files count for nothing.
+
+use std::path::Path;
+
+use super::lines::LineReader;
+use super::number::whole;
+use super::records::{SRT_MAGIC, VSCSI_RECORD_BYTES, is_vscsi};
+use super::{Format, csv, mobigen, octf};
+use sawmill_console::exit::{Failure, Result};
+
+/// Formats of lines; where two can read as many lines, the first is meant.
+const LINES: [Format; 8] = [
+    Format::Blkparse,
+    Format::Blkreplay,
+    Format::Msr,
+    Format::Systor,
+    Format::Tencent,
+    Format::Fiu,
+    Format::Wiscsee,
+    Format::AsciiMs,
+];
+/// Lines and records looked at.
+const LOOKS_MAX: usize = 1000;
+
+/// The format of the file at `path` that begins with `sample`.
+pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
+    let unknown = || {
+        let text = "begins like no trace known here; name its format with --format";
+        Failure::usage(format!("{} {text}", path.display()))
+    };
+    if sample.is_empty() {
+        return Err(Failure::usage(format!("{} is empty", path.display())));
+    }
+    if sample.starts_with(SRT_MAGIC) {
+        return Ok(Format::Srt);
+    }
+    let is_tar = sample.get(257..262) == Some(b"ustar");
+    if is_tar && sample.windows(octf::MEMBER.len()).any(|window| window == octf::MEMBER.as_bytes()) {
+        return Ok(Format::Octf);
+    }
+    let text = String::from_utf8_lossy(sample);
+    let is_comment = |line: &&str| line.starts_with('#') || line.trim().is_empty();
+    if text.lines().find(|line| !is_comment(line)).is_some_and(csv::is_header) {
+        return Ok(Format::Csv);
+    }
+    let lines: Vec<&str> = text.lines().take(LOOKS_MAX).collect();
+    let readable = |format: Format| {
+        let mut reader = LineReader::new(format, &text);
+        let readable = lines.iter().filter(|line| matches!(reader.read(line), Ok(Some(_)))).count();
+        (readable, format)
+    };
+    let calls = lines.iter().filter(|line| mobigen::is_call(line)).count();
+    let mut best = (calls, Format::Mobigen);
+    for format in LINES {
+        let found = readable(format);
+        if found.0 > best.0 {
+            best = found;
+        }
+    }
+    match best {
+        (0, _) if is_records(sample) => Ok(Format::Vscsi),
+        (0, _) => Err(unknown()),
+        (_, Format::AsciiMs) => Ok(which_ascii(&lines)),
+        (_, format) => Ok(format),
+    }
+}
+
+fn is_records(sample: &[u8]) -> bool {
+    let mut records = sample.chunks_exact(VSCSI_RECORD_BYTES).take(LOOKS_MAX).peekable();
+    records.peek().is_some() && records.all(is_vscsi)
+}
+
+/// The three forms of ASCII look alike: milliseconds are written with a point and nanoseconds without, and
+/// lengths that are all multiples of 512 are bytes, as nobody asks for 256 KiB each time.
+fn which_ascii(lines: &[&str]) -> Format {
+    let fields: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
+    let with_point = fields.iter().any(|words| words.first().is_some_and(|time| time.contains('.')));
+    let lengths = fields.iter().filter_map(|words| whole(words.get(3)?));
+    let in_bytes = lengths.into_iter().all(|length| length.is_multiple_of(512));
+    match (with_point, in_bytes) {
+        (true, true) => Format::AsciiMsBytes,
+        (true, false) => Format::AsciiMs,
+        (false, _) => Format::AsciiNs,
+    }
+}

@@ -1,0 +1,249 @@
+//! Block traces: what some machine once asked of its disks, read from files that others wrote.
+//!
+//! [`Trace::open`] finds out how the file is compressed and which [`Format`] it has, and then gives one
+//! [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed), `detect`
+//! (which format), `lines` (formats of one line per request), `csv` (our own, documented in
+//! `docs/guide/simulate.md`), `records` (binary formats), `octf` and `mobigen` (formats that must be sorted
+//! first, and so are read whole), `number` (how their numbers are written).
+//!
+//! Invariants: times begin at zero and never go back (traces of several queues are a little out of order);
+//! addresses and lengths are bytes, and their sum fits 63 bits; only a flush has no length; a line that is
+//! no request is an error that names the line, or is counted when the caller asked for that.
+//!
+//! Not here: what is done with the requests.
+
+mod csv;
+mod detect;
+mod lines;
+mod mobigen;
+mod number;
+mod octf;
+mod records;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use sawmill_console::exit::{Failure, Result};
+use source::Source;
+
+/// A longer pause between two requests is a broken time: it would turn a trace of minutes into one of years.
+const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
+/// Addresses and lengths beyond are no disk's.
+const END_MAX: u64 = i64::MAX as u64;
+/// How much of a bad line an error shows.
+const SHOWN_CHARS_MAX: usize = 60;
+
+/// What was asked of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    /// Write-zeroes.
+    Zero,
+}
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Since the first request of the trace.
+    pub(crate) at_ns: u64,
+    pub(crate) operation: Operation,
+    /// Which of the trace's disks or files. Numbers mean nothing beyond being different.
+    pub(crate) device: u64,
+    /// First byte.
+    pub(crate) address: u64,
+    /// Bytes; zero for a flush alone.
+    pub(crate) length: u64,
+}
+
+/// How a trace is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Sawmill's own: a header line names the columns; see docs/guide/simulate.md
+    Csv,
+    /// Text of blkparse; dispatched requests (D), else queued (Q), else completed (C) ones
+    Blkparse,
+    /// blkreplay: SECONDS ; SECTOR ; SECTORS ; what is asked, as blkparse writes it (R, WS, RAM, FF) ; ...
+    Blkreplay,
+    /// MSR Cambridge: FILETIME,HOST,DISK,Read or Write,OFFSET,BYTES,RESPONSE
+    Msr,
+    /// SYSTOR '17: TIMESTAMP,RESPONSE,R or W,LUN,OFFSET,BYTES
+    Systor,
+    /// Tencent CBS: SECONDS,SECTOR,SECTORS,0 (read) or 1 (write),VOLUME
+    Tencent,
+    /// FIU: NANOSECONDS PID PROCESS SECTOR SECTORS W or R MAJOR MINOR MD5
+    Fiu,
+    /// DiskSim ASCII: NANOSECONDS DEVICE SECTOR SECTORS 1 (read) or 0 (write)
+    AsciiNs,
+    /// DiskSim ASCII: MILLISECONDS DEVICE SECTOR SECTORS 1 (read) or 0 (write)
+    AsciiMs,
+    /// DiskSim ASCII: MILLISECONDS DEVICE OFFSET BYTES 1 (read) or 0 (write)
+    AsciiMsBytes,
+    /// wiscsee: PID D or C read, write or discard OFFSET BYTES SECONDS ...; D is used
+    Wiscsee,
+    /// VMware vscsi traces, 32-byte records, as of CloudPhysics
+    Vscsi,
+    /// HP Labs SRT 1.3, binary
+    Srt,
+    /// Open CAS telemetry: a tar of octf.trace.N
+    Octf,
+    /// MobiGen: THREAD MICROSECONDS CALL ARGUMENTS, the calls of a program on files
+    Mobigen,
+}
+
+impl Format {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether requests are calls on files, above any page cache.
+    pub(crate) fn is_of_files(self) -> bool {
+        self == Format::Mobigen
+    }
+}
+
+/// How a trace is to be read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadOptions {
+    /// None: find out.
+    pub(crate) format: Option<Format>,
+    /// Count what is no request instead of stopping there.
+    pub(crate) skip_bad_lines: bool,
+}
+
+/// Something that gives requests with times as the file has them.
+trait Requests {
+    /// The next request; an error is about one line or record, and the next call goes on behind it.
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad>;
+}
+
+/// Why a request could not be had.
+enum Bad {
+    /// One line or record is wrong: where, what was expected, what was found.
+    Line { place: String, expected: String, found: String },
+    /// Nothing further can be read.
+    File(Failure),
+}
+
+impl From<Failure> for Bad {
+    fn from(failure: Failure) -> Self {
+        Bad::File(failure)
+    }
+}
+
+/// An open trace.
+pub(crate) struct Trace {
+    path: PathBuf,
+    source: Source,
+    requests: Box<dyn Requests>,
+    format: Format,
+    skip_bad_lines: bool,
+    bad_lines: u64,
+    /// The time of the first request, and of the last one, as the file has it.
+    first_ns: Option<u64>,
+    last_ns: u64,
+}
+
+impl Trace {
+    /// Opens a file and finds out what it is.
+    pub(crate) fn open(path: &Path, options: ReadOptions) -> Result<Trace> {
+        let mut source = Source::open(path)?;
+        let format = match options.format {
+            Some(format) => format,
+            None => detect::format_of(path, source.sample()?)?,
+        };
+        let requests: Box<dyn Requests> = match format {
+            Format::Vscsi => Box::new(records::Vscsi),
+            Format::Srt => Box::new(records::Srt::default()),
+            Format::Octf => Box::new(octf::Octf::default()),
+            Format::Mobigen => Box::new(mobigen::Mobigen::new(options.skip_bad_lines)),
+            Format::Csv => Box::new(csv::Csv::default()),
+            _ => Box::new(lines::Lines::new(format, source.sample()?)),
+        };
+        Ok(Trace {
+            path: path.to_owned(),
+            source,
+            requests,
+            format,
+            skip_bad_lines: options.skip_bad_lines,
+            bad_lines: 0,
+            first_ns: None,
+            last_ns: 0,
+        })
+    }
+
+    /// How the file is written.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Lines or records that were no requests and were skipped.
+    pub(crate) fn bad_lines(&self) -> u64 {
+        self.bad_lines
+    }
+
+    /// How far the file was read, and its length, both as it lies on the disk.
+    pub(crate) fn progress(&mut self) -> (u64, u64) {
+        self.source.progress()
+    }
+
+    /// The next request; none at the end.
+    pub(crate) fn next(&mut self) -> Result<Option<Request>> {
+        loop {
+            let request = match self.requests.next(&mut self.source) {
+                Ok(Some(request)) => request,
+                Ok(None) => return Ok(None),
+                Err(Bad::File(failure)) => return Err(failure),
+                Err(Bad::Line { place, expected, found }) => {
+                    self.bad_line(&place, &expected, &found)?;
+                    continue;
+                }
+            };
+            if request.length == 0 && request.operation != Operation::Flush {
+                continue;
+            }
+            if let Some(wrong) = self.what_is_wrong(&request) {
+                let place = self.source.place();
+                self.bad_line(&place, wrong, &format!("{request:?}"))?;
+                continue;
+            }
+            let first = *self.first_ns.get_or_insert(request.at_ns);
+            self.last_ns = self.last_ns.max(request.at_ns);
+            return Ok(Some(Request { at_ns: self.last_ns - first, ..request }));
+        }
+    }
+
+    fn what_is_wrong(&self, request: &Request) -> Option<&'static str> {
+        let end = request.address.checked_add(request.length);
+        if end.is_none_or(|end| end > END_MAX) {
+            return Some("an address and a length within 8 EiB");
+        }
+        let paused = self.first_ns.is_some() && request.at_ns > self.last_ns.saturating_add(PAUSE_NS_MAX);
+        paused.then_some("a time within 90 days of the request before")
+    }
+
+    fn bad_line(&mut self, place: &str, expected: &str, found: &str) -> Result<()> {
+        self.bad_lines += 1;
+        if self.skip_bad_lines {
+            return Ok(());
+        }
+        let printable = found.chars().map(|c| if c.is_control() { '?' } else { c });
+        let mut shown: String = printable.take(SHOWN_CHARS_MAX).collect();
+        if found.chars().count() > SHOWN_CHARS_MAX {
+            shown.push_str("...");
+        }
+        Err(Failure::usage(format!(
+            "{}: {place}: expected {expected} (format {}), found '{shown}'; mend it, name another --format, \
+             or have such lines counted with --skip-bad-lines",
+            self.path.display(),
+            self.format.name(),
+        )))
+    }
+}

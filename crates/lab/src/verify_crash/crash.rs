@@ -1,0 +1,110 @@
+//! `verify-crash --target DEVICE --crash COMMAND`: a server that is really crashed, and what its device holds
+//! then.
+//!
+//! Not here: the load and the rounds (`crates/verify/src/crash.rs`).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sawmill_device::BlockDevice;
+use sawmill_sys::FileLock;
+use sawmill_verify::crash::{Crashes, Keeps};
+use sawmill_verify::target::{FileTarget, NbdTarget};
+use serde::Serialize;
+
+use super::plan::STAMPED_BYTES;
+use super::{Arguments, Kept, is_uri};
+use sawmill_console::Console;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Progress};
+use sawmill_console::units::human_count;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document {
+    ok: bool,
+    rounds: u64,
+    answered: u64,
+    unanswered: u64,
+    demanded: u64,
+    seed: u64,
+    /// After which crash something was wrong.
+    round: Option<u64>,
+    found: Option<String>,
+}
+
+pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, target: &str) -> Result<Exit> {
+    if arguments.work.workload != "stamps" || arguments.work.check.is_some() {
+        let text = "--crash judges by stamps alone; leave --workload and --check away";
+        return Err(Failure::usage(text));
+    }
+    arguments.may_overwrite(target)?;
+    // Else a file system that is mounted on it would be overwritten under its users.
+    let _held = if is_uri(target) { None } else { Some(hold(target)?) };
+    let folder = tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
+    let crashes = Crashes {
+        command,
+        rounds: arguments.crash.rounds,
+        requests: arguments.work.requests,
+        area_bytes: STAMPED_BYTES,
+        trim: arguments.work.trim,
+        seed: arguments.seed,
+        keeps: match arguments.crash.keeps {
+            Kept::Answered => Keeps::Answered,
+            Kept::Flushed => Keeps::Flushed,
+        },
+        rule: arguments.rule(),
+        may_go: is_uri(target),
+    };
+    let mut progress = Progress::new("crashes");
+    let survey = crashes.run(|| open(target), folder.path(), |done| progress.show(done, crashes.rounds))?;
+    drop(progress);
+    let (round, found) = survey.found.unzip();
+    let ok = found.is_none();
+    let (rounds, answered, unanswered) = (survey.rounds, survey.answered, survey.unanswered);
+    let (demanded, seed) = (survey.demanded, arguments.seed);
+    let document = Document { ok, rounds, answered, unanswered, demanded, seed, round, found };
+    if console.json {
+        output::json(&document)?
+    } else {
+        document.print()?
+    }
+    Ok(if ok { Exit::Ok } else { Exit::Negative })
+}
+
+/// The right to overwrite a device or a file that nobody else uses.
+fn hold(target: &str) -> Result<FileLock> {
+    FileLock::take(Path::new(target)).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            let text =
+                format!("{target} is mounted, or another process works on it; unmount it, or end that");
+            Failure::new(Exit::InUse, text)
+        }
+        _ => Failure::io(format!("cannot open {target}"), &error),
+    })
+}
+
+fn open(target: &str) -> sawmill_verify::Result<Arc<dyn BlockDevice>> {
+    Ok(if is_uri(target) {
+        Arc::new(NbdTarget::connect(target)?)
+    } else {
+        Arc::new(FileTarget::direct(Path::new(target))?)
+    })
+}
+
+impl Document {
+    fn print(&self) -> Result<()> {
+        let (answered, unanswered) = (human_count(self.answered), human_count(self.unanswered));
+        let demanded = human_count(self.demanded);
+        output::facts(&[
+            ("crashes", human_count(self.rounds)),
+            ("requests", format!("{answered} answered, {unanswered} ended with their connection")),
+            ("checked", format!("{demanded} writes that had to be there; seed {}", self.seed)),
+            ("found", self.found.as_ref().map_or("nothing", |_| "a loss").to_owned()),
+        ])?;
+        match (&self.round, &self.found) {
+            (Some(round), Some(found)) => output::line(&format!("\nafter crash {round}: {found}")),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The report of a check, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sawmill_verify::report::{Finding, Report};
+use sawmill_verify::subject::Way;
+use serde::Serialize;
+
+use super::{Arguments, FlushMeans, Promise};
+use sawmill_console::exit::Result;
+use sawmill_console::output;
+use sawmill_console::units::human_count;
+
+/// Findings that are printed in full; the rest are counted (and all are in the JSON).
+const SHOWN_MAX: usize = 10;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+pub(super) struct Document {
+    ok: bool,
+    entries: usize,
+    writes: usize,
+    flushes: usize,
+    fua: usize,
+    discards: usize,
+    legal_cuts: usize,
+    points: usize,
+    images: usize,
+    ways: BTreeMap<&'static str, usize>,
+    seed: u64,
+    kept: Option<PathBuf>,
+    /// What the target itself answered wrongly while it was recorded.
+    target: Option<String>,
+    findings: Vec<FindingDocument>,
+}
+
+#[derive(Serialize)]
+struct FindingDocument {
+    cut: String,
+    way: &'static str,
+    what: String,
+    repeat: String,
+}
+
+impl Document {
+    pub(super) fn new(
+        arguments: &Arguments,
+        report: Report,
+        wrong: Option<String>,
+        kept: Option<&Path>,
+    ) -> Self {
+        let findings = report.findings.iter().map(|finding| FindingDocument {
+            cut: finding.cut.to_string(),
+            way: finding.way.name(),
+            what: finding.what.clone(),
+            repeat: repeat(arguments, finding, kept),
+        });
+        Document {
+            ok: wrong.is_none() && report.findings.is_empty(),
+            findings: findings.collect(),
+            entries: report.entries,
+            writes: report.writes,
+            flushes: report.flushes,
+            fua: report.fua,
+            discards: report.discards,
+            legal_cuts: report.legal,
+            points: report.points,
+            images: report.images,
+            ways: report.ways,
+            seed: arguments.seed,
+            kept: kept.map(Path::to_owned),
+            target: wrong,
+        }
+    }
+
+    pub(super) fn print(&self) -> Result<()> {
+        let count = |number: usize| human_count(number as u64);
+        let ways = self.ways.iter().map(|(way, images)| format!("{way} {}", count(*images)));
+        let mut rows = vec![
+            (
+                "recorded",
+                format!(
+                    "{} entries: {} writes ({} with FUA), {} flushes, {} discards",
+                    count(self.entries),
+                    count(self.writes),
+                    count(self.fua),
+                    count(self.flushes),
+                    count(self.discards)
+                ),
+            ),
+            (
+                "checked",
+                format!(
+                    "{} images at {} points between entries; {} legal cuts of these kinds; seed {}",
+                    count(self.images),
+                    count(self.points),
+                    count(self.legal_cuts),
+                    self.seed
+                ),
+            ),
+        ];
+        if self.ways.len() > 1 {
+            rows.push(("disk", ways.collect::<Vec<_>>().join(", ")));
+        }
+        if let Some(kept) = &self.kept {
+            rows.push(("kept in", kept.display().to_string()));
+        }
+        let found = match self.findings.len() {
+            0 => "nothing".to_owned(),
+            1 => "1 image that must not be".to_owned(),
+            many => format!("{} images that must not be", count(many)),
+        };
+        rows.push(("found", found));
+        output::facts(&rows)?;
+        if let Some(wrong) = &self.target {
+            output::line(&format!("\nthe target itself answered wrongly: {wrong}"))?;
+        }
+        for finding in self.findings.iter().take(SHOWN_MAX) {
+            output::line(&format!("\nat {}, disk {}: {}", finding.cut, finding.way, finding.what))?;
+            output::line(&format!("  again: {}", finding.repeat))?;
+        }
+        let more = self.findings.len().saturating_sub(SHOWN_MAX);
+        if more > 0 {
+            output::line(&format!("\nand {more} more; --json has them all"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The command that shows a finding again.
+fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> String {
+    let subject = &arguments.subject;
+    let mut words = vec!["sawmill".to_owned(), "verify-crash".to_owned(), "--write-log".to_owned()];
+    let log = subject.write_log.as_deref().or(kept).map(|path| path.display().to_string());
+    words.push(quoted(&log.unwrap_or_default()));
+    if let Some(line) = &subject.device {
+        words.extend(["--device".to_owned(), quoted(line)]);
+    }
+    if subject.sawmill {
+        words.push("--sawmill".to_owned());
+        if subject.flush == FlushMeans::Stored {
+            words.extend(["--flush".to_owned(), "stored".to_owned()]);
+        }
+        if arguments.work.workload != "stamps" {
+            words.extend(["--workload".to_owned(), quoted(&arguments.work.workload)]);
+        }
+    }
+    match subject.rule {
+        Some(Promise::Sector) => words.extend(["--rule".to_owned(), "sector".to_owned()]),
+        Some(Promise::Prefix) => words.extend(["--rule".to_owned(), "prefix".to_owned()]),
+        None => {}
+    }
+    if let Some(check) = &arguments.work.check {
+        words.extend(["--check".to_owned(), quoted(check)]);
+    }
+    if let Some(bytes) = subject.disk_size.filter(|_| subject.write_log.is_some()) {
+        words.extend(["--disk-size".to_owned(), bytes.to_string()]);
+    }
+    words.extend(["--cut".to_owned(), finding.cut.to_string()]);
+    if finding.way != Way::DiskKept {
+        words.extend(["--way".to_owned(), finding.way.name().to_owned()]);
+    }
+    if let Some(entry) = finding.stale_of {
+        words.extend(["--stale-of".to_owned(), entry.to_string()]);
+    }
+    words.join(" ")
+}
+
+/// A text as one word of a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}

@@ -1,0 +1,102 @@
+//! From the command line to a subject, a workload, a judge and a budget.
+
+use sawmill_verify::file_system::FileSystem;
+use sawmill_verify::look::{Judge, Rule};
+use sawmill_verify::plan::Budget;
+use sawmill_verify::run::Work;
+use sawmill_verify::subject::{CommandLine, Sawmill, Subject};
+
+use super::{Arguments, FlushMeans, Promise};
+use sawmill_console::exit::{Exit, Failure, Result};
+
+const MIB: u64 = 1 << 20;
+/// What the stamped workload writes to: small, so that writes meet.
+pub(super) const STAMPED_BYTES: u64 = MIB;
+/// A volume of the check that holds stamps, or a file system.
+const VOLUME_BYTES: u64 = 8 * MIB;
+const FILE_SYSTEM_BYTES: u64 = 512 * MIB;
+const DISK_BYTES: u64 = 64 * MIB;
+
+impl Arguments {
+    /// The device under test, if there is one.
+    pub(super) fn subject(&self) -> Result<Option<Box<dyn Subject>>> {
+        if let Some(line) = &self.subject.device {
+            return Ok(Some(Box::new(CommandLine::new(line)?)));
+        }
+        if !self.subject.sawmill {
+            return Ok(None);
+        }
+        let binary = std::env::current_exe()
+            .map_err(|error| Failure::io("cannot find out where this binary is", &error))?;
+        let volume_bytes = if self.on_files() { FILE_SYSTEM_BYTES } else { VOLUME_BYTES };
+        let flush = if self.subject.flush == FlushMeans::Stored { "stored" } else { "logged" };
+        Ok(Some(Box::new(Sawmill::new(&binary, volume_bytes, flush))))
+    }
+
+    /// What is done to it.
+    pub(super) fn work(&self) -> Result<Work> {
+        let word = self.work.workload.as_str();
+        if word == "stamps" {
+            let trim = self.work.trim || self.subject.sawmill;
+            return Ok(Work::Stamps { area_bytes: STAMPED_BYTES, requests: self.work.requests, trim });
+        }
+        if let Ok(kind) = word.parse() {
+            return Ok(Work::Files { kind, steps: self.work.files });
+        }
+        if word.contains("{device}") {
+            return Ok(Work::Command(word.to_owned()));
+        }
+        Err(Failure::usage(format!(
+            "'{word}' is no workload; write stamps, ext4, xfs, btrfs, or a command line with {{device}} in it"
+        )))
+    }
+
+    /// What the device promises.
+    pub(super) fn rule(&self) -> Rule {
+        match self.subject.rule {
+            Some(Promise::Sector) => Rule::Sector,
+            Some(Promise::Prefix) => Rule::Prefix,
+            None if self.subject.sawmill => Rule::Prefix,
+            None => Rule::Sector,
+        }
+    }
+
+    /// Errors: `Refused` unless the user said that what is on the target may go.
+    pub(super) fn may_overwrite(&self, target: &str) -> Result<()> {
+        if self.subject.overwrite {
+            return Ok(());
+        }
+        let text = format!("the workload overwrites what {target} holds; add --overwrite if it may");
+        Err(Failure::new(Exit::Refused, text))
+    }
+
+    /// Who judges.
+    pub(super) fn judge(&self) -> Result<Judge> {
+        match self.work.check.as_deref() {
+            None => Ok(Judge::Workload),
+            Some(word) if word.contains("{image}") => Ok(Judge::Script(word.to_owned())),
+            Some(word) => word.parse::<FileSystem>().map(Judge::FileSystem).map_err(|_| {
+                Failure::usage(format!(
+                    "'{word}' is no judge; write ext4, xfs, btrfs, or a command line with {{image}} in it"
+                ))
+            }),
+        }
+    }
+
+    /// Whether images are of file systems, which take a second each.
+    fn on_files(&self) -> bool {
+        let known = |word: &str| word.parse::<FileSystem>().is_ok();
+        known(&self.work.workload) || self.work.check.as_deref().is_some_and(known)
+    }
+
+    pub(super) fn budget(&self) -> Budget {
+        let images_max = self.images.unwrap_or(if self.on_files() { 60 } else { 500 });
+        Budget { images_max, tear_bytes: Some(self.tear).filter(|&bytes| bytes > 0), seed: self.seed }
+    }
+
+    /// The size of the disk that is recorded.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        let usual = if self.on_files() && !self.subject.sawmill { FILE_SYSTEM_BYTES } else { DISK_BYTES };
+        self.subject.disk_size.unwrap_or(usual)
+    }
+}
