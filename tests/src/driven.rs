@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::machine::{PATIENCE, command, said};
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::place::Place;
 
 /// The same driver with what it says of its errors in a file: where errors are expected, nobody is to take
@@ -161,7 +161,7 @@ impl Driven {
     /// When it cannot connect.
     #[must_use]
     pub fn connect(&self) -> Client {
-        Client::connect(&self.uri, Dialect::Structured).expect("the door is open")
+        Client::connect(&self.uri, Style::Structured).expect("the door is open")
     }
 
     /// Ends the device in order, by SIGTERM.

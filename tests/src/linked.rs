@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::machine::PATIENCE;
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::place::{Finished, Place};
 
 /// A running end.
@@ -99,7 +99,7 @@ impl End {
     /// When it cannot connect.
     #[must_use]
     pub fn connect(&self) -> Client {
-        Client::connect(&self.uri(), Dialect::Structured).expect("the door is open")
+        Client::connect(&self.uri(), Style::Structured).expect("the door is open")
     }
 
     /// Stops its time, or lets it go on.

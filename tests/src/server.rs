@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::dice::Dice;
 use crate::machine::{self, PATIENCE, wait_until};
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::place::{Finished, Place};
 
 /// A server about to be started.
@@ -281,7 +281,7 @@ impl Server {
     /// A connection to the first volume.
     #[must_use]
     pub fn connect(&self) -> Client {
-        Client::connect(&self.uri(), Dialect::Structured)
+        Client::connect(&self.uri(), Style::Structured)
             .unwrap_or_else(|error| panic!("cannot connect to {}: {error}\n{}", self.uri(), self.stderr()))
     }
 

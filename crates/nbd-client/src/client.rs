@@ -7,11 +7,12 @@ use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::handshake::{Dialect, Export, Socket, negotiate};
-use super::wire::{
-    Address, CHUNK, EXTENDED_CHUNK, EXTENDED_REQUEST, REQUEST, SIMPLE_REPLY, read_bytes, read_u16, read_u32,
-    read_u64, violation,
+use sawmill_nbd_proto::{
+    EXTENDED_REPLY_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style, command_flag,
 };
+
+use super::handshake::{Export, Socket, negotiate};
+use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 
 /// What is asked of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +85,7 @@ struct InFlight {
 /// A connection. Dropping it breaks the connection off.
 pub struct Client {
     export: Export,
-    dialect: Dialect,
+    style: Style,
     socket: Mutex<Socket>,
     in_flight: Arc<Mutex<InFlight>>,
     listener: Option<std::thread::JoinHandle<()>>,
@@ -103,18 +104,18 @@ impl Pending {
 
 impl Client {
     /// Connects and negotiates.
-    pub fn connect(uri: &str, dialect: Dialect) -> io::Result<Self> {
+    pub fn connect(uri: &str, style: Style) -> io::Result<Self> {
         let address = Address::parse(uri)?;
         let (Address::Unix(_, name) | Address::Tcp(_, name)) = &address;
         let mut socket = Socket::connect(&address)?;
-        let export = negotiate(&mut socket, name, dialect)?;
+        let export = negotiate(&mut socket, name, style)?;
         // From here on silence is legal: a server may let a writer wait for as long as its store is away.
         socket.limit(None)?;
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
-        let listening = Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, dialect };
+        let listening = Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
         let shut = socket.duplicate()?;
         let listener = Some(std::thread::spawn(move || listening.run()));
-        Ok(Client { export, dialect, socket: Mutex::new(socket), in_flight, listener, shut })
+        Ok(Client { export, style, socket: Mutex::new(socket), in_flight, listener, shut })
     }
 
     /// What the server said about the export.
@@ -123,13 +124,16 @@ impl Client {
         &self.export
     }
 
-    /// Sends a command; `listener` hears the outcome on the listening thread, or here when the connection
-    /// is gone already.
+    /// Sends a command; a length that the style has no room for fails here. `listener` hears the outcome on
+    /// the listening thread, or here when the connection is gone already.
     pub fn submit_then(
         &self,
         command: &Command,
         listener: impl FnOnce(Result<Reply, Failure>) + Send + 'static,
     ) {
+        if is_too_long(command, self.style) {
+            return listener(Err(Failure::Errno(OVERFLOW)));
+        }
         let mut waiting =
             Waiting { offset: 0, reply: Reply::default(), failure: None, listener: Box::new(listener) };
         if let Command::Read { offset, length } = command {
@@ -147,7 +151,7 @@ impl Client {
             in_flight.waiting.insert(cookie, waiting);
             cookie
         };
-        let message = encode(command, cookie, self.dialect);
+        let message = encode(command, cookie, self.style);
         // A failed send is heard by the listening thread too, which then tells all who wait.
         let mut socket = lock(&self.socket);
         if socket.write_all(&message).is_err() {
@@ -229,38 +233,39 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn encode(command: &Command, cookie: u64, dialect: Dialect) -> Vec<u8> {
-    const FUA: u16 = 1;
-    let (kind, flags, offset, length, bytes): (u16, u16, u64, u64, &[u8]) = match command {
-        Command::Read { offset, length } => (0, 0, *offset, u64::from(*length), &[]),
-        Command::Write { offset, bytes, fua } => {
-            (1, if *fua { FUA } else { 0 }, *offset, bytes.len() as u64, bytes)
-        }
-        Command::Flush => (3, 0, 0, 0, &[]),
-        Command::Trim { offset, length } => (4, 0, *offset, *length, &[]),
-        Command::WriteZeroes { offset, length } => (6, 0, *offset, *length, &[]),
-        Command::BlockStatus { offset, length } => (7, 0, *offset, *length, &[]),
+/// The error number of a length that is too large.
+const OVERFLOW: u32 = 75;
+
+/// Whether a command's length needs extended headers that there are none of.
+fn is_too_long(command: &Command, style: Style) -> bool {
+    let length = match command {
+        Command::Read { length, .. } => u64::from(*length),
+        Command::Write { bytes, .. } => bytes.len() as u64,
+        Command::Flush => 0,
+        Command::Trim { length, .. }
+        | Command::WriteZeroes { length, .. }
+        | Command::BlockStatus { length, .. } => *length,
     };
-    let mut message = Vec::with_capacity(32 + bytes.len());
-    if dialect == Dialect::Extended {
-        // In this dialect a write says that its length is that of its payload.
-        let flags = if kind == 1 { flags | 1 << 5 } else { flags };
-        message.extend(EXTENDED_REQUEST.to_be_bytes());
-        message.extend(flags.to_be_bytes());
-        message.extend(kind.to_be_bytes());
-        message.extend(cookie.to_be_bytes());
-        message.extend(offset.to_be_bytes());
-        message.extend(length.to_be_bytes());
-    } else {
-        let length = u32::try_from(length).expect("lengths of 4 GiB and more need the extended dialect");
-        message.extend(REQUEST.to_be_bytes());
-        message.extend(flags.to_be_bytes());
-        message.extend(kind.to_be_bytes());
-        message.extend(cookie.to_be_bytes());
-        message.extend(offset.to_be_bytes());
-        message.extend(length.to_be_bytes());
+    style != Style::Extended && length > u64::from(u32::MAX)
+}
+
+fn encode(command: &Command, cookie: u64, style: Style) -> Vec<u8> {
+    use sawmill_nbd_proto::Command as Kind;
+    let (kind, fua, offset, length, bytes): (Kind, bool, u64, u64, &[u8]) = match command {
+        Command::Read { offset, length } => (Kind::Read, false, *offset, u64::from(*length), &[]),
+        Command::Write { offset, bytes, fua } => (Kind::Write, *fua, *offset, bytes.len() as u64, bytes),
+        Command::Flush => (Kind::Flush, false, 0, 0, &[]),
+        Command::Trim { offset, length } => (Kind::Trim, false, *offset, *length, &[]),
+        Command::WriteZeroes { offset, length } => (Kind::WriteZeroes, false, *offset, *length, &[]),
+        Command::BlockStatus { offset, length } => (Kind::BlockStatus, false, *offset, *length, &[]),
+    };
+    let is_extended = style == Style::Extended;
+    let mut flags = if fua { command_flag::FUA } else { 0 };
+    if is_extended && kind == Kind::Write {
+        flags |= command_flag::PAYLOAD_LEN;
     }
-    message.extend(bytes);
+    let mut message = RequestHeader { flags, command: kind as u16, cookie, offset, length }.encode(style);
+    message.extend_from_slice(bytes);
     message
 }
 
@@ -268,7 +273,7 @@ fn encode(command: &Command, cookie: u64, dialect: Dialect) -> Vec<u8> {
 struct Listening {
     in_flight: Arc<Mutex<InFlight>>,
     socket: Socket,
-    dialect: Dialect,
+    style: Style,
 }
 
 impl Listening {
@@ -292,15 +297,15 @@ impl Listening {
 
     fn hear(&mut self) -> io::Result<()> {
         match read_u32(&mut self.socket)? {
-            SIMPLE_REPLY => self.hear_simple(),
-            CHUNK if self.dialect == Dialect::Structured => {
+            SIMPLE_REPLY_MAGIC => self.hear_simple(),
+            STRUCTURED_REPLY_MAGIC if self.style == Style::Structured => {
                 let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
                 let cookie = read_u64(&mut self.socket)?;
                 let length = u64::from(read_u32(&mut self.socket)?);
                 let payload = self.payload(cookie, length)?;
                 self.chunk(flags, kind, cookie, &payload)
             }
-            EXTENDED_CHUNK if self.dialect == Dialect::Extended => {
+            EXTENDED_REPLY_MAGIC if self.style == Style::Extended => {
                 let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
                 let cookie = read_u64(&mut self.socket)?;
                 let _offset = read_u64(&mut self.socket)?;
@@ -308,9 +313,7 @@ impl Listening {
                 let payload = self.payload(cookie, length)?;
                 self.chunk(flags, kind, cookie, &payload)
             }
-            other => {
-                Err(violation(format!("a reply with magic {other:#x} in the {:?} dialect", self.dialect)))
-            }
+            other => Err(violation(format!("a reply with magic {other:#x} in the {:?} dialect", self.style))),
         }
     }
 
@@ -331,7 +334,7 @@ impl Listening {
         let cookie = read_u64(&mut self.socket)?;
         let mut waiting = self.take(cookie)?;
         if error == 0 && !waiting.reply.bytes.is_empty() {
-            if self.dialect != Dialect::Simple {
+            if self.style != Style::Simple {
                 return Err(violation("a read was answered with a simple reply after structured replies"));
             }
             let count = waiting.reply.bytes.len();
@@ -415,6 +418,15 @@ fn note_extent(waiting: &mut Waiting, extent: Extent) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_length_that_the_style_has_no_room_for_is_never_sent_short() {
+        let trim = Command::Trim { offset: 0, length: (4 << 30) + 4096 };
+        assert!(is_too_long(&trim, Style::Simple) && is_too_long(&trim, Style::Structured));
+        assert!(!is_too_long(&trim, Style::Extended));
+        let bytes = encode(&trim, 1, Style::Extended);
+        assert_eq!(bytes[24..], ((4u64 << 30) + 4096).to_be_bytes());
+    }
 
     #[test]
     fn extents_without_end_are_a_violation_and_take_no_more_memory() {

@@ -5,34 +5,16 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use super::wire::{
-    Address, HELLO, OPTION, OPTION_REPLY, read_bytes, read_u16, read_u32, read_u64, violation,
+use sawmill_nbd_proto::{
+    BASE_ALLOCATION, GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Style, hello, info, info_request,
+    meta_request, option, push_option, reply,
 };
+
+use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 use crate::PATIENCE;
 
-const OPT_ABORT: u32 = 2;
-const OPT_LIST: u32 = 3;
-const OPT_GO: u32 = 7;
-const OPT_STRUCTURED_REPLY: u32 = 8;
-const OPT_SET_META_CONTEXT: u32 = 10;
-const OPT_EXTENDED_HEADERS: u32 = 11;
-const REP_ACK: u32 = 1;
-const REP_SERVER: u32 = 2;
-const REP_INFO: u32 = 3;
-const REP_META_CONTEXT: u32 = 4;
 /// Names and texts have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
-
-/// How the two sides speak after the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// Simple replies only.
-    Simple,
-    /// Structured replies, and `base:allocation` where the server has it.
-    Structured,
-    /// Extended headers (64-bit lengths), and `base:allocation` where the server has it.
-    Extended,
-}
 
 /// What the server says about the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,28 +106,25 @@ struct OptionReply {
 }
 
 fn greet(socket: &mut Socket) -> io::Result<()> {
-    if read_u64(socket)? != HELLO || read_u64(socket)? != OPTION {
+    if read_u64(socket)? != GREETING_MAGIC || read_u64(socket)? != OPTION_MAGIC {
         return Err(violation("the server's greeting is not newstyle NBD"));
     }
     let offered = read_u16(socket)?;
-    if offered & 1 == 0 {
+    if offered & hello::FIXED_NEWSTYLE == 0 {
         return Err(violation("the server does not offer fixed newstyle"));
     }
-    // Fixed newstyle, and no padding after the old export name option.
-    socket.write_all(&u32::from(offered & 3).to_be_bytes())
+    let taken = offered & (hello::FIXED_NEWSTYLE | hello::NO_ZEROES);
+    socket.write_all(&u32::from(taken).to_be_bytes())
 }
 
-fn ask(socket: &mut Socket, option: u32, payload: &[u8]) -> io::Result<()> {
-    let mut message = Vec::with_capacity(16 + payload.len());
-    message.extend(OPTION.to_be_bytes());
-    message.extend(option.to_be_bytes());
-    message.extend((payload.len() as u32).to_be_bytes());
-    message.extend(payload);
+fn ask(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
+    let mut message = Vec::with_capacity(16 + data.len());
+    push_option(&mut message, option, data);
     socket.write_all(&message)
 }
 
 fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
-    if read_u64(socket)? != OPTION_REPLY {
+    if read_u64(socket)? != OPTION_REPLY_MAGIC {
         return Err(violation("an option was answered with a wrong magic"));
     }
     let answered = read_u32(socket)?;
@@ -164,53 +143,48 @@ fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
 pub fn list(uri: &str) -> io::Result<Vec<String>> {
     let mut socket = Socket::connect(&Address::parse(uri)?)?;
     greet(&mut socket)?;
-    ask(&mut socket, OPT_LIST, &[])?;
+    ask(&mut socket, option::LIST, &[])?;
     let mut names = Vec::new();
     loop {
-        let reply = hear(&mut socket, OPT_LIST)?;
+        let reply = hear(&mut socket, option::LIST)?;
         match reply.kind {
-            REP_SERVER => {
+            reply::SERVER => {
                 let mut rest = reply.payload.as_slice();
                 let length = read_u32(&mut rest)?;
                 let name = rest.get(..length as usize).ok_or_else(|| violation("a name past its reply"))?;
                 names.push(String::from_utf8_lossy(name).into_owned());
             }
-            REP_ACK => break,
+            reply::ACK => break,
             other => return Err(violation(format!("the list was answered with {other:#x}"))),
         }
     }
-    ask(&mut socket, OPT_ABORT, &[])?;
+    ask(&mut socket, option::ABORT, &[])?;
     Ok(names)
 }
 
 /// Negotiates the dialect, chooses the export and leaves the socket ready for requests.
-pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Dialect) -> io::Result<Export> {
+pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::Result<Export> {
     greet(socket)?;
     let mut export = Export::default();
     let option = match dialect {
-        Dialect::Simple => None,
-        Dialect::Structured => Some(OPT_STRUCTURED_REPLY),
-        Dialect::Extended => Some(OPT_EXTENDED_HEADERS),
+        Style::Simple => None,
+        Style::Structured => Some(option::STRUCTURED_REPLY),
+        Style::Extended => Some(option::EXTENDED_HEADERS),
     };
     if let Some(option) = option {
         ask(socket, option, &[])?;
         let reply = hear(socket, option)?;
-        if reply.kind != REP_ACK {
+        if reply.kind != reply::ACK {
             return Err(violation(format!("the server refused {dialect:?} with {:#x}", reply.kind)));
         }
         export.allocation_context = ask_for_allocation(socket, name)?;
     }
-    let mut payload = Vec::new();
-    payload.extend((name.len() as u32).to_be_bytes());
-    payload.extend(name.as_bytes());
-    // One piece of information is asked for: block size constraints (3).
-    payload.extend([0, 1, 0, 3]);
-    ask(socket, OPT_GO, &payload)?;
+    ask(socket, option::GO, &info_request(name, &[info::BLOCK_SIZE]))?;
     loop {
-        let reply = hear(socket, OPT_GO)?;
+        let reply = hear(socket, option::GO)?;
         match reply.kind {
-            REP_ACK => return Ok(export),
-            REP_INFO => note_info(&mut export, &reply.payload)?,
+            reply::ACK => return Ok(export),
+            reply::INFO => note_info(&mut export, &reply.payload)?,
             other => {
                 let text = String::from_utf8_lossy(&reply.payload).into_owned();
                 return Err(violation(format!("the export {name:?} was refused with {other:#x}: {text}")));
@@ -221,11 +195,11 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Dialect) -> io
 
 fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<()> {
     match read_u16(&mut payload)? {
-        0 => {
+        info::EXPORT => {
             export.size_bytes = read_u64(&mut payload)?;
             export.flags = read_u16(&mut payload)?;
         }
-        3 => {
+        info::BLOCK_SIZE => {
             export.block_bytes_min = read_u32(&mut payload)?;
             export.block_bytes_preferred = read_u32(&mut payload)?;
             export.block_bytes_max = read_u32(&mut payload)?;
@@ -236,20 +210,13 @@ fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<()> {
 }
 
 fn ask_for_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>> {
-    const CONTEXT: &str = "base:allocation";
-    let mut payload = Vec::new();
-    payload.extend((name.len() as u32).to_be_bytes());
-    payload.extend(name.as_bytes());
-    payload.extend(1_u32.to_be_bytes());
-    payload.extend((CONTEXT.len() as u32).to_be_bytes());
-    payload.extend(CONTEXT.as_bytes());
-    ask(socket, OPT_SET_META_CONTEXT, &payload)?;
+    ask(socket, option::SET_META_CONTEXT, &meta_request(name, &[BASE_ALLOCATION]))?;
     let mut context = None;
     loop {
-        let reply = hear(socket, OPT_SET_META_CONTEXT)?;
+        let reply = hear(socket, option::SET_META_CONTEXT)?;
         match reply.kind {
-            REP_META_CONTEXT => context = Some(read_u32(&mut reply.payload.as_slice())?),
-            REP_ACK => return Ok(context),
+            reply::META_CONTEXT => context = Some(read_u32(&mut reply.payload.as_slice())?),
+            reply::ACK => return Ok(context),
             // A server without allocation, or without this export; the latter shows again at GO.
             _ => return Ok(None),
         }

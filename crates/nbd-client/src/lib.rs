@@ -1,7 +1,6 @@
 //! A small NBD client: it pipelines, tells when each answer came, and hides nothing.
 //!
-//! Written against the protocol document alone, so that it is a second reading of it beside the server's.
-//! Modules: `wire` (the bytes), `handshake`, `client` (requests in flight and their answers).
+//! Modules: `wire` (addresses, reading), `handshake`, `client` (requests in flight and their answers).
 //!
 //! Invariant: a server may say what it likes; nothing it says makes this side allocate more than was asked
 //! for. Not here: retries, reconnecting, TLS.
@@ -13,8 +12,9 @@ mod handshake;
 mod wire;
 
 pub use client::{Client, Command, Extent, Failure, Pending, Reply};
-pub use handshake::{Dialect, Export, list};
-pub use wire::{Address, flag};
+pub use handshake::{Export, list};
+pub use sawmill_nbd_proto::{Style, transmission as flag};
+pub use wire::Address;
 
 use std::time::Duration;
 

@@ -1,34 +1,9 @@
-//! The numbers of the protocol, addresses, and byte-wise reading.
+//! Addresses, and byte-wise reading. The numbers are those of [`sawmill_nbd_proto`].
 
 use std::io::{self, Read};
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
-
-pub(super) const HELLO: u64 = 0x4e42_444d_4147_4943;
-pub(super) const OPTION: u64 = 0x4948_4156_454f_5054;
-pub(super) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-pub(super) const REQUEST: u32 = 0x2560_9513;
-pub(super) const EXTENDED_REQUEST: u32 = 0x21e4_1c71;
-pub(super) const SIMPLE_REPLY: u32 = 0x6744_6698;
-pub(super) const CHUNK: u32 = 0x668e_33ef;
-pub(super) const EXTENDED_CHUNK: u32 = 0x6e8a_278c;
-
-/// Transmission flags that a server announces.
-pub mod flag {
-    /// The export cannot be written.
-    pub const READ_ONLY: u16 = 1 << 1;
-    /// Flush is understood.
-    pub const SEND_FLUSH: u16 = 1 << 2;
-    /// FUA is understood.
-    pub const SEND_FUA: u16 = 1 << 3;
-    /// Trim is understood.
-    pub const SEND_TRIM: u16 = 1 << 5;
-    /// Write-zeroes is understood.
-    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// A flush on one connection covers writes completed on another.
-    pub const CAN_MULTI_CONN: u16 = 1 << 8;
-}
 
 /// Where a server listens, and the name of the export.
 #[derive(Clone, Debug, PartialEq, Eq)]

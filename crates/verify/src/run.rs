@@ -18,7 +18,7 @@ use crate::file_system::FileSystem;
 use crate::files::Files;
 use crate::image::Image;
 use crate::load::{Load, Mix};
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::program;
 use crate::recorder::Recorder;
 use crate::recording::LogWriter;
@@ -125,7 +125,7 @@ pub fn above(
 }
 
 fn connect(uri: &str) -> Result<Client> {
-    Client::connect(uri, Dialect::Structured)
+    Client::connect(uri, Style::Structured)
         .map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })
 }
 

@@ -17,7 +17,7 @@ use sawmill_device::{
 };
 use sawmill_sys::{AlignedBytes, discard, logical_block_bytes, write_zeroes};
 
-use crate::nbd::{Client, Command, Dialect, Failure, flag};
+use crate::nbd::{Client, Command, Failure, Style, flag};
 use crate::{Error, Result};
 
 /// Threads that work for a file, and so its requests in flight.
@@ -139,7 +139,7 @@ pub struct NbdTarget {
 impl NbdTarget {
     /// Connects to `uri`.
     pub fn connect(uri: &str) -> Result<Self> {
-        let connected = Client::connect(uri, Dialect::Structured);
+        let connected = Client::connect(uri, Style::Structured);
         let client =
             connected.map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })?;
         let export = client.export();

@@ -14,7 +14,7 @@ use sawmill_tests::bad_disk::{Act, BadDisk, Trouble};
 use sawmill_tests::dice::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::{self, can_mount, command, run, wait_until};
-use sawmill_tests::nbd::{Client, Command, Dialect, Failure};
+use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::Proxy;
 use sawmill_tests::requires;
@@ -367,7 +367,7 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
     assert!(server.is_running(), "{}", server.stderr());
     drop(crowd);
     // The crowd's descriptors are free when the server has seen that it left, not when it leaves.
-    let connected = || Client::connect(&server.uri(), Dialect::Structured).ok();
+    let connected = || Client::connect(&server.uri(), Style::Structured).ok();
     let newcomer = wait_until("the server has room for a newcomer", connected);
     newcomer.write(0, &[0; 512]).expect("accepted");
     let limit = Rlimit { current: Some(1024), maximum: Some(4096) };

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use sawmill_tests::dice::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::{can_mount, command, run, sawmill_binary};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::requires;
 use sawmill_tests::stamp::{Log, check_flushed_kept};
@@ -119,7 +119,7 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
     }
     let mut process = Process::start(&mut serve, &folder.join("said")).map_err(|error| error.to_string())?;
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
-    let ask = || Client::connect(&uri, Dialect::Structured).ok();
+    let ask = || Client::connect(&uri, Style::Structured).ok();
     let client = process.wait_for("it is to serve again", ask).map_err(|error| error.to_string())?;
     client.read_all().map_err(|failure| failure.to_string())
 }

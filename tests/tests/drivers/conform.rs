@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::machine::repository;
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::store;
 use serde_json::Value;
@@ -121,7 +121,7 @@ fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
     let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.expect("text")).expect("JSON"));
     let ready = events.find(|event| event["event"] == "ready").expect("ready");
     let uri = ready["doors"][0]["address"].as_str().expect("an address").to_owned();
-    let client = Client::connect(&uri, Dialect::Extended).expect("a client");
+    let client = Client::connect(&uri, Style::Extended).expect("a client");
     client.write(1 << 20, &[7; 4096]).expect("only reads fail");
     let failed = client.read((1 << 20) + 512, 512).expect_err("in the range");
     assert_eq!(failed.to_string(), "error 28");

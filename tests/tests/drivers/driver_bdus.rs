@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::fio_verifies;
 use sawmill_tests::machine::{repository, run, said, sawmill_binary, wait_until};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, requires, store};
 
@@ -89,7 +89,7 @@ impl World {
 
 impl Ram {
     fn connect(&self) -> Client {
-        Client::connect(&self.uri, Dialect::Structured).expect("the door is open")
+        Client::connect(&self.uri, Style::Structured).expect("the door is open")
     }
 
     fn kill(&mut self) {

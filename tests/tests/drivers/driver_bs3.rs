@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::dice::Dice;
 use sawmill_tests::golang::{go, has_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::store::{self, PASSWORD, USER, shared_minio};
 
@@ -62,12 +62,12 @@ impl Bs3 {
             .spawn()
             .expect("BS3 starts");
         let uri = format!("nbd+unix:///buse0?socket={}", socket.display());
-        let _ = wait_until("BS3 serves", || Client::connect(&uri, Dialect::Structured).ok());
+        let _ = wait_until("BS3 serves", || Client::connect(&uri, Style::Structured).ok());
         Bs3(child, uri)
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&self.1, Dialect::Structured).expect("the door is open")
+        Client::connect(&self.1, Style::Structured).expect("the door is open")
     }
 
     fn stop(mut self) {

@@ -13,7 +13,7 @@ use sawmill_tests::dice::Dice;
 use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
 use sawmill_tests::golang::{go, has_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
@@ -288,7 +288,7 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     });
     let name = name.expect("it has a name");
     let client = wait_until("its door is open", || {
-        Client::connect(&format!("nbd+unix:///{name}?socket={}", socket.display()), Dialect::Structured).ok()
+        Client::connect(&format!("nbd+unix:///{name}?socket={}", socket.display()), Style::Structured).ok()
     });
     client.write(512, b"of the first").expect("accepted");
     first.kill().expect("a process of ours");

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::Driven;
 use sawmill_tests::machine::{can_mount, command, repository, run, wait_until};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 use serde_json::Value;
@@ -183,7 +183,7 @@ fn a_device_outlives_who_listened_to_its_events() {
         }
     };
     drop(lines);
-    let client = Client::connect(&uri, Dialect::Extended).expect("a client");
+    let client = Client::connect(&uri, Style::Extended).expect("a client");
     for _ in 0..2 {
         kill_process(Pid::from_raw(attached).expect("a process"), Signal::KILL).expect("killed");
         client.write(0, &[7; 512]).expect("by the next driver");

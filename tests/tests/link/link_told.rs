@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::machine::{PATIENCE, wait_until};
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::server::page;
 use sawmill_tests::store;
@@ -211,7 +211,7 @@ fn the_service_manager_is_told_when_an_end_is_ready_and_when_it_stops() {
     let words = scene.attach_words();
     let attached = start(&words.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(heard().contains("READY=1"));
-    Client::connect(&attached.uri(), Dialect::Simple).expect("it was told when the door was open");
+    Client::connect(&attached.uri(), Style::Simple).expect("it was told when the door was open");
     let _ = attached.stop().ok();
     assert!(heard().contains("STOPPING=1"));
     let _ = target.stop().ok();

@@ -48,20 +48,21 @@ const UNSAFE: [&str; 6] =
     ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "unsafe("];
 
 /// Which of our crates each of them may name. Nothing points to the binary or to the tests.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("sawmill-device", &[]),
     ("sawmill-format", &[]),
     ("sawmill-store", &[]),
     ("sawmill-sys", &[]),
     ("sawmill-volume", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
     ("sawmill-volume-small", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
-    ("sawmill-frontend", &["sawmill-device", "sawmill-sys"]),
+    ("sawmill-frontend", &["sawmill-device", "sawmill-nbd-proto", "sawmill-sys"]),
     // The crash checker knows devices by their doors: neither the engine nor the stores.
     (
         "sawmill-verify",
         &["sawmill-device", "sawmill-format", "sawmill-frontend", "sawmill-nbd-client", "sawmill-sys"],
     ),
-    ("sawmill-nbd-client", &[]),
+    ("sawmill-nbd-proto", &[]),
+    ("sawmill-nbd-client", &["sawmill-nbd-proto"]),
     // How programs speak; of the two others only the errors, by features.
     ("sawmill-console", &["sawmill-device", "sawmill-store", "sawmill-verify"]),
     (

@@ -3,7 +3,7 @@
 
 use sawmill_tests::bridge::Bridge;
 use sawmill_tests::machine::{can_mount, command, run};
-use sawmill_tests::nbd::{Client, Command, Dialect, Extent};
+use sawmill_tests::nbd::{Client, Command, Extent, Style};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::requires;
@@ -22,7 +22,7 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
     let place = Place::new(store);
     place.create("disk", "2T", &["--segment-bytes", "256K"]);
     let server = place.serve("disk").start();
-    let client = Client::connect(&server.uri(), Dialect::Extended).expect("extended headers are spoken");
+    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     for at in [0, TIB - 300, 2 * TIB - 4096] {
         client.write(at, &[1; 4096]).expect("accepted");
     }
@@ -40,12 +40,12 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
     client.flush().expect("flushed");
     server.kill();
     let server = place.serve("disk").start();
-    let client = Client::connect(&server.uri(), Dialect::Extended).expect("extended headers are spoken");
+    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     let _ = server.stop().ok();
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
-    let client = Client::connect(&server.uri(), Dialect::Extended).expect("extended headers are spoken");
+    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     assert_eq!(count(&elsewhere, "live_bytes"), 0);
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use sawmill_tests::machine::can_mount;
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
@@ -23,7 +23,7 @@ fn a_door_comes_and_goes_while_others_stay_open() {
     let first = server.connect();
     let socket = format!("unix:{}", place.path("second.sock").display());
     let uri = place.sawmill(&["door", "add", "disk", "--nbd", &socket]).ok().trim().to_owned();
-    let second = Client::connect(&uri, Dialect::Structured).expect("the second door is open");
+    let second = Client::connect(&uri, Style::Structured).expect("the second door is open");
     first.write(1000, b"through the first").expect("accepted");
     assert_eq!(second.read(1000, 17), Ok(b"through the first".to_vec()));
     second.write(5000, b"through the second").expect("accepted");
@@ -43,7 +43,7 @@ fn a_door_that_was_added_survives_a_hand_off() {
     let mut server = place.serve("disk").start();
     let socket = format!("unix:{}", place.path("second.sock").display());
     let uri = place.sawmill(&["door", "add", "disk", "--nbd", &socket]).ok().trim().to_owned();
-    let client = Client::connect(&uri, Dialect::Structured).expect("the second door is open");
+    let client = Client::connect(&uri, Style::Structured).expect("the second door is open");
     client.write(0, b"before").expect("accepted");
     let before = doors(&place);
     server.hand_off(&place, "disk");
@@ -80,7 +80,7 @@ fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
     drop(taken);
     assert_eq!(doors(&place), before, "what cannot be had stops nothing: {}", server.stderr());
     assert!(server.stderr().contains("iscsi") && server.stderr().contains("fourth"), "{}", server.stderr());
-    let client = Client::connect(second.trim(), Dialect::Structured).expect("the second door is open");
+    let client = Client::connect(second.trim(), Style::Structured).expect("the second door is open");
     assert_eq!(client.read(0, 6), Ok(b"before".to_vec()));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);

@@ -199,7 +199,7 @@ fn several_volumes_a_dashboard_and_readers_move_together() {
     }
     let mut server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
     let clients: Vec<Client> = (0..2)
-        .map(|n| Client::connect(&server.uri_of(n), sawmill_tests::nbd::Dialect::Extended).expect("connects"))
+        .map(|n| Client::connect(&server.uri_of(n), sawmill_tests::nbd::Style::Extended).expect("connects"))
         .collect();
     for (n, client) in clients.iter().enumerate() {
         client.write(4096, &[n as u8 + 1; 512]).expect("accepted");

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 use sawmill_tests::machine::wait_until;
-use sawmill_tests::nbd::{Client, Command, Dialect, Failure};
+use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::{Fault, Proxy, Rule, Verb};
 use sawmill_tests::server::Server;
@@ -20,7 +20,7 @@ fn two_volumes(place: &Place) -> (Server, Client, Client) {
         place.create(name, "8M", &[]);
     }
     let server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
-    let connect = |n| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects");
+    let connect = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects");
     let (oak, ash) = (connect(0), connect(1));
     oak.write(4096, &[1; 512]).expect("accepted");
     ash.write(4096, &[2; 512]).expect("accepted");
@@ -119,7 +119,7 @@ fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
     let place = Place::new(&proxy.store());
     ["ash", "oak"].iter().for_each(|name| place.create(name, "8M", &[]));
     let server = place.serve("ash").and("oak").with(&["--admin", "127.0.0.1:0"]).start();
-    let connect = |n| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects");
+    let connect = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects");
     let (ash, oak) = (connect(0), connect(1));
     ash.write(4096, &[2; 512]).expect("accepted");
     // Whoever asks for the name of `ash` from now on waits for ever.
@@ -157,7 +157,7 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     assert!(stored("oak", true) && stored("ash", false), "{}", ended.stdout);
     held.go_on();
     let server = wait_until("the lock is free", || place.serve("oak").and("ash").attempt().ok());
-    let read = |n, at| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects").read(at, 512);
+    let read = |n, at| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512);
     assert_eq!((read(0, 0), read(1, 4096)), (Ok(vec![3; 512]), Ok(vec![2; 512])));
 }
 
@@ -180,7 +180,7 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
     assert_eq!(ended.stdout.matches(r#""everything_stored":true"#).count(), 2, "{}", ended.stdout);
     let was_accepted = waiting.wait().is_ok();
     let server = place.serve("oak").and("ash").start();
-    let read = |n, at| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects").read(at, 512);
+    let read = |n, at| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512);
     assert_eq!((read(0, 4096), read(1, 4096)), (Ok(vec![1; 512]), Ok(vec![2; 512])));
     assert!(!was_accepted || read(0, 0) == Ok(vec![3; 512]), "an answered write is lost");
 }
@@ -290,7 +290,7 @@ fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
     let ended = server.finished();
     assert_eq!(ended.code, Some(7), "whoever manages services starts another: {}", ended.stderr);
     let server = place.serve("oak").and("ash").start();
-    let read = |n| Client::connect(&server.uri_of(n), Dialect::Extended).expect("connects").read(4096, 512);
+    let read = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(4096, 512);
     assert_eq!((read(0), read(1)), (Ok(vec![1; 512]), Ok(vec![2; 512])));
 }
 
@@ -321,7 +321,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
     let socket = |name: &str| format!("unix:{}", place.path(name).display());
     let add = |name: &str| place.sawmill(&["door", "add", "oak", "--nbd", &socket(name)]);
     let remove = |uri: &str| place.sawmill(&["door", "remove", "oak", uri]);
-    let connect = |uri: &str| Client::connect(uri, Dialect::Structured);
+    let connect = |uri: &str| Client::connect(uri, Style::Structured);
     let first = add("first.sock").ok().trim().to_owned();
     let second = add("second.sock").ok().trim().to_owned();
     // While the new process gets ready.

@@ -3,7 +3,7 @@
 use std::process::{Child, Stdio};
 
 use sawmill_tests::machine;
-use sawmill_tests::nbd::{Client, Command, Dialect, Extent, Failure, flag, list};
+use sawmill_tests::nbd::{Client, Command, Extent, Failure, Style, flag, list};
 
 /// An nbdkit in the foreground, ended when dropped.
 struct Kit {
@@ -40,7 +40,7 @@ impl Drop for Kit {
 #[test]
 fn what_is_written_is_read_back_in_both_dialects() {
     let kit = nbdkit(&["memory", "4M"]);
-    for (dialect, offset) in [(Dialect::Simple, 1000), (Dialect::Structured, 70_001)] {
+    for (dialect, offset) in [(Style::Simple, 1000), (Style::Structured, 70_001)] {
         let client = Client::connect(&kit.uri, dialect).expect("nbdkit answers");
         assert_eq!(client.export().size_bytes, 4 << 20);
         client.write(offset, b"planks").expect("a write in range");
@@ -52,7 +52,7 @@ fn what_is_written_is_read_back_in_both_dialects() {
 #[test]
 fn many_requests_in_flight_each_get_their_own_answer() {
     let kit = nbdkit(&["memory", "4M"]);
-    let client = Client::connect(&kit.uri, Dialect::Structured).expect("nbdkit answers");
+    let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     let writes: Vec<_> = (0..256_u64)
         .map(|n| client.submit(&Command::Write { offset: n * 4096, bytes: vec![n as u8; 4096], fua: false }))
         .collect();
@@ -70,7 +70,7 @@ fn many_requests_in_flight_each_get_their_own_answer() {
 #[test]
 fn an_error_of_the_server_is_told_with_its_number_and_the_connection_lives_on() {
     let kit = nbdkit(&["--filter=error", "memory", "1M", "error-pwrite=EIO", "error-pwrite-rate=100%"]);
-    let client = Client::connect(&kit.uri, Dialect::Structured).expect("nbdkit answers");
+    let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     assert_eq!(client.write(0, b"lost"), Err(Failure::Errno(5)));
     assert_eq!(client.read(0, 4), Ok(vec![0; 4]));
 }
@@ -78,7 +78,7 @@ fn an_error_of_the_server_is_told_with_its_number_and_the_connection_lives_on() 
 #[test]
 fn a_dead_server_leaves_every_request_in_flight_unanswered_and_said_so() {
     let mut kit = nbdkit(&["--filter=delay", "memory", "1M", "delay-write=60"]);
-    let client = Client::connect(&kit.uri, Dialect::Structured).expect("nbdkit answers");
+    let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     let stuck: Vec<_> = (0..8_u64)
         .map(|n| client.submit(&Command::Write { offset: n * 512, bytes: vec![1; 512], fua: false }))
         .collect();
@@ -92,7 +92,7 @@ fn a_dead_server_leaves_every_request_in_flight_unanswered_and_said_so() {
 #[test]
 fn allocation_is_told_run_by_run() {
     let kit = nbdkit(&["memory", "1M"]);
-    let client = Client::connect(&kit.uri, Dialect::Structured).expect("nbdkit answers");
+    let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     client.write(32 << 10, &[7; 32 << 10]).expect("a write in range");
     let reply = client.call(&Command::BlockStatus { offset: 0, length: 128 << 10 }).expect("memory knows");
     let hole = Extent { length: 32 << 10, flags: 3 };
@@ -104,6 +104,6 @@ fn allocation_is_told_run_by_run() {
 fn exports_are_listed_and_flags_are_seen() {
     let kit = nbdkit(&["--readonly", "memory", "1M"]);
     assert_eq!(list(&kit.uri).expect("nbdkit lists"), [""]);
-    let client = Client::connect(&kit.uri, Dialect::Structured).expect("nbdkit answers");
+    let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     assert_ne!(client.export().flags & flag::READ_ONLY, 0);
 }

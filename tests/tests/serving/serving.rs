@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use rustix::process::Signal;
 use sawmill_tests::dice::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::nbd::{Client, Command, Dialect, flag, list};
+use sawmill_tests::nbd::{Client, Command, Style, flag, list};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
@@ -51,7 +51,7 @@ fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
     names.sort();
     assert_eq!(names, ["ash", "elm", "oak"]);
     let clients: Vec<Client> =
-        (0..3).map(|n| Client::connect(&server.uri_of(n), Dialect::Structured).expect("connects")).collect();
+        (0..3).map(|n| Client::connect(&server.uri_of(n), Style::Structured).expect("connects")).collect();
     let mut sizes: Vec<u64> = clients.iter().map(|client| client.export().size_bytes >> 20).collect();
     sizes.sort_unstable();
     assert_eq!(sizes, [4, 8, 16]);
@@ -92,7 +92,7 @@ fn every_dialect_of_nbd_reads_and_writes_the_same_disk(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "8M", &[]);
     let server = place.serve("disk").start();
-    let dialects = [Dialect::Simple, Dialect::Structured, Dialect::Extended];
+    let dialects = [Style::Simple, Style::Structured, Style::Extended];
     let clients: Vec<Client> = dialects
         .iter()
         .map(|&dialect| {
@@ -162,7 +162,7 @@ fn the_service_manager_is_told_of_readiness() {
         .expect("the binary under test starts");
     let mut message = [0; 256];
     let told = socket.recv(&mut message);
-    let ready = Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Dialect::Simple);
+    let ready = Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Style::Simple);
     child.kill().expect("the server runs");
     child.wait().expect("the server ends");
     let length = told.expect("the server tells the service manager");

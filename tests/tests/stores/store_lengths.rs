@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use sawmill_tests::nbd::{Client, Dialect};
+use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::store;
 
@@ -29,7 +29,7 @@ fn an_absurd_length_under_one_volume_leaves_the_other_served() {
     place.create("ash", "16M", &["--segment-bytes", "256K"]);
     let options = ["--checkpoint-bytes", "1M", "--admin", "127.0.0.1:0"];
     let server = place.serve("oak").and("ash").with(&options).start();
-    let connect = |n| Client::connect(&server.uri_of(n), Dialect::Structured).expect("connects");
+    let connect = |n| Client::connect(&server.uri_of(n), Style::Structured).expect("connects");
     let (oak, ash) = (connect(0), connect(1));
     ash.write(0, &[7; PIECE]).expect("accepted");
     let huge = File::create_new(next_checkpoint(&place, "oak")).expect("the name is free");

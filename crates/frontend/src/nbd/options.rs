@@ -85,8 +85,6 @@ impl NbdOptions {
 pub(super) const HANDSHAKE_OPTIONS_MAX: u32 = 64;
 /// Bytes of option data one client may send before it chooses an export.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 64 << 10;
-/// The longest name or description, from the protocol.
-pub(super) const STRING_BYTES_MAX: usize = 4096;
 /// The longest payload of one request, whatever the device says: what clients assume at least.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// A refused payload up to this length is read and dropped; beyond it the connection is closed.

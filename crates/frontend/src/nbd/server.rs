@@ -19,7 +19,9 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use super::complaints::Complaints;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
-use super::options::{Listen, NbdOptions, STRING_BYTES_MAX};
+use sawmill_nbd_proto::STRING_BYTES_MAX;
+
+use super::options::{Listen, NbdOptions};
 use super::origin::Origin;
 use super::outbox::Link;
 use super::pause::Held;

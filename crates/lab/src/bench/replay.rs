@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
-use sawmill_nbd_client::{Client, Dialect, flag};
+use sawmill_nbd_client::{Client, Style, flag};
 use serde::Serialize;
 
 use super::content::Content;
@@ -156,7 +156,7 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
 }
 
 fn connect(uri: &str) -> Result<Client> {
-    let client = Client::connect(uri, Dialect::Structured);
+    let client = Client::connect(uri, Style::Structured);
     let client =
         client.map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
     if client.export().flags & flag::READ_ONLY != 0 {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, SeekFrom as Seeking};
 use sawmill_device::{Allocation, BlockDevice, BlockDeviceExt};
-use sawmill_nbd_client::{Client, Command, Dialect, flag};
+use sawmill_nbd_client::{Client, Command, Style, flag};
 use sawmill_volume::{Health, Volume};
 
 use super::{Source, Target};
@@ -183,10 +183,10 @@ impl NbdEnd {
 
     /// Connects; the error is what the system or the protocol says.
     pub(crate) fn try_connect(uri: &str) -> io::Result<Self> {
-        let client = match Client::connect(uri, Dialect::Structured) {
+        let client = match Client::connect(uri, Style::Structured) {
             // A server without structured replies says so by refusing them.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Client::connect(uri, Dialect::Simple).map_err(|_| error)
+                Client::connect(uri, Style::Simple).map_err(|_| error)
             }
             other => other,
         };

@@ -10,7 +10,7 @@ use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use super::{RecordedDisk, Remains, Revived, Running, Subject};
 use crate::bridge::FusedFile;
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::program::{self, Process};
 use crate::{Error, Result};
 
@@ -63,14 +63,14 @@ pub(super) struct Server {
 impl Server {
     /// Waits until the server takes a connection, and keeps that: some serve no more than one.
     pub(super) fn connect(mut process: Process, uri: String) -> Result<Self> {
-        let ask = || Client::connect(&uri, Dialect::Structured).ok();
+        let ask = || Client::connect(&uri, Style::Structured).ok();
         let first = process.wait_for("the device is to serve", ask)?;
         Ok(Server { process, uri, first: Some(first) })
     }
 
     /// The same for a server that comes back after a crash; it may also end with the code `refused`.
     pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
-        let ask = || Client::connect(&uri, Dialect::Structured).ok();
+        let ask = || Client::connect(&uri, Style::Structured).ok();
         match process.wait_for("the device is to serve again", ask) {
             Ok(first) => Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) }))),
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
@@ -90,7 +90,7 @@ impl Running for Server {
         if let Some(client) = self.first.take() {
             return Ok(client);
         }
-        Client::connect(&self.uri, Dialect::Structured)
+        Client::connect(&self.uri, Style::Structured)
             .map_err(|source| Error::Io { what: format!("cannot connect to {}", self.uri), source })
     }
 

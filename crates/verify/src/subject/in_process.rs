@@ -7,7 +7,7 @@ use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use super::{RecordedDisk, Remains, Revived, Running, Subject};
-use crate::nbd::{Client, Dialect};
+use crate::nbd::{Client, Style};
 use crate::{Error, Result};
 
 /// Makes the device under test of its disk.
@@ -49,7 +49,7 @@ impl Running for Serving {
     }
 
     fn client(&mut self) -> Result<Client> {
-        Client::connect(&self.uri, Dialect::Structured).map_err(|source| {
+        Client::connect(&self.uri, Style::Structured).map_err(|source| {
             let what = format!("cannot connect to {}", self.uri);
             Error::Io { what, source }
         })

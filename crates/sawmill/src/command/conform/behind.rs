@@ -6,7 +6,7 @@
 use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
 };
-use sawmill_nbd_client::{Client, Command, Dialect, Failure as NbdFailure, flag};
+use sawmill_nbd_client::{Client, Command, Failure as NbdFailure, Style, flag};
 
 use sawmill_console::exit::{Failure, Result};
 
@@ -22,7 +22,7 @@ impl NbdDevice {
     /// `inner` is the geometry behind the door, for what NBD does not say.
     pub(super) fn connect(uri: &str, inner: &Geometry) -> Result<Self> {
         let failed = |error| Failure::io(format!("cannot connect to {uri}"), &error);
-        let client = Client::connect(uri, Dialect::Extended).map_err(failed)?;
+        let client = Client::connect(uri, Style::Extended).map_err(failed)?;
         let export = client.export();
         let has = |bit| export.flags & bit != 0;
         let longest = export.block_bytes_max.min(inner.request_bytes_max);
