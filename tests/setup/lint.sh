@@ -4,4 +4,15 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo fmt --all --check
 cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
-cargo test --quiet -p sawmill-tests --test repository tidy
+cargo test --quiet -p sawmill-tests --test repository
+# Each commit has a title `area: what` of at most 65 characters, and a body that says why.
+since=b43faeb
+if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then
+    for commit in $(git rev-list --no-merges "$since"..HEAD); do
+        title=$(git log -1 --format=%s "$commit") body=$(git log -1 --format=%b "$commit")
+        if [[ ! $title =~ ^[^:]+:\ .+ || ${#title} -gt 65 || -z $body ]]; then
+            echo "commit $commit: write 'area: what' in at most 65 characters, and a body: $title" >&2
+            exit 1
+        fi
+    done
+fi

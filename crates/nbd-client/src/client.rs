@@ -114,7 +114,8 @@ impl Client {
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
         let listening = Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
         let shut = socket.duplicate()?;
-        let listener = Some(std::thread::spawn(move || listening.run()));
+        let named = std::thread::Builder::new().name("nbd-client".into());
+        let listener = Some(named.spawn(move || listening.run())?);
         Ok(Client { export, style, socket: Mutex::new(socket), in_flight, listener, shut })
     }
 

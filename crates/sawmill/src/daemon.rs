@@ -3,11 +3,13 @@
 //!
 //! Not here: what they serve, and how they end it.
 
+use sawmill_console::exit::{Failure, Result};
+use sawmill_console::output;
 use serde::Serialize;
 use signal_hook::iterator::Signals;
 
-use sawmill_console::exit::{Failure, Result};
-use sawmill_console::output;
+/// Signals, ends and hand-offs that the main thread has not taken up yet; who has one more waits.
+pub(crate) const EVENTS_MAX: usize = 1024;
 
 /// One door, as `--json` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,7 +3,7 @@
 //! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing rests on it, so it is
 //! asked, not believed. Objects made here live under `probe/` and are deleted at the end.
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
 
@@ -97,7 +97,7 @@ fn race(
     report: &mut ProbeReport,
 ) -> Result<()> {
     let bodies: Vec<Bytes> = (0..racers).map(|_| random_body()).collect::<Result<_>>()?;
-    let (tell, hear) = channel();
+    let (tell, hear) = sync_channel(racers);
     for (racer, body) in bodies.iter().enumerate() {
         let tell = tell.clone();
         let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload };

@@ -131,6 +131,7 @@ impl Load {
     #[must_use]
     pub fn new(size_bytes: u64, mut dice: Dice, mix: Mix) -> Self {
         let sectors = size_bytes / SECTOR_BYTES as u64;
+        // Bounded by what is in flight.
         let (tell, hear) = channel();
         Load { log: Log::new(dice.word(), sectors), dice, mix, sectors, tell, hear, in_flight: 0 }
     }

@@ -69,6 +69,7 @@ impl FileTarget {
     }
 
     fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {
+        // Bounded by what the load has in flight.
         let (tell, hear) = std::sync::mpsc::channel::<Request>();
         let (file, hear) = (Arc::new(file), Arc::new(Mutex::new(hear)));
         for _ in 0..workers {

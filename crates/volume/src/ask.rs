@@ -69,6 +69,7 @@ pub(crate) fn put_as_made(
     store: &dyn ObjectStore,
     objects: impl IntoIterator<Item = crate::Result<(String, Vec<u8>)>>,
 ) -> crate::Result<()> {
+    // Bounded by the objects of one checkpoint.
     let (tell, hear) = channel();
     for object in objects {
         let (key, body) = object?;

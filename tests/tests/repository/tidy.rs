@@ -123,7 +123,7 @@ const FOREIGN_TO: [(&str, &[&str]); 4] = [
 ];
 
 /// Files of the repository with one of these endings, with their texts.
-fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
+pub(crate) fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
     let root = repository();
     let mut found = Vec::new();
     let mut folders: Vec<PathBuf> = ["crates", "tests", "bench", "demo", "docs", "sdk", ".ci"]
@@ -152,7 +152,7 @@ fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
     found
 }
 
-fn none(faults: &[String]) {
+pub(crate) fn none(faults: &[String]) {
     assert!(faults.is_empty(), "{} untidy:\n{}", faults.len(), faults.join("\n"));
 }
 

@@ -51,6 +51,7 @@ impl InProcess {
             let text = format!("no device has {size_bytes} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        // Bounded by what the doors let in at the same time.
         let (send, receive) = channel();
         let shared = Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
         let operations = Operations {

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
@@ -160,11 +160,12 @@ fn prepared(path: &Path) -> Result<PathBuf> {
 /// Asks a mount's server from a thread that may have to wait for ever; `None` when it waits. Of attributes
 /// the kernel knows without asking, of room it does not.
 fn probe(path: &Path) -> Option<Result<(), Errno>> {
-    let (tell, hear) = channel();
+    let (tell, hear) = sync_channel(1);
     let path = path.to_owned();
-    std::thread::spawn(move || {
+    let ask = move || {
         let _ = tell.send(rustix::fs::statvfs(path).map(drop));
-    });
+    };
+    std::thread::Builder::new().name("fuse-probe".into()).spawn(ask).ok()?;
     hear.recv_timeout(PROBE_TIME_MAX).ok()
 }
 

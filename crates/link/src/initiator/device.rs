@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use sawmill_device::{
@@ -68,7 +68,7 @@ impl Answer {
 impl Initiator {
     /// Takes a control in; it goes with whatever goes next.
     fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
-        let (told, hear) = channel();
+        let (told, hear) = sync_channel(1);
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
         let exchange = Box::new(Control { payload, answer, told });

@@ -354,7 +354,7 @@ fn cut(template: Command, chunk: Chunk) -> Command {
 pub(crate) struct Control {
     pub(crate) payload: Vec<u8>,
     pub(crate) answer: Vec<u8>,
-    pub(crate) told: std::sync::mpsc::Sender<(Outcome, Vec<u8>)>,
+    pub(crate) told: std::sync::mpsc::SyncSender<(Outcome, Vec<u8>)>,
 }
 
 impl Exchange for Control {

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -228,7 +228,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let export = place.export()?.to_owned();
     let name = name_of(arguments, &export)?;
     let folder = context.places.links_folder()?.join(&name);
-    let (ring, hear) = channel();
+    let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let security = arguments.key.security()?;
     let timeout_s = whole_seconds(arguments.timeout);
     let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
@@ -422,7 +422,7 @@ impl Attachment {
     }
 
     /// Closes the doors, flushes, and ends the link; a further signal cuts it short.
-    fn end(self, failure: Option<Failure>, ring: &Sender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+    fn end(self, failure: Option<Failure>, ring: &SyncSender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
         self.emit(&Event::Stopping);
         let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
         let close = move || {

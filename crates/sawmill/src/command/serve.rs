@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use clap::Args;
@@ -131,7 +131,7 @@ pub(super) enum Heard {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
     let plan = plan(&context.places, arguments)?;
-    let (tell, hear) = channel();
+    let (tell, hear) = sync_channel(daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), started.clone(), false)?;
     let ring = tell.clone();
@@ -178,7 +178,11 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
 /// Turns signals into words for the loop that serves, from the first moment on: who sees a door must be able
 /// to ask for a clean end. While the process starts, a second signal ends it as if nobody had listened; what
 /// was accepted survives that. Without `reloads` SIGHUP ends it, too.
-pub(super) fn forward_signals(tell: Sender<Heard>, started: Arc<AtomicBool>, reloads: bool) -> Result<()> {
+pub(super) fn forward_signals(
+    tell: SyncSender<Heard>,
+    started: Arc<AtomicBool>,
+    reloads: bool,
+) -> Result<()> {
     let all: Vec<_> = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
     let mut ends = 0;
     daemon::on_signals(&all, move |signal| {
@@ -321,7 +325,7 @@ fn hand_off(
 pub(super) fn close(
     json: bool,
     serving: &Arc<Serving>,
-    tell: &Sender<Heard>,
+    tell: &SyncSender<Heard>,
     hear: &Receiver<Heard>,
 ) -> Result<Exit> {
     serving.leave_away();
@@ -354,7 +358,7 @@ pub(super) fn close(
 }
 
 /// Lets the doors finish, then closes each volume on a thread of its own: any of them may have to wait.
-fn start_closing(serving: &Arc<Serving>, tell: &Sender<Heard>) -> Result<()> {
+fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
         // Whoever asked may kill this process soon, and memory may go with it (a container's does).

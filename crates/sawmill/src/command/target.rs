@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use clap::Args;
@@ -181,7 +181,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let sealed = !matches!(trust, Trust::All(Security::Insecure));
     let named = read_names(&context.places, arguments)?;
     let plan = plan(&context.places, arguments, &named)?;
-    let (tell, hear) = channel();
+    let (tell, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), Arc::clone(&started), true)?;
     let others = open_others(&context.places, &named, arguments.opening.read_only)?;

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, Error, ErrorKind};
@@ -102,7 +102,7 @@ struct Driving<'a> {
     host: Arc<Host>,
     drivers: Arc<Drivers>,
     doors: Arc<Doors>,
-    ring: Sender<Heard>,
+    ring: SyncSender<Heard>,
     tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
@@ -122,7 +122,7 @@ struct Driving<'a> {
 /// Runs a device until its end.
 pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -> Result<Exit> {
     make_folder(&plan.folder)?;
-    let (ring, hear) = channel();
+    let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let to_main = ring.clone();
     // Nobody listens any more when all is over.
     let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));

@@ -18,7 +18,7 @@ pub(crate) mod progress;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -185,7 +185,7 @@ pub(crate) fn transfer(
         written_bytes: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
-        let (tell, hear) = channel();
+        let (tell, hear) = sync_channel(WORKERS);
         for _ in 0..WORKERS {
             let (tell, transfer) = (tell.clone(), &transfer);
             scope.spawn(move || transfer.work(&tell));
@@ -251,7 +251,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Takes pieces until there are none, or somebody failed.
-    fn work(&self, tell: &Sender<sawmill_console::exit::Failure>) {
+    fn work(&self, tell: &SyncSender<sawmill_console::exit::Failure>) {
         while !self.stop.load(Ordering::Acquire) {
             let next = self.plan().next();
             let moved = match next {
@@ -314,7 +314,7 @@ fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
 /// Waits until everything written so far is durable.
 pub(crate) fn settle(target: &dyn Target) -> Result<()> {
     let mark = target.mark()?;
-    let (_tell, never) = channel::<()>();
+    let (_tell, never) = sync_channel::<()>(1);
     let began = Instant::now();
     while !target.is_durable(mark)? {
         // Nobody tells: the pace at which it is asked.

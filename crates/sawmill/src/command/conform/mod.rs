@@ -14,7 +14,7 @@ mod stage;
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -273,7 +273,7 @@ fn take_panic() -> Option<String> {
 /// A clause of the contract.
 fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
     take_panic();
-    let (tell, hear) = channel();
+    let (tell, hear) = sync_channel(1);
     let device = stage.device();
     let test = move || {
         let kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind};
@@ -56,7 +56,7 @@ pub(super) struct Stage {
     doors: Arc<Doors>,
     /// As the user of the door has it.
     device: Option<Arc<dyn BlockDevice>>,
-    ring: Sender<Heard>,
+    ring: SyncSender<Heard>,
     hear: Receiver<Heard>,
     /// The driver that serves.
     pid: u32,
@@ -89,7 +89,7 @@ impl Stage {
             .prefix("sawmill-conform-")
             .tempdir()
             .map_err(|error| Failure::io("cannot make a folder for the sockets", &error))?;
-        let (ring, hear) = channel();
+        let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
         let to_stage = ring.clone();
         let listener = Box::new(move |event| drop(to_stage.send(Heard::Host(event))));
         // Of this process: several may judge at the same time.
@@ -306,7 +306,7 @@ impl Stage {
     pub(super) fn end(&mut self) -> Result<(), String> {
         self.device = None;
         self.doors.stop();
-        let (host, (tell, hear)) = (Arc::clone(&self.host), channel());
+        let (host, (tell, hear)) = (Arc::clone(&self.host), sync_channel(1));
         let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
         std::thread::Builder::new().name("ending".into()).spawn(finish).map_err(|error| error.to_string())?;
         match hear.recv_timeout(self.within) {
