@@ -113,8 +113,9 @@ impl Host {
         let patience = served.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
-            session.cut(&format!("it did not answer an order for {} s", patience.as_secs_f64()));
+            // First why, then that: once it is cut, another thread tells that it is gone.
             (self.tell)(Event::Hung { pid: session.pid });
+            session.cut(&format!("it did not answer an order for {} s", patience.as_secs_f64()));
         }
     }
 }
