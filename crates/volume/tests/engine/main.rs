@@ -17,6 +17,7 @@ mod journal_cases;
 mod life;
 mod memory_lost;
 mod names;
+mod old_volumes;
 mod power_cut;
 mod read_only;
 mod rename;

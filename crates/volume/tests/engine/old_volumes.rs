@@ -1,0 +1,132 @@
+//! Volumes that older versions have left are opened as they are: `vectors/volumes`, one archive for each
+//! version of the formats, made by [`make_the_archive_of_this_version`].
+//!
+//! In each archive: a store in a folder, and the journal of a server that died with a power cut. The disk has
+//! a snapshot, overwritten and discarded blocks, a checkpoint, segments after it, and writes that were
+//! flushed to the journal and are not stored.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sawmill_device::BlockDeviceExt;
+use sawmill_store::{ObjectStore, StoreOptions};
+use sawmill_volume::{CreateOptions, Cut, OpenOptions, RealWorld, Volume, check};
+
+use crate::rig::MIB;
+
+const BLOCK: usize = 4096;
+const SIZE: u64 = 64 * MIB;
+/// The archive that this version makes: of the day on which a format last changed.
+const NEWEST: &str = "2026-11-27";
+
+fn archives() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("vectors/volumes")
+}
+
+/// What block `number` holds in version `version`: text, so that archives are small.
+fn block(number: u64, version: u64) -> Vec<u8> {
+    format!("version {version} of block {number}\n").into_bytes().into_iter().cycle().take(BLOCK).collect()
+}
+
+fn write(volume: &Volume, numbers: std::ops::Range<u64>, version: u64) {
+    for number in numbers {
+        volume.write_at(number * 64 * 1024, &block(number, version)).unwrap();
+    }
+}
+
+/// The version of each block, 0 for zeroes.
+fn versions(volume: &Volume, numbers: std::ops::Range<u64>) -> Vec<u64> {
+    let version = |number: u64| {
+        let bytes = volume.read_at(number * 64 * 1024, BLOCK).unwrap();
+        if bytes.iter().all(|byte| *byte == 0) {
+            return 0;
+        }
+        (1..10).find(|version| bytes == block(number, *version)).expect("a version of this block")
+    };
+    numbers.map(version).collect()
+}
+
+fn store_in(folder: &Path) -> Arc<dyn ObjectStore> {
+    let url = format!("file://{}", folder.join("store").display());
+    sawmill_store::open(&url, StoreOptions::default()).unwrap()
+}
+
+fn options_in(folder: &Path) -> OpenOptions {
+    let mut options = OpenOptions::new(folder.join("journal"));
+    options.staging_folder = folder.to_owned();
+    options.journal_bytes = 16 * MIB;
+    options.staging_bytes = 4 * MIB;
+    options.segment_age_max = Duration::ZERO;
+    // The machine that made it has lost its power since.
+    options.accept_memory_loss = true;
+    options
+}
+
+fn tar(arguments: &[&str]) {
+    let output = Command::new("tar").args(arguments).output().unwrap();
+    assert!(output.status.success(), "tar: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_volume_of_every_format_version_opens_as_it_was_left() {
+    let archives: Vec<_> =
+        std::fs::read_dir(archives()).unwrap().flatten().map(|entry| entry.path()).collect();
+    let archives: Vec<_> =
+        archives.iter().filter(|path| path.extension().is_some_and(|e| e == "gz")).collect();
+    assert!(archives.iter().any(|path| path.display().to_string().contains(NEWEST)), "{archives:?}");
+    for archive in archives {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        tar(&["xzf", archive.to_str().unwrap(), "-C", folder.path().to_str().unwrap()]);
+        let store = store_in(folder.path());
+        let cut = Cut::Snapshot("one".into());
+        let read_only = OpenOptions { read_only: true, cut: Some(cut), ..options_in(folder.path()) };
+        let one = Volume::open(store.clone(), "disk", read_only).unwrap();
+        assert_eq!(versions(&one, 0..8), [1, 1, 1, 1, 1, 1, 0, 0], "{archive:?}: the snapshot");
+        one.close().unwrap();
+        let volume = Volume::open(store.clone(), "disk", options_in(folder.path())).unwrap();
+        assert_eq!(versions(&volume, 0..8), [2, 2, 3, 3, 1, 0, 4, 4], "{archive:?}: the present");
+        write(&volume, 0..8, 5);
+        volume.close().unwrap();
+        let volume = Volume::open(store.clone(), "disk", options_in(folder.path())).unwrap();
+        assert_eq!(versions(&volume, 0..8), [5; 8], "{archive:?}: what is written now");
+        volume.close().unwrap();
+        let record = sawmill_volume::find(&*store, "disk").unwrap();
+        let checked = check::check(&*store, &record, &mut |_, _| ()).unwrap();
+        assert!(checked.damage.is_empty(), "{archive:?}: {:?}", checked.damage);
+    }
+}
+
+/// `cargo test -p sawmill-volume --test engine make_the_archive -- --ignored`, after a format has changed and
+/// [`NEWEST`] with it.
+#[test]
+#[ignore = "makes a file of the repository"]
+fn make_the_archive_of_this_version() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let store = store_in(folder.path());
+    let created = CreateOptions { segment_bytes: 256 << 10, ..CreateOptions::new(SIZE) };
+    sawmill_volume::create_in(&RealWorld::default(), &*store, "disk", &created).unwrap();
+    let volume = Volume::open(store, "disk", options_in(folder.path())).unwrap();
+    write(&volume, 0..6, 1);
+    volume.create_snapshot("one").unwrap();
+    write(&volume, 0..4, 2);
+    volume.discard(5 * 64 * 1024, 64 * 1024).unwrap();
+    assert!(volume.checkpoint(Duration::from_secs(60)));
+    write(&volume, 2..4, 3);
+    volume.create_snapshot("two").unwrap();
+    write(&volume, 6..8, 4);
+    volume.flush().unwrap();
+    assert_eq!(versions(&volume, 0..8), [2, 2, 3, 3, 1, 0, 4, 4]);
+    std::fs::create_dir_all(archives()).unwrap();
+    let archive = archives().join(format!("{NEWEST}.tar.gz"));
+    // While it runs: what is on its disks now is what a power cut would leave.
+    let left = folder.path().join("left");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::copy(folder.path().join("journal"), left.join("journal")).unwrap();
+    std::fs::rename(folder.path().join("store"), left.join("store")).unwrap();
+    let from = left.to_str().unwrap();
+    tar(&["czSf", archive.to_str().unwrap(), "-C", from, "store", "journal"]);
+    std::fs::rename(left.join("store"), folder.path().join("store")).unwrap();
+    volume.close().unwrap();
+}
