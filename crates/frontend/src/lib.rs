@@ -16,6 +16,8 @@
 
 mod door;
 pub mod fuse;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod keeper;
 pub mod nbd;
 mod parcel;

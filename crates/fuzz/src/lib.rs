@@ -10,13 +10,16 @@
 //! [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's bytes to a
 //! server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's memory and a
 //! frontend's bytes to a vhost-user door), [`link`] (a peer's packets to their decoders), [`link_peer`] (the
-//! same to a target and to an initiator), [`text`] (sizes, durations and URLs), [`mutate`] (changes by seed).
+//! same to a target and to an initiator), [`text`] (sizes, durations and URLs), [`kernel`] (requests by FUSE
+//! and ublk), [`driver`] (packets of drivers), [`mutate`] (changes by seed).
 //!
 //! Not here: what the engine does with good input.
 #![forbid(unsafe_code)]
 
+mod driver;
 mod hand_over;
 mod journal_image;
+mod kernel;
 mod link;
 mod link_peer;
 mod mend;
@@ -36,7 +39,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 21] = [
     Target { name: "segment", run: objects::segment },
     Target { name: "checkpoint", run: objects::checkpoint },
     Target { name: "map_part", run: objects::map_part },
@@ -55,4 +58,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "link_initiator", run: link_peer::initiator },
     Target { name: "packed_write", run: link::packed },
     Target { name: "text", run: text::run },
+    Target { name: "fuse_request", run: kernel::fuse },
+    Target { name: "ublk_request", run: kernel::ublk },
+    Target { name: "driver_packet", run: driver::packet },
 ];

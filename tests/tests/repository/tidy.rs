@@ -86,10 +86,12 @@ const ARROWS: [(&str, &[&str]); 19] = [
         &[
             "sawmill-console",
             "sawmill-device",
+            "sawmill-driver",
             "sawmill-format",
             "sawmill-frontend",
             "sawmill-link",
             "sawmill-store",
+            "sawmill-sys",
             "sawmill-volume",
         ],
     ),

@@ -37,3 +37,24 @@ pub use metrics::FuseMetrics;
 pub use options::{FuseOptions, KeeperOptions};
 pub use sawmill_sys::LoopDevice;
 pub use server::FuseDoor;
+
+/// See [`crate::fuzzing`].
+pub(crate) fn fuzz_request(bytes: &[u8]) {
+    use protocol::{Malformed, Operation, parse};
+    let number = bytes.get(8..16).and_then(|number| number.try_into().ok()).map(u64::from_ne_bytes);
+    match parse(bytes) {
+        Ok(message) => {
+            assert_eq!(Some(message.unique), number, "it is answered by its number");
+            let within = |part: &[u8]| {
+                part.is_empty() || bytes.as_ptr_range().contains(&part.as_ptr()) && part.len() <= bytes.len()
+            };
+            match message.operation {
+                Operation::Write { payload, .. } => assert!(within(payload)),
+                Operation::Lookup { name } => assert!(within(name) && !name.contains(&0)),
+                _ => {}
+            }
+        }
+        Err(Malformed::Arguments { unique, .. }) => assert_eq!(Some(unique), number),
+        Err(Malformed::Head) => assert!(bytes.len() < 40, "the head is there"),
+    }
+}

@@ -32,3 +32,18 @@ pub use registry::{DeviceInfo, delete, devices};
 pub use sawmill_sys::ublk::DeviceState;
 pub use server::UblkDoor;
 pub use worker::UblkWorkers;
+
+/// See [`crate::fuzzing`].
+pub(crate) fn fuzz_request(
+    descriptor: &sawmill_sys::ublk::IoDescriptor,
+    geometry: &sawmill_device::Geometry,
+) {
+    const BYTES_MAX: u32 = 1 << 20;
+    if let Ok(asked) = protocol::Asked::from_descriptor(descriptor, geometry, BYTES_MAX) {
+        use sawmill_device::Operation::{Read, Write};
+        let end = asked.address.checked_add(asked.length).expect("no overflow");
+        assert!(end <= geometry.size_bytes, "within the device");
+        let moves = matches!(asked.operation, Read | Write);
+        assert!(!moves || asked.length <= BYTES_MAX.into(), "within the buffer");
+    }
+}

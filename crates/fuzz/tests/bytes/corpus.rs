@@ -32,6 +32,8 @@ fn write_corpus() {
     hand_overs();
     link_peers();
     texts();
+    kernels();
+    drivers();
 }
 
 fn hand_overs() {
@@ -443,4 +445,50 @@ fn texts() {
     for (number, text) in texts.iter().enumerate() {
         write("text", &format!("{number:02}"), text.as_bytes());
     }
+}
+
+/// The requests of the kernel: a head and arguments.
+fn kernels() {
+    let fuse = |opcode: u32, arguments: &[u8]| {
+        let length = 40 + arguments.len() as u32;
+        [
+            &length.to_ne_bytes()[..],
+            &opcode.to_ne_bytes(),
+            &7u64.to_ne_bytes(),
+            &2u64.to_ne_bytes(),
+            &[0; 16],
+            arguments,
+        ]
+        .concat()
+    };
+    let span = |length: u32, payload: &[u8]| {
+        let numbers = [&0u64.to_ne_bytes()[..], &4096u64.to_ne_bytes(), &length.to_ne_bytes(), &[0; 20]];
+        [&numbers.concat()[..], payload].concat()
+    };
+    write("fuse_request", "lookup", &fuse(1, b"disk1\0"));
+    write("fuse_request", "read", &fuse(15, &span(8192, &[])));
+    write("fuse_request", "write", &fuse(16, &span(512, &[5; 512])));
+    write(
+        "fuse_request",
+        "init",
+        &fuse(26, &[7u32, 41, 1 << 17, u32::MAX, 1].map(u32::to_ne_bytes).concat()),
+    );
+    write("fuse_request", "set-attributes", &fuse(4, &[1; 88]));
+    write("fuse_request", "seek", &fuse(46, &[0; 24]));
+    let ublk = |operation: u32, sectors: u32, start: u64| {
+        [&operation.to_le_bytes()[..], &sectors.to_le_bytes(), &start.to_le_bytes(), &[0; 8]].concat()
+    };
+    let requests: Vec<u8> = (0..8).flat_map(|operation| ublk(operation, 8, 64)).collect();
+    write("ublk_request", "operations", &requests);
+    write("ublk_request", "past-the-end", &ublk(1, u32::MAX, u64::MAX));
+}
+
+fn drivers() {
+    use sawmill_driver::protocol::{Answer, Control, ControlKind, Facts, Order, OrderKind};
+    let facts = Facts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
+    write("driver_packet", "doors", &Control::new(ControlKind::Doors, facts).encode());
+    let order = Order { fua: true, length: 4096, ..Order::new(OrderKind::Write, 3) };
+    let orders = [order, Order::new(OrderKind::Flush, 4)].iter().flat_map(Order::encode).collect::<Vec<u8>>();
+    write("driver_packet", "orders", &orders);
+    write("driver_packet", "answer", &Answer { number: 3, errno: 5 }.encode());
 }

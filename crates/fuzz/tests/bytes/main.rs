@@ -156,3 +156,14 @@ fn each_target_has_a_corpus_and_all_of_it_is_small() {
     }
     assert!(bytes < 200 << 10, "{bytes} bytes of corpora");
 }
+
+#[test]
+fn no_request_of_the_kernel_is_understood_beyond_what_it_says() {
+    survives("fuse_request", 100_000);
+    survives("ublk_request", 100_000);
+}
+
+#[test]
+fn no_packet_breaks_the_decoders_of_drivers_and_hosts() {
+    survives("driver_packet", 100_000);
+}

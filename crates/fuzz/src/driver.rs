@@ -1,0 +1,21 @@
+//! Packets between a host and a driver: what is understood has one encoding, and is refused or understood
+//! whole.
+
+use sawmill_driver::protocol::{Answer, Control, Order};
+
+/// The same bytes as each kind of packet.
+pub(crate) fn packet(bytes: &[u8]) {
+    if let Ok(control) = Control::decode(bytes) {
+        let again = Control::decode(&control.encode()).expect("what was encoded is understood");
+        assert_eq!(again, control, "it is what was said");
+    }
+    if let Ok(orders) = Order::decode_all(bytes) {
+        assert_eq!(orders.len(), bytes.len() / orders[0].encode().len(), "each order is understood");
+        let encoded: Vec<u8> = orders.iter().flat_map(Order::encode).collect();
+        assert_eq!(Order::decode_all(&encoded).expect("it is understood"), orders);
+    }
+    if let Ok(answers) = Answer::decode_all(bytes) {
+        let encoded: Vec<u8> = answers.iter().flat_map(Answer::encode).collect();
+        assert_eq!(Answer::decode_all(&encoded).expect("it is understood"), answers);
+    }
+}

@@ -1,0 +1,30 @@
+//! Requests of the kernel, by FUSE and by ublk: whatever it says, what is understood lies within what it sent
+//! and within the device.
+
+use sawmill_frontend::fuzzing;
+use sawmill_sys::ublk::IoDescriptor;
+
+/// A FUSE request, as it is and with its length put right.
+pub(crate) fn fuse(bytes: &[u8]) {
+    fuzzing::fuse_request(bytes);
+    let mut mended = bytes.to_vec();
+    let length = (mended.len() as u32).to_ne_bytes();
+    if let Some(place) = mended.get_mut(..4) {
+        place.copy_from_slice(&length);
+    }
+    fuzzing::fuse_request(&mended);
+}
+
+/// Descriptors of 24 bytes each.
+pub(crate) fn ublk(bytes: &[u8]) {
+    for chunk in bytes.as_chunks::<24>().0 {
+        let word = |at: usize| u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let descriptor =
+            IoDescriptor { op_flags: word(0), sectors: word(4), start_sector: long(8), addr: long(16) };
+        fuzzing::ublk_request(&descriptor);
+        // The same where it may lie within the device.
+        let sectors = descriptor.sectors % 4096;
+        fuzzing::ublk_request(&IoDescriptor { sectors, start_sector: long(8) % (1 << 21), ..descriptor });
+    }
+}
