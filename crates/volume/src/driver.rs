@@ -108,7 +108,7 @@ impl Driver {
     /// Asks the loops to store everything.
     pub(crate) fn begin_close(&self) {
         if let Some(journal) = &self.write.journal {
-            self.write.mailbox.seal_through(journal.ring.next());
+            self.write.mailbox.intake.seal_through(journal.ring.next());
             journal.wake.ring();
             self.write.mailbox.close();
         }
@@ -208,7 +208,7 @@ impl JournalLoop {
         }
         let (write, stored, journal) = (&self.write, &self.stored, &self.journal);
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
-        let mut take = |records| write.mailbox.push_records(records, segment_bytes);
+        let mut take = |records| write.mailbox.intake.push_records(records, segment_bytes);
         let mut give_up = |wanted| stored.residents.give_up(wanted, journal.segments_end());
         match self.writer.step(&mut take, &mut give_up) {
             Ok(Step::Busy) => {
@@ -246,7 +246,7 @@ impl JournalLoop {
             return Rest::End;
         }
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
-        self.writer.rescue(&mut |records| write.mailbox.push_records(records, segment_bytes));
+        self.writer.rescue(&mut |records| write.mailbox.intake.push_records(records, segment_bytes));
         if let Some(error) = self.journal.failure().filter(|_| write.stalled.count() > 0) {
             write.stalled.fail(error);
         }

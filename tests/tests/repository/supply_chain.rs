@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Every package that the workspace resolves to on this platform.
 fn packages() -> Vec<Value> {
     let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--offline"]);
+    cargo.args(["metadata", "--format-version", "1", "--locked"]);
     cargo.args(["--filter-platform", "x86_64-unknown-linux-gnu"]).current_dir(repository());
     let mut metadata: Value = serde_json::from_str(&run(&mut cargo)).expect("cargo prints JSON");
     let Value::Array(packages) = metadata["packages"].take() else { panic!("a list of packages") };

@@ -321,7 +321,7 @@ fn no_test_sleeps_to_wait_and_the_simulation_has_no_clock() {
 #[test]
 fn the_arrows_between_crates_are_those_of_the_design() {
     let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--offline"]).current_dir(repository());
+    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--locked"]).current_dir(repository());
     let metadata: serde_json::Value = serde_json::from_str(&run(&mut cargo)).expect("cargo prints JSON");
     let mut faults = Vec::new();
     for package in metadata["packages"].as_array().expect("a list of packages") {
@@ -346,7 +346,7 @@ fn the_arrows_between_crates_are_those_of_the_design() {
 #[test]
 fn the_crash_checker_builds_without_the_engine_and_the_store() {
     let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["tree", "--offline", "--package", "sawmill-lab", "--no-default-features"]);
+    cargo.args(["tree", "--locked", "--package", "sawmill-lab", "--no-default-features"]);
     cargo.args(["--edges", "normal", "--prefix", "none"]).current_dir(repository());
     let tree = run(&mut cargo);
     let named = |name: &str| tree.lines().any(|line| line.starts_with(name));

@@ -131,7 +131,7 @@ impl LogTail {
     }
 
     pub(super) fn take_records(&mut self, context: &Context, now: Duration) {
-        let records = context.mailbox.take_records();
+        let records = context.mailbox.intake.take_records();
         if self.pending.is_empty() && !records.is_empty() {
             self.pending_since = now;
         }
@@ -167,7 +167,7 @@ impl LogTail {
         let Some(front) = self.pending.front() else { return false };
         let age = options.segment_age_max;
         batch::is_full(self.pending_bytes, self.pending.len(), context.attachment.record.segment_bytes)
-            || front.position < context.mailbox.sealed_through_wanted()
+            || front.position < context.mailbox.intake.sealed_through_wanted()
             || context.mailbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)
     }

@@ -1,9 +1,10 @@
-//! How others reach the engine, and what they may look at: its records, its events, its marks and its
-//! waiters.
+//! How others reach the engine, and what they may look at: its events, its marks and its waiters.
 //!
-//! Everything in it is bounded: records by [`limits::RECORDS_UNSTORED_MAX`], orders and resizes by
+//! Everything in it is bounded: orders and resizes by
 //! [`limits::ORDERS_WAITING_MAX`], events by the calls that the engine has under way, of which each sends
 //! one, and those who wait for something to be stored by the requests that the doors let in.
+//!
+//! Not here: the records that the journal hands over ([`super::intake`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use std::sync::mpsc::SyncSender;
 
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 
+use super::intake::RecordIntake;
 use super::messages::{Event, GcOrder, Ordered, Resize, Tell};
 use crate::attachment::Attachment;
 use crate::journal::Journal;
-use crate::record::Record;
 use crate::status::GcReport;
 use crate::wake::Wake;
 use crate::{Error, ErrorKind, Result, limits};
@@ -29,16 +30,11 @@ struct StoredWaiter {
 pub(crate) struct Mailbox {
     attachment: Arc<Attachment>,
     journal: Option<Arc<Journal>>,
-    records: Mutex<Vec<Arc<Record>>>,
-    record_bytes: AtomicU64,
-    /// The engine has records already and looks again in time: a few more need not wake it.
-    has_pending: AtomicBool,
     events: Mutex<Vec<Event>>,
     orders: Mutex<Vec<Ordered>>,
     /// Orders and resizes that have no answer yet.
     orders_open: Arc<AtomicUsize>,
     has_orders: AtomicBool,
-    seal_through: AtomicU64,
     stored: AtomicU64,
     stored_sequence: AtomicU64,
     checkpoint_number: AtomicU64,
@@ -53,23 +49,21 @@ pub(crate) struct Mailbox {
     closing: AtomicBool,
     closed: Mutex<bool>,
     closed_bell: Condvar,
-    pub(crate) wake: Wake,
+    pub(crate) intake: RecordIntake,
+    pub(crate) wake: Arc<Wake>,
 }
 
 impl Mailbox {
     /// The mailbox of an attachment; without a journal when read-only.
     pub(crate) fn new(attachment: Arc<Attachment>, journal: Option<Arc<Journal>>) -> Self {
+        let wake = Arc::new(Wake::default());
         Mailbox {
             attachment,
             journal,
-            records: Default::default(),
-            record_bytes: Default::default(),
-            has_pending: Default::default(),
             events: Default::default(),
             orders: Default::default(),
             orders_open: Default::default(),
             has_orders: Default::default(),
-            seal_through: Default::default(),
             stored: Default::default(),
             stored_sequence: Default::default(),
             checkpoint_number: Default::default(),
@@ -83,40 +77,9 @@ impl Mailbox {
             closing: Default::default(),
             closed: Default::default(),
             closed_bell: Default::default(),
-            wake: Default::default(),
+            intake: RecordIntake::new(wake.clone()),
+            wake,
         }
-    }
-
-    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the engine
-    /// has nothing else.
-    pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
-        let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
-        let wanted = self.sealed_through_wanted();
-        let urgent = records.first().is_some_and(|record| record.position < wanted);
-        let count = {
-            let mut kept = self.records.lock();
-            kept.extend(records);
-            kept.len()
-        };
-        let before = self.record_bytes.fetch_add(bytes, Ordering::AcqRel);
-        let much = before + bytes >= segment_bytes / 4 || count >= limits::SEGMENT_RECORDS_MAX / 4;
-        if much || urgent || !self.has_pending.load(Ordering::SeqCst) {
-            self.wake.ring();
-        }
-    }
-
-    /// The engine says, before it sleeps, whether it has records.
-    pub(crate) fn set_has_pending(&self, has_pending: bool) {
-        self.has_pending.store(has_pending, Ordering::SeqCst);
-        // What came since it looked, while it still had some, rang nobody.
-        if !has_pending && !self.records.lock().is_empty() {
-            self.wake.ring();
-        }
-    }
-
-    pub(crate) fn take_records(&self) -> Vec<Arc<Record>> {
-        self.record_bytes.store(0, Ordering::Release);
-        std::mem::take(&mut *self.records.lock())
     }
 
     pub(crate) fn push_event(&self, event: Event) {
@@ -153,7 +116,7 @@ impl Mailbox {
         let position = ordered.position;
         self.has_orders.store(true, Ordering::SeqCst);
         self.orders.lock().push(ordered);
-        self.seal_through(position);
+        self.intake.seal_through(position);
         if let Some(journal) = &self.journal {
             journal.wake.ring();
         }
@@ -179,24 +142,13 @@ impl Mailbox {
         }
     }
 
-    /// Everything before `position` shall be sealed without waiting for a full batch.
-    pub(crate) fn seal_through(&self, position: u64) {
-        if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
-            self.wake.ring();
-        }
-    }
-
-    pub(crate) fn sealed_through_wanted(&self) -> u64 {
-        self.seal_through.load(Ordering::Acquire)
-    }
-
     /// Calls `tell` once everything before `target` is in the store.
     pub(crate) fn when_stored(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
         if target <= self.stored() {
             return tell(Ok(()));
         }
         self.waiters.lock().push(StoredWaiter { target, tell });
-        self.seal_through(target);
+        self.intake.seal_through(target);
         if let Some(journal) = &self.journal {
             journal.wake.ring();
         }

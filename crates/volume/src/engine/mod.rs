@@ -43,6 +43,7 @@ mod clock;
 mod collect;
 pub(crate) mod context;
 mod fence_check;
+mod intake;
 mod log_tail;
 pub(crate) mod mailbox;
 mod messages;
@@ -56,6 +57,8 @@ mod superseded;
 mod upload;
 
 pub(crate) use context::Context;
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) use intake::RecordIntake;
 pub(crate) use mailbox::Mailbox;
 pub(crate) use messages::{Event, GcOrder, Ordered, Resize};
 
@@ -187,7 +190,7 @@ impl Engine {
         if self.log.is_empty() {
             self.log.buffers.clear();
         }
-        self.context.mailbox.set_has_pending(self.log.has_pending());
+        self.context.mailbox.intake.set_has_pending(self.log.has_pending());
         self.sleep_max(now).into_iter().chain(collect_in).min()
     }
 

@@ -28,7 +28,7 @@ use super::scan::{LogImage, ScanOptions, scan};
 use super::superblock::SuperblockFile;
 use super::writer::{JournalWriter, Step};
 use super::*;
-use crate::engine::Inbox;
+use crate::engine::RecordIntake;
 
 const SCHEDULES: usize = 10_000;
 const STAGING_BYTES: u64 = 32 << 10;
@@ -394,17 +394,18 @@ fn a_ring_is_never_missed() {
 }
 
 /// An engine that only collects: as `Engine::step` does it, without a store.
-fn collect(inbox: &Inbox, count: usize) {
+fn collect(intake: &RecordIntake, wake: &Wake, count: usize) {
     let (mut pending, mut sealed) = (Vec::new(), 0);
     while sealed < count {
-        pending.extend(inbox.take_records());
-        if pending.first().is_some_and(|front: &Arc<Record>| front.position < inbox.sealed_through_wanted()) {
+        pending.extend(intake.take_records());
+        if pending.first().is_some_and(|front: &Arc<Record>| front.position < intake.sealed_through_wanted())
+        {
             sealed += pending.len();
             pending.clear();
         }
-        inbox.set_has_pending(!pending.is_empty());
+        intake.set_has_pending(!pending.is_empty());
         if sealed < count {
-            inbox.wake.sleep(None);
+            wake.sleep(None);
         }
     }
 }
@@ -412,22 +413,23 @@ fn collect(inbox: &Inbox, count: usize) {
 #[test]
 fn the_engine_hears_of_every_record_it_is_to_seal() {
     under_schedules(|| {
-        let inbox = Arc::new(Inbox::default());
-        let push = |inbox: &Inbox, position| {
+        let wake = Arc::new(Wake::default());
+        let intake = Arc::new(RecordIntake::new(wake.clone()));
+        let push = |intake: &RecordIntake, position| {
             let record = Record::new(position, RecordOperation::Zero, 0, 1, 80);
-            inbox.push_records(vec![Arc::new(record)], 1 << 20);
+            intake.push_records(vec![Arc::new(record)], 1 << 20);
         };
         // The engine has this one already, in most schedules, and so need not hear of the next at once.
-        push(&inbox, 0);
+        push(&intake, 0);
         let engine = {
-            let inbox = inbox.clone();
-            thread::spawn(move || collect(&inbox, 2))
+            let intake = intake.clone();
+            thread::spawn(move || collect(&intake, &wake, 2))
         };
         let pusher = {
-            let inbox = inbox.clone();
-            thread::spawn(move || push(&inbox, 80))
+            let intake = intake.clone();
+            thread::spawn(move || push(&intake, 80))
         };
-        inbox.seal_through(160);
+        intake.seal_through(160);
         pusher.join().expect("the pusher");
         engine.join().expect("the engine");
     });

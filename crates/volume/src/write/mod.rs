@@ -109,7 +109,7 @@ fn is_held_back(context: &WriteContext) -> bool {
         return false;
     };
     context.stalled.note_unstored_age();
-    context.mailbox.seal_through(journal.ring.next());
+    context.mailbox.intake.seal_through(journal.ring.next());
     true
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn resume(context: &WriteContext) {
             // Whoever makes room calls this again: to ring for more would only repeat it. But in a full
             // journal what is there must be sealed, also the part of a batch, or no room is made.
             if let (Full::Journal, Some(journal)) = (full, &context.journal) {
-                context.mailbox.seal_through(journal.ring.next());
+                context.mailbox.intake.seal_through(journal.ring.next());
             }
         },
     );
@@ -206,7 +206,7 @@ fn make_room(context: &WriteContext, full: Full) {
         Full::Closed => {}
         Full::Journal => {
             // Everything there is must become stored before the ring can move on.
-            context.mailbox.seal_through(journal.ring.next());
+            context.mailbox.intake.seal_through(journal.ring.next());
             journal.press();
         }
     }

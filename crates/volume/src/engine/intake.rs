@@ -1,0 +1,80 @@
+//! The records that the journal has written and the engine has not collected yet, and the position that
+//! somebody wants sealed without waiting for a full batch.
+//!
+//! Invariant: a record or a position that the engine must look at rings it; [`limits::RECORDS_UNSTORED_MAX`]
+//! bounds the records. Not here: orders and events ([`super::mailbox`]).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sawmill_sys::sync::{AtomicBool, AtomicU64, Mutex};
+
+use crate::limits;
+use crate::record::Record;
+use crate::wake::Wake;
+
+/// See the head of this file.
+pub(crate) struct RecordIntake {
+    records: Mutex<Vec<Arc<Record>>>,
+    record_bytes: AtomicU64,
+    /// The engine has records already and looks again in time: a few more need not wake it.
+    has_pending: AtomicBool,
+    seal_through: AtomicU64,
+    wake: Arc<Wake>,
+}
+
+impl RecordIntake {
+    /// An empty one; `wake` is the engine's.
+    pub(crate) fn new(wake: Arc<Wake>) -> Self {
+        RecordIntake {
+            records: Default::default(),
+            record_bytes: Default::default(),
+            has_pending: Default::default(),
+            seal_through: Default::default(),
+            wake,
+        }
+    }
+
+    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the engine
+    /// has nothing else.
+    pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
+        let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
+        let wanted = self.sealed_through_wanted();
+        let urgent = records.first().is_some_and(|record| record.position < wanted);
+        let count = {
+            let mut kept = self.records.lock();
+            kept.extend(records);
+            kept.len()
+        };
+        let before = self.record_bytes.fetch_add(bytes, Ordering::AcqRel);
+        let much = before + bytes >= segment_bytes / 4 || count >= limits::SEGMENT_RECORDS_MAX / 4;
+        if much || urgent || !self.has_pending.load(Ordering::SeqCst) {
+            self.wake.ring();
+        }
+    }
+
+    /// The engine says, before it sleeps, whether it has records.
+    pub(crate) fn set_has_pending(&self, has_pending: bool) {
+        self.has_pending.store(has_pending, Ordering::SeqCst);
+        // What came since it looked, while it still had some, rang nobody.
+        if !has_pending && !self.records.lock().is_empty() {
+            self.wake.ring();
+        }
+    }
+
+    pub(crate) fn take_records(&self) -> Vec<Arc<Record>> {
+        self.record_bytes.store(0, Ordering::Release);
+        std::mem::take(&mut *self.records.lock())
+    }
+
+    /// Everything before `position` shall be sealed without waiting for a full batch.
+    pub(crate) fn seal_through(&self, position: u64) {
+        if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
+            self.wake.ring();
+        }
+    }
+
+    pub(crate) fn sealed_through_wanted(&self) -> u64 {
+        self.seal_through.load(Ordering::Acquire)
+    }
+}
