@@ -3,7 +3,7 @@
 //! Not here: far sides whose bytes lie elsewhere (in a socket's buffer, in a guest's memory); who has those
 //! implements [`Exchange`].
 
-use crate::{Flags, Operation, Outcome, Request};
+use crate::Outcome;
 
 /// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and listener.
 ///
@@ -22,9 +22,9 @@ pub trait Exchange: Send {
 }
 
 /// Bytes of its own, and a function that gets them back with the outcome.
-struct Owned<F> {
-    bytes: Vec<u8>,
-    hear: F,
+pub(crate) struct Owned<F> {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) hear: F,
 }
 
 impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for Owned<F> {
@@ -44,9 +44,9 @@ impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for Owned<F> {
 }
 
 /// The bytes of another exchange, and a function between the outcome and it.
-struct Between<F> {
-    asker: Box<dyn Exchange>,
-    hear: F,
+pub(crate) struct Between<F> {
+    pub(crate) asker: Box<dyn Exchange>,
+    pub(crate) hear: F,
 }
 
 impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for Between<F> {
@@ -61,40 +61,5 @@ impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for Between<F> {
     fn complete(self: Box<Self>, outcome: Outcome) {
         let Between { asker, hear } = *self;
         hear(outcome, asker);
-    }
-}
-
-impl Request {
-    /// A read or write of `[address, address + bytes.len())`: of these bytes, or into them. `hear` gets them
-    /// back with the outcome.
-    #[must_use]
-    pub fn with_bytes(
-        operation: Operation,
-        address: u64,
-        flags: Flags,
-        bytes: Vec<u8>,
-        hear: impl FnOnce(Outcome, Vec<u8>) + Send + 'static,
-    ) -> Self {
-        let length = bytes.len() as u64;
-        Request::new(operation, address, length, flags, Box::new(Owned { bytes, hear }))
-    }
-
-    /// A request that moves no payload.
-    #[must_use]
-    pub fn bare(
-        operation: Operation,
-        address: u64,
-        length: u64,
-        flags: Flags,
-        hear: impl FnOnce(Outcome) + Send + 'static,
-    ) -> Self {
-        let hear = move |outcome, _| hear(outcome);
-        Request::new(operation, address, length, flags, Box::new(Owned { bytes: Vec::new(), hear }))
-    }
-
-    /// The same request; `hear` gets the outcome before who asked, and passes one on to `asker.complete`.
-    #[must_use]
-    pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
-        self.wrap(|asker| Box::new(Between { asker, hear }))
     }
 }

@@ -1,9 +1,9 @@
 //! The waist: what a block device is. Every front door, driver, layer and volume meets here.
 //!
 //! Modules: [`contract`](BlockDevice) (the trait and its numbered clauses), [`geometry`](Geometry),
-//! [`request`](Request), [`exchange`](Exchange), [`error`](Error), `layer/` (devices around devices),
-//! `memory` and `null` (devices without a disk), `blocking` (for callers that want to wait), `conformance`
-//! (the contract as public tests, run on every device and every layer).
+//! [`operation`](Operation), [`request`](Request), [`exchange`](Exchange), [`error`](Error), `layer/`
+//! (devices around devices), `memory` and `null` (devices without a disk), `blocking` (for callers that want
+//! to wait), `conformance` (the contract as public tests, run on every device and every layer).
 //!
 //! Not here: I/O, threads of its own, an async runtime, anything about stores or networks.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod geometry;
 pub mod layer;
 mod memory;
 mod null;
+mod operation;
 mod request;
 
 pub use blocking::BlockDeviceExt;
@@ -27,7 +28,8 @@ pub use exchange::Exchange;
 pub use geometry::{Geometry, Operations};
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
-pub use request::{Allocation, Flags, Operation, Outcome, Reply, Request};
+pub use operation::{Allocation, Flags, Operation, Outcome, Reply};
+pub use request::Request;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,56 +3,8 @@
 //! Invariant: every request is answered exactly once. A request that is dropped unanswered answers itself
 //! with an error, so no layer can lose one.
 
-use crate::{Error, ErrorKind, Exchange, Geometry, Result};
-
-/// What is asked of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// Fill the exchange's buffer with the bytes of the range.
-    Read,
-    /// Store the exchange's bytes at the range.
-    Write,
-    /// Make all completed writes durable. Address and length are zero.
-    Flush,
-    /// The range is no longer needed.
-    Discard,
-    /// The range shall read as zeroes.
-    WriteZeroes,
-    /// Bring the range near (a hint).
-    Prefetch,
-    /// Say which parts of the range hold data.
-    Allocation,
-}
-
-/// Modifiers of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
-    /// Complete only when this very write is durable (force unit access).
-    pub fua: bool,
-    /// Write-zeroes shall keep the space allocated, where that means something.
-    pub no_unmap: bool,
-}
-
-/// One run of an allocation answer, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocation {
-    /// Length of the run.
-    pub length: u64,
-    /// Whether the run holds data; a run without data reads as zeroes.
-    pub data: bool,
-}
-
-/// What a request is answered with when it succeeds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// Done; for a read, the exchange's buffer is filled.
-    Done,
-    /// The allocation of the range, in address order, covering it exactly.
-    Allocation(Vec<Allocation>),
-}
-
-/// How a request ended.
-pub type Outcome = Result<Reply>;
+use crate::exchange::{Between, Owned};
+use crate::{Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Result};
 
 /// A request on its way. Address and length are bytes.
 pub struct Request {
@@ -78,6 +30,39 @@ impl Request {
         exchange: Box<dyn Exchange>,
     ) -> Self {
         Request { operation, address, length, flags, exchange: Some(exchange) }
+    }
+
+    /// A read or write of `[address, address + bytes.len())`: of these bytes, or into them. `hear` gets them
+    /// back with the outcome.
+    #[must_use]
+    pub fn with_bytes(
+        operation: Operation,
+        address: u64,
+        flags: Flags,
+        bytes: Vec<u8>,
+        hear: impl FnOnce(Outcome, Vec<u8>) + Send + 'static,
+    ) -> Self {
+        let length = bytes.len() as u64;
+        Request::new(operation, address, length, flags, Box::new(Owned { bytes, hear }))
+    }
+
+    /// A request that moves no payload.
+    #[must_use]
+    pub fn bare(
+        operation: Operation,
+        address: u64,
+        length: u64,
+        flags: Flags,
+        hear: impl FnOnce(Outcome) + Send + 'static,
+    ) -> Self {
+        let hear = move |outcome, _| hear(outcome);
+        Request::new(operation, address, length, flags, Box::new(Owned { bytes: Vec::new(), hear }))
+    }
+
+    /// The same request; `hear` gets the outcome before who asked, and passes one on to `asker.complete`.
+    #[must_use]
+    pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
+        self.wrap(|asker| Box::new(Between { asker, hear }))
     }
 
     /// The end of the range, or `None` when it overflows.

@@ -3,7 +3,19 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::FormatError;
+/// A text that is no id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidId {
+    what: &'static str,
+}
+
+impl fmt::Display for InvalidId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: the text needs 32 lower-case hexadecimal digits", self.what)
+    }
+}
+
+impl std::error::Error for InvalidId {}
 
 const HEX_DIGITS: [u8; 16] = *b"0123456789abcdef";
 
@@ -32,14 +44,10 @@ macro_rules! id {
 
         /// Takes exactly 32 lower-case hexadecimal digits, so that an id has one text.
         impl FromStr for $name {
-            type Err = FormatError;
+            type Err = InvalidId;
 
-            fn from_str(text: &str) -> Result<Self, FormatError> {
-                parse(text).map(Self).ok_or(FormatError::Field {
-                    what: $what,
-                    field: "text",
-                    why: "it needs 32 lower-case hexadecimal digits",
-                })
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                parse(text).map(Self).ok_or(InvalidId { what: $what })
             }
         }
     };

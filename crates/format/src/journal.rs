@@ -10,7 +10,6 @@ mod record;
 mod superblock;
 
 pub use record::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, record_at};
-pub(crate) use superblock::SUPERBLOCK_VERSION;
 pub use superblock::{
     MEMORY_FOLDER_BYTES_MAX, Memory, RingCopy, SUPERBLOCK_BYTES, Superblock, choose_superblock, superblock_at,
 };

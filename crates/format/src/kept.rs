@@ -73,7 +73,7 @@ layout! {
 }
 
 /// The newest version of a checkpoint: since the second there may be this block.
-pub const CHECKPOINT_VERSION: u16 = 4;
+pub const CHECKPOINT_VERSION: u16 = Kind::Checkpoint.version_max();
 /// The longest name of a snapshot.
 pub const NAME_BYTES_MAX: usize = 128;
 const WHAT: &str = "kept block";

@@ -74,7 +74,7 @@ const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 
 /// The version of a fence that says the size of its disk; all other segments are of version 1.
-pub const SIZED_VERSION: u16 = 2;
+pub const SIZED_VERSION: u16 = Kind::Segment.version_max();
 
 /// How many sequences a fence covers: the same epoch goes on this far behind its fence.
 pub const FENCE_WINDOW: u64 = 64;

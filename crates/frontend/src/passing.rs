@@ -9,24 +9,16 @@
 //! comes; a descriptor that belongs to no message is closed. Not here: what the bytes mean
 //! ([`pack`](crate::pack) is for pieces of doors).
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno as OsError;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::descriptors::{self, DESCRIPTORS_MAX as GROUP_MAX};
 
 /// Opens each message.
 const MAGIC: [u8; 4] = *b"SWM1";
 const HEAD_BYTES: usize = 16;
-/// Descriptors the kernel takes with one call.
-const GROUP_MAX: usize = 253;
-const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(GROUP_MAX));
 /// How much memory grows before more of a declared length has come.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -50,22 +42,11 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -
 }
 
 /// Sends all bytes; the descriptors go with the first of them.
-fn send_all(stream: &UnixStream, mut bytes: &[u8], mut descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>]) -> Result<()> {
     while !bytes.is_empty() {
-        let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            // There is room for a whole group.
-            control.push(SendAncillaryMessage::ScmRights(descriptors));
-        }
-        match sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(length) => {
-                bytes = &bytes[length..];
-                descriptors = &[];
-            }
-            Err(OsError::INTR) => (),
-            Err(error) => return Err(failed("sent", error)),
-        }
+        let length = descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
+        bytes = &bytes[length..];
+        given = &[];
     }
     Ok(())
 }
@@ -123,21 +104,10 @@ impl Receiver<'_> {
     fn fill(&mut self, into: &mut [u8], place: &str) -> Result<()> {
         let mut filled = 0;
         while filled < into.len() {
-            let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut place_of_bytes = [IoSliceMut::new(&mut into[filled..])];
-            let received = recvmsg(self.stream, &mut place_of_bytes, &mut control, RecvFlags::CMSG_CLOEXEC);
-            let received = match received {
-                Ok(received) => received,
-                Err(OsError::INTR) => continue,
-                Err(error) => return Err(failed("received", error)),
-            };
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    self.descriptors.extend(descriptors);
-                }
-            }
-            if received.flags.contains(ReturnFlags::CTRUNC) {
+            let received = descriptors::receive(self.stream, &mut into[filled..])
+                .map_err(|error| failed("received", error))?;
+            self.descriptors.extend(received.descriptors);
+            if received.descriptors_lost {
                 let text = "message: a descriptor could not be received: too many files are open; \
                             raise its limit (ulimit -n)";
                 return Err(Error::new(ErrorKind::Unavailable, text));

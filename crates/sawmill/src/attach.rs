@@ -14,6 +14,7 @@ use sawmill_store::{ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 
 use crate::config::{Places, VolumeAddress};
+use crate::folders::make_volume_folder;
 use crate::{control, memory, seen, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::parse_size;
@@ -114,7 +115,7 @@ impl Attached {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
         refuse_served(&folder, &address.name)?;
-        wiring::make_volume_folder(&folder, &address.store_url)?;
+        make_volume_folder(&folder, &address.store_url)?;
         if options.journal_path.as_os_str().is_empty() {
             options.journal_path = folder.join("journal");
         }

@@ -244,10 +244,10 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let places = Places { state_home: Some(state.path().into()), ..places() };
         let first = places.volume_folder("ab", "s3://one").unwrap();
-        crate::wiring::make_volume_folder(&first, "s3://one").unwrap();
+        crate::folders::make_volume_folder(&first, "s3://one").unwrap();
         let second = places.volume_folder("ab", "s3://two").unwrap();
         assert_ne!(first, second);
-        crate::wiring::make_volume_folder(&second, "s3://two").unwrap();
+        crate::folders::make_volume_folder(&second, "s3://two").unwrap();
         assert_eq!(places.volume_folder("ab", "s3://one/").unwrap(), first);
         assert_eq!(places.volume_folder("ab", "s3://two/").unwrap(), second);
         // A folder of before says nothing, and is found.

@@ -20,6 +20,7 @@ mod doors;
 mod driving;
 mod durable;
 mod file_device;
+mod folders;
 #[cfg(test)]
 mod guide;
 mod handoff;
@@ -28,6 +29,7 @@ mod machine;
 mod memory;
 mod moment;
 mod past;
+mod plan;
 mod program;
 mod seen;
 mod serving;

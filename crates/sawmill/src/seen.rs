@@ -154,7 +154,7 @@ mod tests {
         let told = |store: &str, end| remarks(&places, ID, store, Some(end));
         assert!(told("file:///one", (7, 9)).is_empty(), "nothing was seen yet");
         let one = places.volume_folder(&ID.to_string(), "file:///one").unwrap();
-        crate::wiring::make_volume_folder(&one, "file:///one").unwrap();
+        crate::folders::make_volume_folder(&one, "file:///one").unwrap();
         put(&one, 7, 9);
         assert!(told("file:///one", (7, 9)).is_empty() && told("file:///one/", (8, 1)).is_empty());
         assert!(told("file:///one", (7, 8))[0].contains("older"));

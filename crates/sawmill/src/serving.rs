@@ -32,8 +32,8 @@ use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::handoff::Asked;
 use crate::link::told::Teller;
+use crate::plan::Plan;
 use crate::seen;
-use crate::wiring::Plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How often it is noted what the store has. What was stored since is what a store that was put back may

@@ -3,10 +3,8 @@
 //! Invariants: whatever was opened is closed again when a later step fails; nothing here decides what a user
 //! meant (that is the commands' work) or what a number means (that is `admin`).
 
-use std::fs::DirBuilder;
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -15,15 +13,17 @@ use std::time::Instant;
 
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_frontend::nbd::{Budget, Listen};
+use sawmill_frontend::nbd::Listen;
 use sawmill_store::{Client, ObjectStore, StoreOptions};
 use sawmill_volume::{OpenOptions, Volume};
 
 use crate::admin::{Admin, Door, Subject};
-use crate::config::{self, Places, VolumeAddress};
+use crate::config::{Places, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
+use crate::folders::{make_folder, make_volume_folder};
 use crate::memory;
+use crate::plan::{CachePlan, Plan};
 use crate::seen;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -50,71 +50,6 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
     let store = open_store(&address.store_url)?;
     let record = sawmill_volume::find(&*store, &address.name)?;
     Ok((store, record))
-}
-
-/// Makes a folder, and those above it, for the user alone.
-pub(crate) fn make_folder(path: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
-}
-
-/// Makes a volume's folder, and says in it of which store it is: a volume and its replica have one id.
-pub(crate) fn make_volume_folder(path: &Path, store_url: &str) -> Result<()> {
-    make_folder(path)?;
-    let word = path.join(config::STORE_FILE);
-    if word.exists() {
-        return Ok(());
-    }
-    let written = std::fs::write(&word, store_url);
-    written.map_err(|error| Failure::io(format!("cannot write {}", word.display()), &error))
-}
-
-/// The read cache to use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CachePlan {
-    /// Without one.
-    None,
-    /// This file or device, and no other.
-    At(PathBuf),
-    /// The user's cache, or the next one of its kind that no other process holds.
-    Default(PathBuf),
-}
-
-/// What to serve and how.
-#[derive(Clone)]
-pub(crate) struct Plan {
-    pub(crate) volumes: Vec<VolumeAddress>,
-    /// Where the journal of the volume with this id is to be, when not in its state folder.
-    pub(crate) journal: JournalPlan,
-    /// Everything else about opening a volume; its journal path is filled in per volume.
-    pub(crate) options: OpenOptions,
-    pub(crate) cache: CachePlan,
-    pub(crate) cache_bytes: u64,
-    pub(crate) doors: Vec<DoorPlan>,
-    pub(crate) nbd_budget: Budget,
-    pub(crate) admin: Option<std::net::SocketAddr>,
-}
-
-/// Where journals are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum JournalPlan {
-    /// In each volume's state folder.
-    State,
-    /// This file or device; there is one volume only.
-    At(PathBuf),
-    /// In this folder, named by the volumes' ids.
-    Folder(PathBuf),
-}
-
-impl JournalPlan {
-    /// The journal of one volume.
-    pub(crate) fn path(&self, places: &Places, volume_id: &str, store_url: &str) -> Result<PathBuf> {
-        match self {
-            JournalPlan::State => Ok(places.volume_folder(volume_id, store_url)?.join("journal")),
-            JournalPlan::At(path) => Ok(path.clone()),
-            JournalPlan::Folder(folder) => Ok(folder.join(format!("{volume_id}.journal"))),
-        }
-    }
 }
 
 /// Opens everything in a plan. Clients are let in once all of it is open.

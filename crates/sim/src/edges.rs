@@ -8,32 +8,13 @@
 //! `run/commands`, `names`; faults of disks and stores: `disk`, `store`).
 
 use crate::dice::Dice;
-use crate::settings::Settings;
+use crate::settings::{Edges, Settings};
 
 /// The first seed that may meet an edge.
 pub const EDGES_FROM: u64 = 10_000_000;
 /// One seed in so many meets an edge.
 const EDGE_ODDS: u64 = 4;
 const PURPOSE: u64 = 0xed9e_5000_0000_0001;
-
-/// Which edges a seed's world has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Edges {
-    /// A journal's lock is a lock, and somebody tries to attach beside the process that has it.
-    pub locks: bool,
-    /// The store is copied, and the copy attached on the same machine; or it is put back from a backup.
-    pub histories: bool,
-    /// The read cache's index outlives the process.
-    pub warm_cache: bool,
-    /// Memory is there, and it is another's.
-    pub foreign_memory: bool,
-    /// A process hands over to the next one.
-    pub hand_offs: bool,
-    /// Between two lives somebody runs a command that attaches and closes.
-    pub commands: bool,
-    /// Several people create, rename, clone and delete volumes of one store.
-    pub names: bool,
-}
 
 impl Settings {
     /// The settings of a seed's world and the dice that play it.

@@ -6,8 +6,26 @@ use sawmill_volume::{FlushMode, GcChoice, GcPolicy};
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
-use crate::edges::Edges;
 use crate::store::StoreFaults;
+
+/// Which edges a seed's world has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edges {
+    /// A journal's lock is a lock, and somebody tries to attach beside the process that has it.
+    pub locks: bool,
+    /// The store is copied, and the copy attached on the same machine; or it is put back from a backup.
+    pub histories: bool,
+    /// The read cache's index outlives the process.
+    pub warm_cache: bool,
+    /// Memory is there, and it is another's.
+    pub foreign_memory: bool,
+    /// A process hands over to the next one.
+    pub hand_offs: bool,
+    /// Between two lives somebody runs a command that attaches and closes.
+    pub commands: bool,
+    /// Several people create, rename, clone and delete volumes of one store.
+    pub names: bool,
+}
 
 /// See the head of this file.
 #[derive(Clone, Debug)]

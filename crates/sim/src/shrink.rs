@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::dice::Dice;
 use crate::disk::DiskFaults;
-use crate::edges::Edges;
+use crate::settings::Edges;
 use crate::settings::Settings;
 use crate::store::StoreFaults;
 use crate::story::Story;

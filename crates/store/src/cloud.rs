@@ -23,8 +23,8 @@ use object_store::{
 use crate::backend::{Backend, Creation, Part, room_for};
 use crate::key::is_key;
 use crate::location::{CloudLocation, CloudScheme};
-use crate::open::Environment;
-use crate::{ObjectInfo, Result, StoreError, StoreErrorKind, profile};
+use crate::profile::{self, Environment};
+use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
 mod pieces;
 mod refusal;

@@ -7,10 +7,8 @@ use crate::cloud::Cloud;
 use crate::directory::Directory;
 use crate::location::{self, Location};
 use crate::memory::Memory;
+use crate::profile::Environment;
 use crate::{Client, Result, StoreOptions};
-
-/// The variables of the process: names and values, as the cloud backends read them.
-pub(crate) type Environment = [(String, String)];
 
 /// Opens the store that `url` names; makes no request yet.
 ///

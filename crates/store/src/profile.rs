@@ -5,7 +5,6 @@
 
 use std::path::PathBuf;
 
-use crate::open::Environment;
 use crate::{Result, StoreError, StoreErrorKind};
 
 /// The names that a profile can set, as the variables that mean the same.
@@ -14,6 +13,9 @@ const NAMES: [(&str, &str); 3] = [
     ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"),
     ("aws_session_token", "AWS_SESSION_TOKEN"),
 ];
+
+/// The variables of the process: names and values, as the cloud backends read them.
+pub(crate) type Environment = [(String, String)];
 
 /// The variables that the chosen profile stands for. Empty if the environment has its own credentials, or if
 /// no profile was asked for and there is no file.

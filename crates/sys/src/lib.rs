@@ -18,6 +18,7 @@ mod arena;
 mod attached;
 mod caged;
 mod counting;
+pub mod descriptors;
 mod direct_file;
 mod discard;
 mod loop_device;
@@ -30,6 +31,7 @@ mod shared;
 pub mod staging;
 pub mod sync;
 pub mod ublk;
+mod waker;
 
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, Lease};
@@ -43,6 +45,7 @@ pub use pages::Pages;
 pub use session::in_own_session;
 pub use shared::SharedMemory;
 pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
+pub use waker::Waker;
 
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;

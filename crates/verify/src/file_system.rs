@@ -5,9 +5,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use crate::bridge::{LoopDevice, Mounted};
-use crate::files::Files;
 use crate::program;
-use crate::stamp::Moment;
 use crate::{Error, Result};
 
 /// A file system that we know how to make and check.
@@ -61,13 +59,13 @@ impl FileSystem {
         program::run(program::command(words[0])?.args(&words[1..]).arg(device)).map(drop)
     }
 
-    /// Mounts what is on the file or device `of`, verifies `files` as of `moment`, unmounts, and has it
+    /// Mounts what is on the file or device `of`, has `verify` look at its files, unmounts, and has it
     /// checked. The inner error says what is wrong with it.
     pub fn inspect(
         self,
         of: &Path,
-        files: Option<(&Files, Moment)>,
         folder: &Path,
+        verify: impl FnOnce(&Path) -> Result<(), String>,
     ) -> Result<Result<(), String>> {
         let device = LoopDevice::new(of)?;
         let mounted = match self.mount(&device, folder) {
@@ -75,7 +73,7 @@ impl FileSystem {
             Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be mounted: {why}"))),
             Err(error) => return Err(error),
         };
-        let verified = files.map_or(Ok(()), |(files, moment)| files.verify(mounted.root(), moment));
+        let verified = verify(mounted.root());
         mounted.unmount()?;
         if let Err(what) = verified {
             return Ok(Err(what));

@@ -126,11 +126,11 @@ impl Look<'_> {
                 Ok(Err(format!("the check says ({status}): {said}")))
             }
             (Judge::FileSystem(kind), Knowledge::Files(files)) if files.kind == *kind => {
-                kind.inspect(path, Some((files, moment)), self.folder)
+                kind.inspect(path, self.folder, |root| files.verify(root, moment))
             }
-            (Judge::FileSystem(kind), _) => kind.inspect(path, None, self.folder),
+            (Judge::FileSystem(kind), _) => kind.inspect(path, self.folder, |_| Ok(())),
             (Judge::Workload, Knowledge::Files(files)) => {
-                files.kind.inspect(path, Some((files, moment)), self.folder)
+                files.kind.inspect(path, self.folder, |root| files.verify(root, moment))
             }
             (Judge::Workload, Knowledge::Stamps { log, .. }) => {
                 let image = std::fs::read(path).map_err(|error| Error::io("cannot read", path, &error))?;

@@ -72,13 +72,13 @@ mod world;
 mod write;
 
 pub use cache::{ReadCache, open_cache};
-pub use cuts::{Cut, CutInfo, PastReport, clone, clone_in, past};
+pub use cuts::{Cut, CutInfo, Deleted, PastReport, clone, clone_in, past};
 pub use disk::{Disk, Disks, Lock, RealDisks, Seen};
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{
-    Deleted, Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed,
-    rename, rename_in, unnamed,
+    Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed, rename,
+    rename_in, unnamed,
 };
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};

@@ -16,7 +16,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
-use crate::cuts::{PinHolder, let_go, remove_objects, words};
+use crate::cuts::{Deleted, PinHolder, let_go, remove_objects, words};
 use crate::fencing::{Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::recovery::stored::{Stored, end_of_log, stored_of};
@@ -40,17 +40,6 @@ pub struct Listed {
     pub name: String,
     /// Its record, or why it cannot be read.
     pub record: Result<VolumeRecord>,
-}
-
-/// What a delete removed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deleted {
-    /// Objects.
-    pub objects: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Clones that still need the data: it goes with the last of them.
-    pub pinned_by: Vec<String>,
 }
 
 /// Reads a volume's stored part, step by step.

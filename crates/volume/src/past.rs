@@ -6,9 +6,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use sawmill_format::kept::Order;
 
-use crate::cuts::{Cut, entry_of, kept_root, state_at};
+use crate::cuts::{Cut, entry_of, state_at};
 use crate::engine::Ordered;
 use crate::names::check_name;
+use crate::recovery::checkpoint;
 use crate::view::View;
 use crate::volume::Volume;
 use crate::{Error, ErrorKind, Result};
@@ -54,7 +55,7 @@ impl Volume {
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
         let volume_id = self.attachment.record.volume_id;
         let entry = entry_of(&self.read.stored.view().cuts.lock(), cut)?;
-        let root = kept_root(&*self.attachment.store, volume_id, entry.number, entry.put_id)?;
+        let root = checkpoint::kept_root(&*self.attachment.store, volume_id, entry.number, entry.put_id)?;
         let (then, end) = state_at(&*self.attachment.store, &root, &entry)?;
         let (number, put_id) = (entry.number, entry.put_id);
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))

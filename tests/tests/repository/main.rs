@@ -1,5 +1,6 @@
 //! What a machine can check of the repository itself: its rules, its words, its units.
 
+mod circles;
 mod rules;
 mod supply_chain;
 mod tidy;

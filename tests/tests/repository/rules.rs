@@ -10,7 +10,7 @@ use super::tidy::{files, none};
 const FLAG_PARAMETERS_MAX: usize = 5;
 
 /// The code of a crate without its tests: path, and numbered lines.
-fn production() -> Vec<(String, Vec<String>)> {
+pub(super) fn production() -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for (path, text) in files(&[".rs"]) {
         let shown = path.display().to_string();

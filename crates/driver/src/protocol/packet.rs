@@ -2,19 +2,17 @@
 //!
 //! Invariants: a packet comes whole or not at all; open files of a packet that is refused are closed.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, shutdown, socket_with, socketpair,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socket_with,
+    socketpair,
 };
 use sawmill_device::{Error, ErrorKind, Result};
+use sawmill_sys::descriptors;
 
 /// The longest packet.
 pub const PACKET_BYTES_MAX: usize = 65_536;
@@ -69,18 +67,11 @@ impl PacketSocket {
     ///
     /// # Errors
     /// `Closed` when the peer is gone.
-    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        loop {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-                return Err(Error::new(ErrorKind::Internal, "too many open files for one packet"));
-            }
-            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(gone(error)),
-            }
+    pub fn send(&self, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<()> {
+        match descriptors::send(&self.0, bytes, given) {
+            Ok(_) => Ok(()),
+            Err(Errno::INVAL) => Err(Error::new(ErrorKind::Internal, "too many open files for one packet")),
+            Err(error) => Err(gone(error)),
         }
     }
 
@@ -90,26 +81,20 @@ impl PacketSocket {
     /// # Errors
     /// `Closed` when the connection broke; `Invalid` for a packet that is too long.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<Packet<'a>>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            match recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match descriptors::receive(&self.0, buffer) {
                 // A peer that went without reading everything: told once, before what it had sent.
-                Err(Errno::INTR | Errno::CONNRESET) => {}
+                Err(Errno::CONNRESET) => {}
                 other => break other.map_err(gone)?,
             }
         };
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                descriptors.extend(files);
-            }
-        }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        let too_many = received.descriptors_lost || received.descriptors.len() > DESCRIPTORS_MAX;
+        if received.is_cut || too_many {
             return Err(Error::new(ErrorKind::Invalid, "a packet that is too long"));
         }
         // A packet socket tells an end by a packet without bytes, which is not a packet here.
-        Ok((received.bytes > 0).then_some(Packet { bytes: &buffer[..received.bytes], descriptors }))
+        Ok((received.bytes > 0)
+            .then_some(Packet { bytes: &buffer[..received.bytes], descriptors: received.descriptors }))
     }
 
     /// Whether the peer has gone, heard or not what it said before.

@@ -43,7 +43,7 @@ const FLAG_CLEAN: u32 = 1;
 /// The version that says where memory is in use, and nothing else that came later.
 const MEMORY_VERSION: u16 = 2;
 /// The version that says where a copy of a part of the ring is.
-pub(crate) const SUPERBLOCK_VERSION: u16 = 3;
+const SUPERBLOCK_VERSION: u16 = Kind::JournalSuperblock.version_max();
 /// The longest folder name, in bytes, that a superblock holds.
 pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
 

@@ -465,7 +465,7 @@ fn ids_and_flush_modes_have_one_text() {
     assert_eq!(PutId([0; 16]).to_string().len(), 32);
     let overlong = "5a0102030405060708090a0b0c0d0e0f0";
     for text in ["", "5A0102030405060708090A0B0C0D0E0F", overlong, "+a0102030405060708090a0b0c0d0e0f"] {
-        assert_eq!(field_of(text.parse::<VolumeId>().unwrap_err()), "text", "{text}");
+        assert!(text.parse::<VolumeId>().is_err(), "{text}");
     }
     for mode in FlushMode::ALL {
         assert_eq!(mode.to_string().parse(), Ok(mode));

@@ -10,8 +10,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll;
 use rustix::io::Errno;
+use sawmill_sys::Waker;
 
 use super::answer::head;
 use super::metrics::Counters;
@@ -55,20 +56,20 @@ pub(super) struct Link {
     gate: Mutex<Gate>,
     changed: Condvar,
     /// Readable while workers shall not wait for requests.
-    wake: OwnedFd,
+    waker: Waker,
     spares: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Link {
     pub(super) fn new(kernel: OwnedFd, workers: usize) -> std::io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let waker = Waker::new()?;
         let gate = Gate { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
         Ok(Link {
             kernel,
             counters: Counters::default(),
             gate: Mutex::new(gate),
             changed: Condvar::new(),
-            wake,
+            waker,
             spares: Mutex::default(),
         })
     }
@@ -90,12 +91,12 @@ impl Link {
         gate.mode == Mode::Taking
     }
 
-    /// What a worker waits with for requests: it alone is woken by one, all are by `wake`.
+    /// What a worker waits with for requests: it alone is woken by one, all are by `waker`.
     pub(super) fn epoll(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         epoll::add(&epoll, &self.kernel, epoll::EventData::new_u64(0), flags)?;
-        epoll::add(&epoll, &self.wake, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &self.waker, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
         Ok(epoll)
     }
 
@@ -179,7 +180,7 @@ impl Link {
         let mut gate = self.gate.lock();
         if gate.mode == Mode::Taking {
             gate.mode = Mode::Quiet;
-            self.signal();
+            self.waker.wake();
         }
         while gate.parked < gate.workers || gate.in_flight > 0 {
             if self.changed.wait_until(&mut gate, until).timed_out() {
@@ -198,7 +199,7 @@ impl Link {
     pub(super) fn resume(&self) {
         let mut gate = self.gate.lock();
         if gate.mode == Mode::Quiet {
-            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+            self.waker.clear();
             gate.mode = Mode::Taking;
             self.changed.notify_all();
         }
@@ -207,7 +208,7 @@ impl Link {
     /// Nothing is read any more, for ever.
     pub(super) fn finish(&self) {
         self.gate.lock().mode = Mode::Ended;
-        self.signal();
+        self.waker.wake();
         self.changed.notify_all();
     }
 
@@ -227,10 +228,5 @@ impl Link {
         while gate.in_flight > 0 {
             self.changed.wait(&mut gate);
         }
-    }
-
-    fn signal(&self) {
-        // A full counter is a wake already on its way.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -3,7 +3,6 @@
 //! Root mounts with mount(2), others through `fusermount3`. Invariant: a mount whose server may still come
 //! is never touched by a system call that could wait for it on this thread. Not here: what is served.
 
-use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,10 +13,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
-    socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::LoopDevice;
 
@@ -278,14 +274,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(failed(format!("fusermount3 does not mount it: {text}")));
     }
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0; 1];
-    recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
-        .map_err(|error| failed(error.to_string()))?;
-    let sent = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    sent.ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
+    let received = sawmill_sys::descriptors::receive(&ours, &mut [0; 1]);
+    let mut sent = received.map_err(|error| failed(error.to_string()))?.descriptors;
+    sent.pop().ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
 }

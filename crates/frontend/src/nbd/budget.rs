@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::Pages;
 
-use super::options::PAYLOAD_BYTES_MAX;
+use super::limits::PAYLOAD_BYTES_MAX;
 
 /// What each connection has for itself, whatever others do: a receive buffer and requests of usual size.
 pub(super) const SURE_BYTES: u64 = 1 << 20;

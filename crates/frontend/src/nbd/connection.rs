@@ -13,55 +13,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as OsError;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
-use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
+use sawmill_device::{BlockDevice, Flags, Operation, Request};
 
 use super::budget::{Account, Counted, Tally};
-use super::handover::Shown;
 use super::intake::{Intake, Payload};
-use super::options::{
-    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES,
-};
+use super::limits::{DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES};
 use super::outbox::{Link, Standing};
-use super::pause::Held;
-use super::protocol::{Answered, Command, Errno, RequestHeader, Style, Violation, command_flag};
+use super::protocol::{Answered, Command, RequestHeader, Violation, command_flag};
 use super::server::Shared;
+use super::session::{Drain, End, Held, Refusal, Session, Shown, Unread, payload_bytes_max};
 use super::ticket::{Body, Ticket};
 
 mod judge;
 mod memory;
-
-/// What the handshake agreed on.
-pub(super) struct Session {
-    pub(super) device: Arc<dyn BlockDevice>,
-    /// As shown to the client.
-    pub(super) geometry: Geometry,
-    pub(super) style: Style,
-    /// The client chose the context `base:allocation`.
-    pub(super) block_status: bool,
-}
-
-/// Why a connection ended.
-#[derive(Debug)]
-pub(super) enum End {
-    /// The client said so.
-    Disconnect,
-    /// The client closed its side between two requests.
-    Closed,
-    /// The client closed its side inside a request.
-    Died,
-    /// The server stops, or the export is removed.
-    Stopping,
-    /// The socket failed.
-    Broken(OsError),
-    /// The client broke the protocol.
-    Violation(Violation),
-    /// All places are taken, or all memory that is set aside for connections.
-    Refused(&'static str),
-    /// Others waited for memory that the client kept.
-    Stalled,
-    /// Another process goes on with it.
-    LetGo,
-}
 
 /// Why parsing stopped.
 enum Pause {
@@ -77,33 +41,6 @@ enum Received {
     Bytes,
     Nothing,
     End(End),
-}
-
-/// The refusal of a request: what the client is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal(pub(super) Errno, pub(super) String);
-
-/// A refused request whose payload is being dropped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Drain {
-    /// Bytes of payload to come.
-    pub(super) left: u64,
-    pub(super) cookie: u64,
-    pub(super) offset: u64,
-    pub(super) refusal: Refusal,
-}
-
-/// What came from a client and is not answered yet: all that its connection knows beside what was agreed on.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Unread {
-    /// Bytes that came and were not consumed; a request that came in part is in them from its beginning on.
-    pub(super) received: Vec<u8>,
-    pub(super) draining: Option<Drain>,
-}
-
-/// The longest read or write this geometry allows through this door.
-pub(super) fn payload_bytes_max(geometry: &Geometry) -> u32 {
-    geometry.request_bytes_max.min(PAYLOAD_BYTES_MAX)
 }
 
 /// Clients send a write's header and payload with two system calls, a microsecond apart. Looking this often
@@ -158,7 +95,7 @@ impl Connection {
         tally: Arc<Tally>,
     ) -> Self {
         let woken = link.clone();
-        let account = Account::new(tally, Arc::new(move || woken.wake()));
+        let account = Account::new(tally, Arc::new(move || woken.waker.wake()));
         let timed = set_socket_timeout(&link.socket, Timeout::Recv, Some(SILENCE)).is_ok();
         Connection {
             id,
@@ -352,7 +289,8 @@ impl Connection {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, read);
         interest.set(PollFlags::OUT, write);
-        let mut fds = [PollFd::new(&self.link.wake, PollFlags::IN), PollFd::new(&self.link.socket, interest)];
+        let mut fds =
+            [PollFd::new(&self.link.waker, PollFlags::IN), PollFd::new(&self.link.socket, interest)];
         // A socket nobody asks about would still report a hang-up, again and again.
         let asked = if interest.is_empty() { 1 } else { 2 };
         let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
@@ -362,7 +300,7 @@ impl Connection {
         let (woken, ready) = (fds[0].revents(), fds[1].revents());
         if woken.contains(PollFlags::IN) {
             // It carries no news beyond having been written to.
-            let _ = rustix::io::read(&self.link.wake, &mut [0; 8]);
+            self.link.waker.clear();
         }
         let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
         (read && (gone || ready.contains(PollFlags::IN)), write && (gone || ready.contains(PollFlags::OUT)))

@@ -11,13 +11,13 @@ use std::time::Duration;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::budget::{Counted, Tally};
-use super::connection::{Session, Unread};
 use super::handover::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
 use super::outbox::Link;
 use super::server::{Entry, Export, NbdServer};
+use super::session::{Session, Unread};
 use crate::{Door, DoorCounts, Handed};
 
 /// How long a thread takes from the end of a handshake to where it pauses.
@@ -192,7 +192,7 @@ impl Door for NbdServer {
             self.shared.stopping.store(true, Relaxed);
             registry.entries.values().for_each(|entry| entry.link.let_go());
         }
-        self.shared.wake_accepting();
+        self.shared.waker.wake();
         self.shared.nudge();
         if let Some(thread) = self.accepting.lock().take() {
             let _ = thread.join();

@@ -19,60 +19,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
-use sawmill_device::{Error, ErrorKind, Geometry, Result};
+use sawmill_device::{Error, ErrorKind, Result};
 
-use super::connection::{Drain, Refusal, Unread, payload_bytes_max};
-use super::handshake::transmission_flags;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
-use super::pause::Held;
-use super::protocol::{Errno, Style, transmission};
+use super::protocol::{Errno, Style};
+use super::session::{Drain, Held, Refusal, Shown, Unread};
 use crate::Handed;
-
-/// What a client was told of its export, and relies on as long as it is connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
-    size_bytes: u64,
-    request_bytes_max: u32,
-    /// Transmission flags.
-    flags: u16,
-}
-
-impl Shown {
-    pub(super) fn of(geometry: &Geometry, style: Style) -> Self {
-        Shown {
-            size_bytes: geometry.size_bytes,
-            request_bytes_max: payload_bytes_max(geometry),
-            flags: transmission_flags(geometry, style),
-        }
-    }
-
-    /// The geometry for a connection that was shown this, on a device that is now like that; or why not.
-    pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
-        let able = Shown::of(now, style);
-        if able.size_bytes < self.size_bytes {
-            return Err(format!("it has {} bytes and had {}", able.size_bytes, self.size_bytes));
-        }
-        if able.request_bytes_max < self.request_bytes_max {
-            let (now, before) = (able.request_bytes_max, self.request_bytes_max);
-            return Err(format!("its longest request is {now} bytes and was {before}"));
-        }
-        let read_only = self.flags & transmission::READ_ONLY != 0;
-        if now.read_only && !read_only {
-            return Err("it is read-only now".into());
-        }
-        let lost = self.flags & !transmission::READ_ONLY & !able.flags;
-        if lost != 0 {
-            return Err(format!("it can no longer do what the transmission flags {lost:#x} say"));
-        }
-        if block_status && !now.operations.allocation {
-            return Err("it no longer tells its allocation".into());
-        }
-        let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
-        Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
-    }
-}
 
 /// A client's connection on its way.
 #[derive(Debug)]

@@ -12,14 +12,14 @@ use rustix::io::Errno as OsError;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use sawmill_device::Geometry;
 
-use super::connection::{End, Session, payload_bytes_max};
-use super::options::{HANDSHAKE_BYTES_MAX, HANDSHAKE_OPTIONS_MAX};
+use super::limits::{HANDSHAKE_BYTES_MAX, HANDSHAKE_OPTIONS_MAX};
 use super::outbox::Link;
 use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, OPTION_MAGIC, Style, Violation, hello, info, option,
-    parse_info_request, parse_meta_request, parse_option_header, push_option_reply, reply, transmission,
+    parse_info_request, parse_meta_request, parse_option_header, push_option_reply, reply,
 };
 use super::server::{Export, Exports};
+use super::session::{End, Session, payload_bytes_max, transmission_flags};
 
 /// Haggles with the client until it has chosen an export.
 pub(super) fn negotiate(
@@ -286,35 +286,12 @@ impl Handshake<'_> {
         if left.is_zero() {
             return Err(violation(format!("the handshake took longer than {:?}", self.time_max)));
         }
-        let mut fds = [PollFd::new(&self.link.socket, interest), PollFd::new(&self.link.wake, PollFlags::IN)];
+        let mut fds =
+            [PollFd::new(&self.link.socket, interest), PollFd::new(&self.link.waker, PollFlags::IN)];
         // Whatever ended the wait, the caller tries again and finds out.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         Ok(())
     }
-}
-
-/// What the export can do, as the client sees it.
-pub(super) fn transmission_flags(geometry: &Geometry, style: Style) -> u16 {
-    let mut flags = transmission::HAS_FLAGS
-        | transmission::SEND_FLUSH
-        | transmission::SEND_FUA
-        | transmission::SEND_CACHE;
-    let writable = !geometry.read_only;
-    for (holds, flag) in [
-        (geometry.read_only, transmission::READ_ONLY),
-        (writable && geometry.operations.discard, transmission::SEND_TRIM),
-        (
-            writable && geometry.operations.write_zeroes,
-            transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO,
-        ),
-        (geometry.shared_cache, transmission::CAN_MULTI_CONN),
-        (style != Style::Simple, transmission::SEND_DF),
-    ] {
-        if holds {
-            flags |= flag;
-        }
-    }
-    flags
 }
 
 /// The minimum, preferred and maximum block size. The preferred one is a power of two from 512 bytes up.

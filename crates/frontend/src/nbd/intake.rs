@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::budget::{Counted, Tally};
-use super::options::{RECEIVE_BYTES, SPARE_BYTES_MAX};
+use super::limits::{RECEIVE_BYTES, SPARE_BYTES_MAX};
 
 type Buffer = Arc<Counted>;
 

@@ -10,17 +10,17 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno as OsError;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
+use sawmill_sys::Waker;
 
 use super::budget::Counted;
+use super::limits::{SEND_BYTES, SPARE_BYTES_MAX};
 use super::metrics::Counters;
-use super::options::{SEND_BYTES, SPARE_BYTES_MAX};
 
 /// Bytes to send in one piece.
 pub(super) enum Segment {
@@ -195,7 +195,7 @@ pub(super) struct Standing {
 pub(super) struct Link {
     pub(super) socket: OwnedFd,
     /// Readable when the connection's thread should look again.
-    pub(super) wake: OwnedFd,
+    pub(super) waker: Waker,
     pub(super) counters: Counters,
     outbox: Mutex<Outbox>,
     stopping: AtomicBool,
@@ -205,10 +205,10 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(socket: OwnedFd) -> std::io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let waker = Waker::new()?;
         let outbox = Mutex::new(Outbox { sender: Some(Sender::default()), ..Outbox::default() });
         let (stopping, let_go) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Link { socket, wake, counters: Counters::default(), outbox, stopping, let_go })
+        Ok(Link { socket, waker, counters: Counters::default(), outbox, stopping, let_go })
     }
 
     /// Queues replies that another process left unsent, in front of everything.
@@ -263,7 +263,7 @@ impl Link {
         let alert = std::mem::take(&mut outbox.alert);
         drop(outbox);
         if alert || unsent {
-            self.wake();
+            self.waker.wake();
         }
     }
 
@@ -375,24 +375,18 @@ impl Link {
         self.counters.submitted.load(Relaxed).saturating_sub(completed)
     }
 
-    /// Makes the connection's thread look again.
-    pub(super) fn wake(&self) {
-        // A full counter is a wake already on its way.
-        let _ = rustix::io::write(self.wake.as_fd(), &1u64.to_ne_bytes());
-    }
-
     /// Takes no more requests; those in flight are answered, then the connection ends.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Relaxed);
         let _ = shutdown(&self.socket, Shutdown::Read);
-        self.wake();
+        self.waker.wake();
     }
 
     /// Ends the connection at once; requests in flight go on in the device, unheard.
     pub(super) fn close(&self) {
         self.stopping.store(true, Relaxed);
         self.abandon(&mut self.outbox.lock());
-        self.wake();
+        self.waker.wake();
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -403,7 +397,7 @@ impl Link {
     pub(super) fn let_go(&self) {
         self.let_go.store(true, Relaxed);
         self.stopping.store(true, Relaxed);
-        self.wake();
+        self.waker.wake();
     }
 
     pub(super) fn is_let_go(&self) -> bool {

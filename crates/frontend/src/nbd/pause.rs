@@ -12,20 +12,9 @@ use std::time::{Duration, Instant};
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::connection::Unread;
-use super::handover::Shown;
 use super::outbox::Link;
-use super::protocol::Style;
 use super::server::{Entry, Registry, Shared};
-
-/// What a held connection is: enough to go on with it elsewhere, with its socket and its unsent replies.
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) style: Style,
-    pub(super) block_status: bool,
-    pub(super) shown: Shown,
-    pub(super) unread: Unread,
-}
+use super::session::Held;
 
 /// Clients in their handshake have this long to be through, so that they come along.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(20);
@@ -102,7 +91,7 @@ impl Shared {
         let deadline = start + patience;
         let mut registry = self.registry.lock();
         self.pausing.store(true, Relaxed);
-        self.wake_accepting();
+        self.waker.wake();
         let mut woken = false;
         loop {
             if self.stopping.load(Relaxed) {
@@ -110,7 +99,7 @@ impl Shared {
             }
             // Before that another connection may come; its own thread looks before its first request.
             if registry.accepting_held && !woken {
-                registry.entries.values().for_each(|entry| entry.link.wake());
+                registry.entries.values().for_each(|entry| entry.link.waker.wake());
                 woken = true;
             }
             let quiet = registry.is_quiet();

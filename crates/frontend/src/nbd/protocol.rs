@@ -12,7 +12,7 @@ use sawmill_nbd_proto::{
     EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC, chunk,
 };
 
-use super::options::EXTENTS_MAX;
+use super::limits::EXTENTS_MAX;
 
 const STATE_HOLE_AND_ZERO: u32 = 0b11;
 

@@ -14,7 +14,7 @@ use rustix::io::Errno as OsError;
 use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 
 use super::budget::Tally;
-use super::connection::{Connection, End, Session, Unread};
+use super::connection::Connection;
 use super::door::Opening;
 use super::handshake::negotiate;
 use super::options::Listen;
@@ -22,6 +22,7 @@ use super::origin::Origin;
 use super::outbox::Link;
 use super::places;
 use super::server::{Entry, Leave, Registry, Shared};
+use super::session::{End, Session, Unread};
 
 /// Why a client is refused.
 const TOO_MANY: &str = "too many connections are open, or too many of this peer";
@@ -39,7 +40,7 @@ impl Shared {
                 continue;
             }
             let mut fds =
-                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
+                [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
             // While the system has no room for another connection, asking at once again would only spin.
             let asked = if pause.is_some() { 1 } else { 2 };
             let _ = poll(&mut fds[..asked], pause.as_ref());
@@ -47,7 +48,7 @@ impl Shared {
             pause = None;
             if woken {
                 // It carries no news beyond having been written to.
-                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                self.waker.clear();
                 continue;
             }
             match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {

@@ -5,7 +5,6 @@
 //! what is said on it, how a server becomes quiet (`pause`), and how it is handed over (`door`).
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,18 +12,17 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
-use rustix::event::{EventfdFlags, eventfd};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_nbd_proto::STRING_BYTES_MAX;
+use sawmill_sys::Waker;
 
 use super::complaints::Complaints;
 use super::listener::Listener;
 use super::metrics::NbdMetrics;
-use sawmill_nbd_proto::STRING_BYTES_MAX;
-
 use super::options::{Listen, NbdOptions};
 use super::origin::Origin;
 use super::outbox::Link;
-use super::pause::Held;
+use super::session::Held;
 use crate::Door;
 
 /// A device under a name.
@@ -115,7 +113,7 @@ pub(super) struct Shared {
     /// Taken over from another process, which may still take it back.
     pub(super) on_trial: AtomicBool,
     /// Wakes the accepting thread.
-    pub(super) wake: OwnedFd,
+    pub(super) waker: Waker,
 }
 
 /// A running NBD server. Dropped, it stops at once, as by [`NbdServer::stop_now`].
@@ -145,11 +143,11 @@ impl NbdServer {
         let system = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("nbd: the server could not be started: {error}"))
         };
-        let wake = match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
-            Ok(wake) => wake,
+        let waker = match Waker::new() {
+            Ok(waker) => waker,
             Err(error) => {
                 listener.remove_unless(on_trial);
-                return Err(system(error.into()));
+                return Err(system(error));
             }
         };
         let shared = Arc::new(Shared {
@@ -163,7 +161,7 @@ impl NbdServer {
             released: Condvar::new(),
             complaints: Complaints::default(),
             on_trial: AtomicBool::new(on_trial),
-            wake,
+            waker,
         });
         let accepting = shared.clone();
         let thread =
@@ -280,7 +278,7 @@ impl NbdServer {
             return Door::let_go(self);
         }
         self.shared.stopping.store(true, Relaxed);
-        self.shared.wake_accepting();
+        self.shared.waker.wake();
         self.shared.nudge();
         if let Some(thread) = self.accepting.lock().take() {
             let _ = thread.join();
@@ -299,11 +297,6 @@ impl Drop for NbdServer {
 }
 
 impl Shared {
-    pub(super) fn wake_accepting(&self) {
-        // A full counter is a wake already on its way.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
     pub(super) fn wait_until_all_left(&self) {
         let mut registry = self.registry.lock();
         while !registry.entries.is_empty() {

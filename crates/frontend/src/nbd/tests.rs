@@ -4,14 +4,15 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use sawmill_device::{Allocation, ErrorKind, Geometry, Operations};
 
-use super::handshake::{block_sizes, transmission_flags};
+use super::handshake::block_sizes;
 use super::intake::Intake;
-use super::options::RECEIVE_BYTES;
+use super::limits::RECEIVE_BYTES;
 use super::protocol::{
     Answered, Command, Errno, RequestHeader, Style, command_flag, parse_info_request, parse_meta_request,
     parse_option_header, push_option_reply, transmission,
 };
 use super::server::percent_encoded;
+use super::session::transmission_flags;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 

@@ -1,18 +1,22 @@
-//! One queue as other threads see it, and how far the queues of one device are.
+//! One queue as other threads see it, and what they tell the thread that serves it: requests that are done,
+//! and orders of the door.
 //!
-//! Invariant: while a link lives, its character device is open, so no other server can have the device.
-//! Not here: the queue's own thread.
+//! Invariants: while a link lives, its character device is open, so no other server can have the device.
+//! Nothing is put into an inbox without the thread looking at it soon: it is awake, or it is woken, once for
+//! several entries. Not here: what the thread does with them ([`super::worker`]).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::SyncSender;
 
-use parking_lot::{Condvar, Mutex};
-use sawmill_sys::ublk::CharDevice;
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, Result};
+use sawmill_sys::Waker;
+use sawmill_sys::ublk::{CharDevice, Descriptors};
 
-use super::inbox::{Done, Inbox};
 use super::metrics::Counters;
-use super::ticket::Body;
+use super::progress::Progress;
 
 /// One queue, for those who complete its requests and for the door.
 pub(super) struct Link {
@@ -53,64 +57,125 @@ impl Link {
     }
 }
 
-#[derive(Clone, Copy, Default)]
-struct Counted {
-    /// Which wish to be quiet this is.
-    round: u64,
-    /// Queues that are quiet by that wish.
-    quiet: usize,
-    gone: usize,
+/// What moves with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// Nothing.
+    Empty,
+    /// A payload of this many bytes, which lies in the kernel until the device asks for it.
+    Write(u32),
+    /// Data of this many bytes, at the front of the buffer.
+    Read(u32),
 }
 
-/// How many queues of a device are quiet, and how many are gone.
+/// A queue that a thread shall serve.
+pub(super) struct NewQueue {
+    pub(super) link: Arc<Link>,
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) descriptors: Descriptors,
+    /// Tags that the kernel uses on this queue.
+    pub(super) tags: u16,
+    /// The longest read or write.
+    pub(super) bytes_max: u32,
+}
+
+/// A request that is done.
+pub(super) struct Done {
+    /// The queue, as the ring of the thread names it.
+    pub(super) slot: u32,
+    pub(super) tag: u16,
+    /// What the kernel is told: bytes, 0, or a negative errno.
+    pub(super) result: i32,
+    pub(super) body: Body,
+    /// The buffer of the request, for the next one; empty where it had none.
+    pub(super) buffer: Vec<u8>,
+}
+
+/// What the door wants of a queue, or of the thread.
+pub(super) enum Order {
+    /// Serve this queue; the answer comes when its requests can.
+    Attach(NewQueue, SyncSender<Result<()>>),
+    /// Take no more requests, in this round.
+    Quiesce(Arc<Link>, u64),
+    /// Take requests again.
+    Resume(Arc<Link>),
+    /// End as soon as every queue of the thread was let go or is gone.
+    LetGo(Arc<Link>),
+    /// End as soon as there is no queue any more.
+    Stop,
+}
+
 #[derive(Default)]
-pub(super) struct Progress {
-    counted: Mutex<Counted>,
-    changed: Condvar,
+struct Waiting {
+    done: Vec<Done>,
+    orders: Vec<Order>,
+    asleep: bool,
+    closed: bool,
 }
 
-impl Progress {
-    /// Begins a round of waiting for quiet: its number. What queues tell of earlier rounds counts no more.
-    pub(super) fn begin_round(&self) -> u64 {
-        let mut counted = self.counted.lock();
-        counted.round += 1;
-        counted.quiet = 0;
-        counted.round
+pub(super) struct Inbox {
+    waiting: Mutex<Waiting>,
+    waker: Waker,
+}
+
+impl Inbox {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Inbox { waiting: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// A queue became quiet, as it was told in this round.
-    pub(super) fn quiet(&self, round: u64) {
-        let mut counted = self.counted.lock();
-        if counted.round == round {
-            counted.quiet += 1;
-            self.changed.notify_all();
-        }
+    /// Becomes readable when the thread should look.
+    pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
+        self.waker.descriptor()
     }
 
-    /// A queue is gone: its thread has let it go.
-    pub(super) fn gone(&self) {
-        self.counted.lock().gone += 1;
-        self.changed.notify_all();
+    pub(super) fn done(&self, done: Done) {
+        self.put(|waiting| waiting.done.push(done));
     }
 
-    /// Waits until this many queues are quiet, or gone; returns whether they are.
-    pub(super) fn wait_quiet(&self, queues: usize, patience: Duration) -> bool {
-        let began = Instant::now();
-        let mut counted = self.counted.lock();
-        while counted.quiet + counted.gone < queues {
-            let left = patience.saturating_sub(began.elapsed());
-            if self.changed.wait_for(&mut counted, left).timed_out() {
-                break;
+    /// Returns whether there is still a thread to follow the order.
+    pub(super) fn order(&self, order: Order) -> bool {
+        self.put(|waiting| {
+            if !waiting.closed {
+                waiting.orders.push(order)
             }
-        }
-        counted.quiet + counted.gone >= queues
+        })
     }
 
-    /// Waits until this many queues are gone.
-    pub(super) fn wait_gone(&self, queues: usize) {
-        let mut counted = self.counted.lock();
-        while counted.gone < queues {
-            self.changed.wait(&mut counted);
+    fn put(&self, put: impl FnOnce(&mut Waiting)) -> bool {
+        let (wake, open) = {
+            let mut waiting = self.waiting.lock();
+            put(&mut waiting);
+            (std::mem::take(&mut waiting.asleep), !waiting.closed)
+        };
+        if wake {
+            self.waker.wake();
         }
+        open
+    }
+
+    /// Moves everything that waits into these lists.
+    pub(super) fn take(&self, done: &mut Vec<Done>, orders: &mut Vec<Order>) {
+        let mut waiting = self.waiting.lock();
+        waiting.asleep = false;
+        done.append(&mut waiting.done);
+        orders.append(&mut waiting.orders);
+    }
+
+    /// Whether nothing waits. If so, the next entry wakes the thread.
+    pub(super) fn nothing_waits(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        waiting.asleep = waiting.done.is_empty() && waiting.orders.is_empty();
+        waiting.asleep
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.waiting.lock().closed
+    }
+
+    /// The thread ends: no order is taken any more. Returns those that nobody followed.
+    pub(super) fn close(&self) -> Vec<Order> {
+        let mut waiting = self.waiting.lock();
+        waiting.closed = true;
+        std::mem::take(&mut waiting.orders)
     }
 }

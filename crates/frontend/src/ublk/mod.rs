@@ -2,8 +2,8 @@
 //!
 //! Modules: [`options`](UblkOptions), `protocol` (descriptors and parameters, pure), [`server`](UblkDoor)
 //! (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their rings), `queue` (one
-//! queue on its thread), `link` (one queue as others see it), `inbox` (what other threads tell that thread),
-//! `ticket` (one request in flight), [`registry`](devices) (which devices there are), `metrics`.
+//! queue on its thread), `link` (one queue as others see it, and what they tell its thread), `progress` (how
+//! many queues are quiet or gone), `limits`, `ticket` (one request in flight), [`registry`](devices) (which devices there are), `metrics`.
 //!
 //! One thread per queue, or a few threads for the queues of many devices. A thread takes all requests that
 //! have come with one system call, submits them, and answers those that completed with the next. A write's
@@ -14,10 +14,11 @@
 //!
 //! Not here: zoned devices; zero copy (see `docs/decisions/0018-ublk-copies-once.md`).
 
-mod inbox;
+mod limits;
 mod link;
 mod metrics;
 mod options;
+mod progress;
 mod protocol;
 mod queue;
 mod registry;

@@ -9,11 +9,10 @@ use std::sync::Arc;
 use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::ublk::{Descriptors, QueueRing};
 
-use super::inbox::Done;
-use super::link::Link;
-use super::options::SPARE_BYTES_MAX;
+use super::limits::SPARE_BYTES_MAX;
+use super::link::{Body, Done, Link, NewQueue};
 use super::protocol::{Asked, Refusal};
-use super::ticket::{Body, Ticket};
+use super::ticket::Ticket;
 
 /// Why commands of a stopped device come back.
 const ENODEV: i32 = 19;
@@ -21,12 +20,10 @@ const ENODEV: i32 = 19;
 /// One queue.
 pub(super) struct Queue {
     pub(super) link: Arc<Link>,
-    pub(super) device: Arc<dyn BlockDevice>,
-    pub(super) descriptors: Descriptors,
-    /// Tags that the kernel uses on this queue.
-    pub(super) tags: u16,
-    /// The longest read or write.
-    pub(super) bytes_max: u32,
+    device: Arc<dyn BlockDevice>,
+    descriptors: Descriptors,
+    tags: u16,
+    bytes_max: u32,
     pub(super) state: QueueState,
 }
 
@@ -47,6 +44,12 @@ pub(super) struct QueueState {
 }
 
 impl Queue {
+    /// A queue whose requests were not asked for yet.
+    pub(super) fn new(new: NewQueue) -> Self {
+        let NewQueue { link, device, descriptors, tags, bytes_max } = new;
+        Queue { link, device, descriptors, tags, bytes_max, state: QueueState::default() }
+    }
+
     /// Asks for the first request of every tag.
     pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
         let buffer = || (!self.link.user_copy).then(|| vec![0; self.bytes_max as usize]);

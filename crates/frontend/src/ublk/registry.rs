@@ -17,7 +17,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 use sawmill_sys::ublk::{Control, DeviceState, node_path};
 
-use super::options::{LEAVE_TIME_MAX, LOOK_AGAIN};
+use super::limits::{LEAVE_TIME_MAX, LOOK_AGAIN};
 use super::protocol::{is_ours, mark};
 
 /// Where the kernel lists the character devices of ublk.

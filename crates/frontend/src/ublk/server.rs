@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path};
 
-use super::inbox::{Inbox, Order};
-use super::link::{Link, Progress};
-use super::options::{LOOK_AGAIN, NODE_TIME_MAX, UblkOptions};
+use super::limits::{LOOK_AGAIN, NODE_TIME_MAX};
+use super::link::{Inbox, Link, NewQueue, Order};
+use super::options::UblkOptions;
+use super::progress::Progress;
 use super::protocol;
-use super::queue::{Queue, QueueState};
 use super::registry::{self, Claim, Facts, failed};
 use super::worker::Worker;
 use crate::{Door, DoorCounts, Handed};
@@ -290,11 +290,10 @@ fn serve_queue(
     let progress = serving.progress.clone();
     let link = Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
     let bytes_max = info.request_bytes_max;
-    let state = QueueState::default();
     let device = device.clone();
-    let queue = Queue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max, state };
+    let queue = NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
     let (answer, answered) = sync_channel(1);
-    if !inbox.order(Order::Attach(Box::new(queue), answer)) {
+    if !inbox.order(Order::Attach(queue, answer)) {
         return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread for a queue has ended"));
     }
     serving.links.push(link);

@@ -6,11 +6,10 @@ use proptest::prelude::*;
 use sawmill_device::{BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations};
 use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
-use super::inbox::{Done, Inbox, Order};
-use super::link::Progress;
+use super::link::{Body, Done, Inbox, Order};
+use super::progress::Progress;
 use super::protocol::{self, Asked};
 use super::registry::{self, Claim};
-use super::ticket::Body;
 
 const BYTES_MAX: u32 = 1 << 20;
 const DEVICE_BYTES: u64 = 1 << 30;

@@ -7,19 +7,8 @@ use std::sync::Arc;
 
 use sawmill_device::{Exchange, Outcome, Reply};
 
-use super::link::Link;
+use super::link::{Body, Link};
 use super::protocol::errno;
-
-/// What moves with a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
-    /// Nothing.
-    Empty,
-    /// A payload of this many bytes, which lies in the kernel until the device asks for it.
-    Write(u32),
-    /// Data of this many bytes, at the front of the buffer.
-    Read(u32),
-}
 
 /// One request in flight.
 pub(super) struct Ticket {

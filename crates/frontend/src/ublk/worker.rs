@@ -16,9 +16,8 @@ use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
-use super::inbox::{Done, Inbox, Order};
-use super::link::Link;
-use super::options::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
+use super::limits::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
+use super::link::{Done, Inbox, Link, NewQueue, Order};
 use super::queue::{Queue, Spares};
 
 fn system(what: &str, error: &std::io::Error) -> Error {
@@ -258,7 +257,7 @@ impl Loop {
 
     fn follow(&mut self, order: Order) -> std::io::Result<()> {
         match order {
-            Order::Attach(queue, answer) => self.attach(*queue, &answer)?,
+            Order::Attach(queue, answer) => self.attach(queue, &answer)?,
             Order::Quiesce(link, round) => {
                 if let Some(queue) = self.served.queue_of(&link) {
                     queue.quiesce(round);
@@ -281,7 +280,7 @@ impl Loop {
     }
 
     /// Takes a queue up, and answers once the kernel has all its commands.
-    fn attach(&mut self, queue: Queue, answer: &SyncSender<Result<()>>) -> std::io::Result<()> {
+    fn attach(&mut self, queue: NewQueue, answer: &SyncSender<Result<()>>) -> std::io::Result<()> {
         let slot = match self.ring.attach(&queue.link.char_device) {
             Ok(slot) => slot,
             Err(error) => {
@@ -295,7 +294,7 @@ impl Loop {
         if self.served.queues.len() <= place {
             self.served.queues.resize_with(place + 1, || None);
         }
-        let queue = self.served.queues[place].insert(queue);
+        let queue = self.served.queues[place].insert(Queue::new(queue));
         queue.fetch_all(&mut self.ring)?;
         self.ring.submit(false, None)?;
         // A command that the kernel refuses comes back at once.

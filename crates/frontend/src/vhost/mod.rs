@@ -32,7 +32,6 @@ mod server;
 mod session;
 #[cfg(test)]
 mod tests;
-mod ticket;
 mod wire;
 
 pub use options::VhostOptions;

@@ -14,9 +14,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use sawmill_device::{BlockDevice, Operation, Request};
+use sawmill_sys::Waker;
 
+use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
 use super::memory::Segment;
@@ -24,7 +26,8 @@ use super::metrics::Counters;
 use super::options::{BATCH, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::protocol::{HEADER_BYTES, ID_BYTES, Order, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
-use super::ticket::Ticket;
+
+mod ticket;
 
 /// What a queue needs to begin.
 pub(super) struct Setup {
@@ -73,7 +76,7 @@ struct Answers {
 /// A queue.
 pub(super) struct Queue {
     setup: Setup,
-    wake: OwnedFd,
+    waker: Waker,
     stopping: AtomicBool,
     /// Whether the guest's memory may still be written.
     attached: RwLock<bool>,
@@ -105,8 +108,7 @@ impl Queue {
             tracing::info!(queue, requests, "vhost-user: requests in flight are carried out again");
         }
         again.reverse();
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Violation(format!("no event for a queue: {error}")))?;
+        let waker = Waker::new().map_err(|error| Violation(format!("no event for a queue: {error}")))?;
         let answers = Answers {
             next_used: used,
             called_used: used,
@@ -119,7 +121,7 @@ impl Queue {
             spare: Vec::new(),
         };
         let queue = Arc::new(Queue {
-            wake,
+            waker,
             stopping: AtomicBool::new(false),
             attached: RwLock::new(true),
             cursor: Mutex::new(Cursor { next, counter, again }),
@@ -213,7 +215,7 @@ impl Queue {
 
     fn end_thread(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.waker.wake();
         for queue in self.setup.before.iter().map(Arc::as_ref).chain([self]) {
             // Under the lock, so that it comes not between a thread's look and its sleep.
             drop(queue.answers.lock());
@@ -275,13 +277,14 @@ impl Queue {
     }
 
     fn sleep(&self) -> Result<(), Violation> {
-        let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&*self.setup.kick, PollFlags::IN)];
+        let mut fds =
+            [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(&*self.setup.kick, PollFlags::IN)];
         if poll(&mut fds, None).is_err() {
             return Ok(());
         }
         let (woken, kicked) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
         if woken {
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            self.waker.clear();
         }
         if kicked {
             let failed = match rustix::io::read(&*self.setup.kick, &mut [0; 8]) {

@@ -12,10 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as OsError;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_sys::Waker;
 
 use super::handover;
 use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
@@ -43,7 +44,7 @@ struct Shared {
     socket: Mutex<Option<Arc<OwnedFd>>>,
     stopping: AtomicBool,
     /// Wakes the thread.
-    wake: OwnedFd,
+    waker: Waker,
 }
 
 /// A running vhost-user-blk door. Dropped, it stops at once, as by [`Door::stop_now`].
@@ -84,8 +85,7 @@ impl VhostDoor {
         let system = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("vhost-user: the door could not be started: {error}"))
         };
-        let wake =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| system(e.into()))?;
+        let waker = Waker::new().map_err(system)?;
         let socket = inside.session.as_ref().map(|session| session.socket.clone());
         let shared = Arc::new(Shared {
             common,
@@ -93,7 +93,7 @@ impl VhostDoor {
             inside: Mutex::new(inside),
             socket: Mutex::new(socket),
             stopping: AtomicBool::new(false),
-            wake,
+            waker,
         });
         let serving = shared.clone();
         let thread = std::thread::Builder::new().name("vhost-serve".into()).spawn(move || serving.serve());
@@ -117,7 +117,7 @@ impl VhostDoor {
 
     fn end_thread(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        self.shared.wake();
+        self.shared.waker.wake();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
@@ -144,10 +144,6 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
 }
 
 impl Shared {
-    fn wake(&self) {
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
     /// The thread.
     fn serve(&self) {
         let mut told_of_second = false;
@@ -157,7 +153,7 @@ impl Shared {
                 let inside = self.inside.lock();
                 (inside.session.as_ref().map(|session| session.socket.clone()), inside.held)
             };
-            let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
             let (mut frontend, mut newcomer) = (usize::MAX, usize::MAX);
             if let (Some(socket), false) = (&socket, held) {
                 frontend = fds.len();
@@ -171,7 +167,7 @@ impl Shared {
             pause = None;
             let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
             if ready(0) {
-                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                self.waker.clear();
                 continue;
             }
             if ready(frontend) {
@@ -263,7 +259,7 @@ impl Door for VhostDoor {
         }
         inside.held = true;
         drop(inside);
-        self.shared.wake();
+        self.shared.waker.wake();
         Ok(())
     }
 
@@ -281,7 +277,7 @@ impl Door for VhostDoor {
             }
         }
         drop(inside);
-        self.shared.wake();
+        self.shared.waker.wake();
     }
 
     fn resized(&self) -> Result<()> {

@@ -3,16 +3,10 @@
 //! Invariants: a message is received whole or the connection is broken; at most so many bytes and descriptors
 //! are taken as the limits say. Not here: what they mean.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
 
 use super::Violation;
 use super::message::{DESCRIPTORS_MAX, HEADER_BYTES, Header};
@@ -67,20 +61,12 @@ fn receive_all(
 ) -> Result<(), End> {
     let mut done = 0;
     while done < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut bytes[done..])];
-        let received = match recvmsg(socket, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        let received = match sawmill_sys::descriptors::receive(socket, &mut bytes[done..]) {
             Ok(received) => received,
-            Err(Errno::INTR) => continue,
             Err(Errno::CONNRESET) => return Err(End::Closed),
             Err(error) => return Err(End::Broken(error)),
         };
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(came) = message {
-                descriptors.extend(came);
-            }
-        }
+        descriptors.extend(received.descriptors);
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(Violation(format!("a message with {} descriptors", descriptors.len())).into());
         }
@@ -97,17 +83,9 @@ fn receive_all(
 pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), End> {
     let mut done = 0;
     while done < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let given: Vec<BorrowedFd<'_>> = descriptor.into_iter().filter(|_| done == 0).collect();
-        if !given.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(&given));
-        }
-        match sendmsg(socket, &[IoSlice::new(&bytes[done..])], &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(length) => done += length,
-            Err(Errno::INTR) => (),
-            Err(error) => return Err(End::Broken(error)),
-        }
+        // It goes with the first byte.
+        let given = if done == 0 { descriptor.as_slice() } else { &[] };
+        done += sawmill_sys::descriptors::send(socket, &bytes[done..], given).map_err(End::Broken)?;
     }
     Ok(())
 }

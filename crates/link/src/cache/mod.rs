@@ -1,9 +1,8 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read below,
 //! and only dirty bytes travel.
 //!
-//! Modules: `segments` (some bytes of a page), `page`, `state` (all that is under the lock), `read` (and
-//! fetches), `write` (and the line of those without room), `write_back` (batches), `push` (flushes, FUA),
-//! `change` (discards and writes around), `options`, `stats`.
+//! Modules: `segments` (some bytes of a page), `page`, `table` (the pages there are), `state` (all that is
+//! under the lock, and below it a module for each thing done with it), `options`, `stats`.
 //!
 //! # What can be relied on
 //!
@@ -23,16 +22,12 @@
 //! answer from below may then be the last to let go of the device; who minds that hands in an `Arc` and keeps
 //! another.
 
-mod change;
 mod options;
 mod page;
-mod push;
-mod read;
 mod segments;
 mod state;
 mod stats;
-mod write;
-mod write_back;
+mod table;
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -126,7 +121,7 @@ impl<D: PackedDevice + 'static> BlockDevice for Cache<D> {
 
 impl<D> Drop for Cache<D> {
     fn drop(&mut self) {
-        let unsaved_bytes = self.0.state.lock().unsaved_bytes;
+        let unsaved_bytes = self.0.state.lock().dirty.bytes;
         if unsaved_bytes > 0 {
             tracing::warn!(unsaved_bytes, "cache: dropped with unflushed bytes; they are lost");
         }

@@ -15,7 +15,7 @@ use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
 use super::exports::{Claim, Export, Exports};
 use super::keys::Holder;
-use super::slots::{Carried, Slots, Whole};
+use super::slots::{Answered, Carried, Slots, Whole};
 use crate::breach::Breach;
 use crate::clock::Clock;
 use crate::connection::{Connection, Put, Role};
@@ -69,6 +69,28 @@ pub(super) struct Who {
     pub(super) slots: u16,
     pub(super) slot_bytes: u32,
     pub(super) source: Source,
+}
+
+impl Answered for Served {
+    /// A device answered. An ended connection says nothing more: what is not answered is asked again
+    /// elsewhere, and must not fail because a device was closed behind it.
+    fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
+        let slot = carried.slot;
+        if let Some(work) = carried.work.take() {
+            work.ended(&outcome);
+        }
+        // The slot keeps what is carried: it must not keep its own connection.
+        carried.served = None;
+        self.connection.role.slots.answered(carried, outcome);
+        self.working.fetch_sub(1, Ordering::SeqCst);
+        if self.ended.load(Ordering::SeqCst) {
+            return;
+        }
+        self.connection.ready.push(slot);
+        if self.batches.load(Ordering::SeqCst) == 0 {
+            self.connection.pump(self.clock.now_ns());
+        }
+    }
 }
 
 impl Served {
@@ -157,32 +179,12 @@ impl Served {
         self.connection.tick(now);
     }
 
-    /// A device answered. An ended connection says nothing more: what is not answered is asked again
-    /// elsewhere, and must not fail because a device was closed behind it.
-    pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
-        let slot = carried.slot;
-        if let Some(work) = carried.work.take() {
-            work.ended(&outcome);
-        }
-        // The slot keeps what is carried: it must not keep its own connection.
-        carried.served = None;
-        self.connection.role.slots.answered(carried, outcome);
-        self.working.fetch_sub(1, Ordering::SeqCst);
-        if self.ended.load(Ordering::SeqCst) {
-            return;
-        }
-        self.connection.ready.push(slot);
-        if self.batches.load(Ordering::SeqCst) == 0 {
-            self.connection.pump(self.clock.now_ns());
-        }
-    }
-
     fn carry_out(self: &Arc<Self>, whole: Whole) {
         let Whole { command, mut carried } = whole;
         // Counted before it is asked whether the end has come: who ends it and then sees none at work is
         // right.
         self.working.fetch_add(1, Ordering::SeqCst);
-        carried.served = Some(Arc::clone(self));
+        carried.served = Some(self.clone());
         if self.ended.load(Ordering::SeqCst) {
             // No answer: its initiator asks again on another connection.
             carried.served = None;

@@ -15,7 +15,6 @@ use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply, TE
 use sawmill_format::link::{control, part};
 
 use super::exports::AtWork;
-use super::served::Served;
 use crate::breach::Breach;
 use crate::connection::Put;
 use crate::going::{Going, Head};
@@ -54,9 +53,14 @@ pub(super) struct Carried {
     pub(super) buffer: Box<[u8]>,
     /// Bytes of the request's payload or answer.
     pub(super) length: usize,
-    pub(super) served: Option<Arc<Served>>,
+    pub(super) served: Option<Arc<dyn Answered>>,
     /// While a device has it.
     pub(super) work: Option<AtWork>,
+}
+
+/// Whose slot it is: hears of the device's answer.
+pub(super) trait Answered: Send + Sync {
+    fn answered(&self, carried: Box<Carried>, outcome: Outcome);
 }
 
 /// The slots of a connection.

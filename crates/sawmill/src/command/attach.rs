@@ -27,11 +27,12 @@ use crate::config::check_name;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
 use crate::doors::{Doors, Shown};
+use crate::folders::make_folder;
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
 use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
-use crate::wiring::{check_free, make_folder};
+use crate::wiring::check_free;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_duration, parse_size};
 

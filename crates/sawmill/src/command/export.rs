@@ -16,11 +16,12 @@ use serde::Serialize;
 
 use super::Context;
 use crate::attach::open_cut;
+use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
-use crate::transfer::image::{self, Format, ImageServer};
+use crate::transfer::image::{self, ImageServer};
+use crate::transfer::image_file::Format;
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start, Target};
-use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
 use sawmill_console::units::human_size;
@@ -94,7 +95,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let (volume, record) = open_cut(&context.places, &address, arguments.cut)?;
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
-    wiring::make_volume_folder(&folder, &address.store_url)?;
+    make_volume_folder(&folder, &address.store_url)?;
     let source = VolumeEnd::new(volume, &address.name);
     let position = source.position();
     let mut bar = Bar::new(format!("exporting {}", address.name));

@@ -14,8 +14,10 @@ use super::Context;
 use super::create::Shape;
 use crate::attach::{AttachToWrite, refuse_served};
 use crate::config::VolumeAddress;
+use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
-use crate::transfer::image::{self, Format, ImageServer};
+use crate::transfer::image::{self, ImageServer};
+use crate::transfer::image_file::Format;
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start};
 use crate::wiring;
@@ -202,7 +204,7 @@ pub(super) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
     demand_size(source.size_bytes(), rest.size_bytes, &record)?;
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     refuse_served(&folder, &address.name)?;
-    wiring::make_volume_folder(&folder, &address.store_url)?;
+    make_volume_folder(&folder, &address.store_url)?;
     let known = TransferProgress {
         volume_id: record.volume_id,
         size_bytes: source.size_bytes(),

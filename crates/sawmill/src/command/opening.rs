@@ -11,7 +11,8 @@ use sawmill_frontend::nbd::Budget;
 use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 
 use crate::config::{Places, VolumeAddress};
-use crate::wiring::{self, CachePlan, JournalPlan, Plan};
+use crate::folders;
+use crate::plan::{CachePlan, JournalPlan, Plan};
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{parse_duration, parse_size};
 
@@ -199,7 +200,7 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
             path.display()
         ))),
         Some(path) => {
-            wiring::make_folder(path)?;
+            folders::make_folder(path)?;
             Ok(JournalPlan::Folder(path.clone()))
         }
     }

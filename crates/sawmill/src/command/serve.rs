@@ -25,9 +25,10 @@ use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
 use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
+use crate::plan::Plan;
 use crate::seen;
 use crate::serving::{Served, Serving};
-use crate::wiring::{self, Plan};
+use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a disk may take for what memory holds.

@@ -35,8 +35,9 @@ use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
 use crate::link::told::{ConnectionTold, EndTold, Teller, Telling};
 use crate::link::{KeyOptions, key_failed};
+use crate::plan::{CachePlan, Plan};
 use crate::serving::Serving;
-use crate::wiring::{self, CachePlan, Plan};
+use crate::{folders, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_size, parse_size_u32};
 
@@ -310,7 +311,7 @@ fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<
                 if !read_only {
                     lock = Some(self::lock(path)?);
                     let folder = places.exports_folder()?;
-                    wiring::make_folder(&folder)?;
+                    folders::make_folder(&folder)?;
                     state = Some(StateFile::of_device(&folder, path)?);
                 }
                 Arc::new(FileDevice::alone(path, read_only)?)

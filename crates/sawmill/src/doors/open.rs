@@ -19,7 +19,7 @@ use sawmill_sys::FileLock;
 use super::plan::DoorPlan;
 use super::{OpenDoor, Shown};
 use crate::config::UBLK_FOLDER;
-use crate::wiring::make_folder;
+use crate::folders::make_folder;
 use sawmill_console::exit::{Failure, Result};
 
 /// What doors of one process share.

@@ -26,7 +26,7 @@ use self::child::Drivers;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
-use crate::wiring::make_folder;
+use crate::folders::make_folder;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The driver socket in a device's folder.

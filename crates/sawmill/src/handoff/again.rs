@@ -12,8 +12,9 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::handoff::accepting_nothing;
+use crate::plan::Plan;
 use crate::serving::{Cache, Served, Serving};
-use crate::wiring::{self, Local, Plan};
+use crate::wiring::{self, Local};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The volumes of a process that are to come back.

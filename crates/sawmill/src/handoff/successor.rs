@@ -17,8 +17,9 @@ use super::{CONVERSATION, Word, accepting_nothing, hear, say, unexpected};
 use crate::admin::{Admin, Door};
 use crate::config::Places;
 use crate::daemon;
+use crate::plan::Plan;
 use crate::serving::{HandOffBell, Served, Serving};
-use crate::wiring::{self, Plan, Stores};
+use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The option (hidden) by which a process learns that it is a successor, and that its standard input is the

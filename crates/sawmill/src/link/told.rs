@@ -16,7 +16,7 @@ use sawmill_link::carrier::{LinkAddress, Peer};
 use sawmill_link::{LinkStatus, OneLink, cache};
 use serde::{Deserialize, Serialize};
 
-use crate::wiring::make_folder;
+use crate::folders::make_folder;
 use sawmill_console::exit::{Failure, Result};
 
 /// What sockets of ends are called; `.sock` is for those that speak HTTP.

@@ -31,7 +31,7 @@ pub(crate) struct FileEnd {
 impl FileEnd {
     /// Opens what is to be read.
     pub(crate) fn source(path: &Path) -> Result<Self> {
-        Self::new(super::inspect_image::open(path)?, path)
+        Self::new(super::image_file::open(path)?, path)
     }
 
     /// Takes a file that is open already.

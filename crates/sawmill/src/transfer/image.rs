@@ -7,15 +7,13 @@
 //! in a `cage`. An image is checked before it is read, as QEMU reads what was cut off as zeroes.
 
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
 use super::cage::{self, Access};
 use super::ends::NbdEnd;
+use super::image_file::Format;
 use super::inspect_image;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -23,91 +21,6 @@ use sawmill_console::exit::{Exit, Failure, Result};
 const START_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long QEMU may take to look at an image: it reads all that says where its data lies.
 const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
-
-/// What a file is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// The disk's bytes themselves.
-    Raw,
-    /// QEMU.
-    Qcow2,
-    /// VMware.
-    Vmdk,
-    /// Hyper-V.
-    Vhdx,
-    /// Virtual PC and Azure, `.vhd`.
-    Vpc,
-    /// VirtualBox.
-    Vdi,
-}
-
-impl Format {
-    /// QEMU's name for it.
-    const fn name(self) -> &'static str {
-        match self {
-            Format::Raw => "raw",
-            Format::Qcow2 => "qcow2",
-            Format::Vmdk => "vmdk",
-            Format::Vhdx => "vhdx",
-            Format::Vpc => "vpc",
-            Format::Vdi => "vdi",
-        }
-    }
-
-    /// The format of this name of QEMU's, of those that are read here.
-    pub(super) fn of_qemu(name: &str) -> Option<Format> {
-        let known = [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
-        known.into_iter().find(|format| format.name() == name)
-    }
-
-    /// What a file's name says.
-    fn of_name(path: &Path) -> Format {
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("qcow2") => Format::Qcow2,
-            Some("vmdk") => Format::Vmdk,
-            Some("vhdx") => Format::Vhdx,
-            Some("vhd" | "vpc") => Format::Vpc,
-            Some("vdi") => Format::Vdi,
-            _ => Format::Raw,
-        }
-    }
-
-    /// What a file's first bytes claim.
-    fn of_content(head: &[u8]) -> Format {
-        let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-        match () {
-            () if has(0, b"QFI\xfb") => Format::Qcow2,
-            () if has(0, b"KDMV") || has(0, b"COWD") || has(0, b"# Disk DescriptorFile") => Format::Vmdk,
-            () if has(0, b"vhdxfile") => Format::Vhdx,
-            () if has(0, b"conectix") => Format::Vpc,
-            () if has(0x40, &[0x7f, 0x10, 0xda, 0xbe]) => Format::Vdi,
-            () => Format::Raw,
-        }
-    }
-
-    /// The format of a source: as said, else by its name, which its content must not contradict.
-    pub(crate) fn of_source(said: Option<Format>, path: &Path) -> Result<Format> {
-        if let Some(said) = said {
-            return Ok(said);
-        }
-        let mut head = [0; 512];
-        let read = inspect_image::open(path)?.read_at(&mut head, 0);
-        read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        let (named, found) = (Self::of_name(path), Self::of_content(&head));
-        if named == found || (named == Format::Vpc && found == Format::Raw) {
-            return Ok(named);
-        }
-        let text = format!(
-            "{} is {} by its name and {} by its content; give --format {} or --format {}",
-            path.display(),
-            named.name(),
-            found.name(),
-            named.name(),
-            found.name()
-        );
-        Err(Failure::usage(text))
-    }
-}
 
 /// Refuses an image that is damaged or cut short, and one that reads other files unless that is wanted.
 pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {

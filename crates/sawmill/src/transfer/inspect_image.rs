@@ -7,11 +7,11 @@
 //! the program that reads the image later may understand it.
 //! Not here: whether the image is whole (`image::check`), and what else holds that program (`cage`).
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::image::Format;
+use super::image_file::{Format, open};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Layers of one image.
@@ -41,20 +41,6 @@ fn unusable<T>(what: impl Into<String>) -> Look<T> {
 struct Below {
     path: PathBuf,
     format: Option<String>,
-}
-
-/// Opens what can be an image: a pipe or a socket would have us wait for whoever is behind it.
-pub(crate) fn open(path: &Path) -> Result<File> {
-    let failed = |error| Failure::io(format!("cannot read {}", path.display()), &error);
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
-    let kind = file.metadata().map_err(failed)?.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        return Ok(file);
-    }
-    let text =
-        format!("{} is neither a file nor a block device: no image can be read from it", path.display());
-    Err(Failure::new(Exit::Refused, text))
 }
 
 /// Refuses an image that is not one file, or whose headers cannot be relied on. Nothing else is opened,

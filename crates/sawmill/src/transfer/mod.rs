@@ -13,6 +13,7 @@
 mod cage;
 pub(crate) mod ends;
 pub(crate) mod image;
+pub(crate) mod image_file;
 mod inspect_image;
 pub(crate) mod progress;
 

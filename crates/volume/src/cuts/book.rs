@@ -12,13 +12,18 @@ use std::sync::Arc;
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{CutEntry, CutKind, LineageEntry, Order};
+use sawmill_format::kept::{CutEntry, CutKind, LineageEntry, Order, Pin};
 
-use super::PinSeen;
 use crate::limits;
 
 /// Wall clocks that differ by more from the time attached have jumped.
 const JUMP_MS: u64 = 60_000;
+
+/// A pin that was met.
+pub(crate) struct PinSeen {
+    pub(crate) slot: u64,
+    pub(crate) pin: Pin,
+}
 
 /// Where in the log an order stands, and the checkpoint that was the newest there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,8 @@ use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, p
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::find::{Cut, stored_cut};
+use super::cut::Cut;
+use super::find::stored_cut;
 use super::{CutBook, PinHolder, let_go};
 use crate::ask::{self, store_error};
 use crate::fencing::demand_fencing;
@@ -31,12 +32,6 @@ use crate::{Error, ErrorKind, Result, names};
 
 /// How often a clone of the present is tried anew because the base went on meanwhile.
 const TRIES_MAX: u32 = 8;
-
-/// A pin that was met.
-pub(crate) struct PinSeen {
-    pub(crate) slot: u64,
-    pub(crate) pin: Pin,
-}
 
 /// Makes volume `name` of the state of volume `base` at `cut`, or of everything of it that is stored.
 pub fn clone(

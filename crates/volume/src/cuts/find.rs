@@ -3,15 +3,14 @@
 //! Invariants: what is returned is exactly the state at a boundary of segments; a cut that is not kept any
 //! more is an error, never another cut.
 
-use std::fmt;
-
-use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, checkpoint_key, kept_key};
-use sawmill_format::ids::{PutId, VolumeId};
+use sawmill_format::checkpoint::Checkpoint;
+use sawmill_format::ids::PutId;
 use sawmill_format::kept::{CutEntry, CutKind};
 use sawmill_format::volume_record::VolumeRecord;
-use sawmill_store::{Class, ObjectStore};
+use sawmill_store::ObjectStore;
 
 use super::book::CutBook;
+use super::cut::Cut;
 use crate::names;
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint::{self, Newest};
@@ -21,31 +20,10 @@ use crate::recovery::stored::Stored;
 use crate::replicate::role::is_copied;
 use crate::view::View;
 use crate::world::{RealWorld, World};
-use crate::{Error, ErrorKind, Result, ask};
+use crate::{Error, ErrorKind, Result};
 
 /// How often a cut is looked for while the volume goes on.
 const TRIES_MAX: u32 = 8;
-
-/// Which state of a volume's past.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// The snapshot of this name.
-    Snapshot(String),
-    /// The newest state at or before this moment, in milliseconds since 1970, UTC, by the writer's clock.
-    Time(u64),
-    /// The newest state that has no write at or past this position of the log.
-    Position(u64),
-}
-
-impl fmt::Display for Cut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cut::Snapshot(name) => write!(f, "snapshot {name:?}"),
-            Cut::Time(unix_ms) => write!(f, "the moment {unix_ms} ms after 1970"),
-            Cut::Position(position) => write!(f, "position {position}"),
-        }
-    }
-}
 
 /// Where a cut begins and ends.
 pub(crate) struct Entry {
@@ -127,7 +105,7 @@ fn cut_of(store: &dyn ObjectStore, now: Stored, cut: &Cut, reporter: &mut Report
         // Beyond that a copier may be at work. Before it a gap is damage, as in a primary.
         entry.until.sequence = entry.until.sequence.min(now.end.stored_sequence);
     }
-    let root = kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
+    let root = checkpoint::kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
     reporter
         .step("cut", format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position));
@@ -161,33 +139,6 @@ fn gone(cut: &Cut, error: Error) -> Error {
     }
     let text = format!("{cut} is not available: it is no longer kept, or its objects are damaged ({error})");
     Error::new(ErrorKind::NotFound, text)
-}
-
-/// The checkpoint of a cut: its kept copy, or, while it is among the newest, itself.
-pub(crate) fn kept_root(
-    store: &dyn ObjectStore,
-    volume_id: VolumeId,
-    number: u64,
-    put_id: PutId,
-) -> Result<Checkpoint> {
-    let identity = CheckpointIdentity { volume_id, number };
-    let mut damage = None;
-    for key in [kept_key(volume_id, number, put_id), checkpoint_key(volume_id, number)] {
-        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
-        match Checkpoint::decode(&bytes, &identity) {
-            // A late root of a writer that was shut out may have taken the place of one that went.
-            Ok(root) if root.put_id == put_id => return Ok(root),
-            Ok(_) => {}
-            Err(error) => damage = Some(format!("{key}: {error}")),
-        }
-    }
-    Err(match damage {
-        Some(text) => Error::new(ErrorKind::Corrupt, text),
-        None => {
-            let text = format!("checkpoint {number} of the cut is gone: the cut is no longer kept");
-            Error::new(ErrorKind::NotFound, text)
-        }
-    })
 }
 
 /// One cut, for people.

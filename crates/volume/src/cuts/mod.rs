@@ -5,19 +5,22 @@
 //! stored, so the log alone says whether it came before or after a fence, and recovery meets it like any
 //! write. See `docs/decisions/0014`.
 //!
-//! Modules: `book` (what is kept, and which segments that needs), `find` (a cut by name, time or position),
-//! `clones` (volumes that begin from a cut of another; pins), `removal` (the end of a volume that others may
-//! need), `words` (whether it is deleted). Not here: how the engine takes orders (`engine::orders`).
+//! Modules: `book` (what is kept, and which segments that needs), `cut` (which one is meant), `find` (where
+//! it begins and ends), `clones` (volumes that begin from a cut of another; pins), `removal` (the end of a
+//! volume that others may need), `words` (whether it is deleted). Not here: how the engine takes orders
+//! (`engine::orders`).
 
 mod book;
 mod clones;
+mod cut;
 mod find;
 mod removal;
 pub(crate) mod words;
 
-pub(crate) use book::{CutBook, Lineage, Place, needs};
-pub(crate) use clones::PinSeen;
+pub(crate) use book::{CutBook, Lineage, PinSeen, Place, needs};
 pub use clones::{clone, clone_in};
-pub use find::{Cut, CutInfo, PastReport, past};
-pub(crate) use find::{entry_of, kept_root, state_at, stored_cut};
+pub use cut::Cut;
+pub use find::{CutInfo, PastReport, past};
+pub(crate) use find::{entry_of, state_at, stored_cut};
+pub use removal::Deleted;
 pub(crate) use removal::{PinHolder, let_go, remove_objects};

@@ -20,8 +20,18 @@ use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 use super::words;
 use crate::Result;
 use crate::ask::{self, store_error};
-use crate::names::Deleted;
 use crate::world::World;
+
+/// What a delete removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deleted {
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Clones that still need the data: it goes with the last of them.
+    pub pinned_by: Vec<String>,
+}
 
 /// A clone, and where it has pins.
 pub(crate) struct PinHolder<'a> {

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, parse_checkpoint_key,
+    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, kept_key, parse_checkpoint_key,
 };
-use sawmill_format::ids::VolumeId;
+use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
@@ -239,5 +239,32 @@ pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
     u32::try_from(sequence).map_err(|_| {
         let text = format!("segment sequence {sequence} is beyond what this version can hold in memory");
         Error::new(ErrorKind::Invalid, text)
+    })
+}
+
+/// The checkpoint of a cut: its kept copy, or, while it is among the newest, itself.
+pub(crate) fn kept_root(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: u64,
+    put_id: PutId,
+) -> Result<Checkpoint> {
+    let identity = CheckpointIdentity { volume_id, number };
+    let mut damage = None;
+    for key in [kept_key(volume_id, number, put_id), checkpoint_key(volume_id, number)] {
+        let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
+        match Checkpoint::decode(&bytes, &identity) {
+            // A late root of a writer that was shut out may have taken the place of one that went.
+            Ok(root) if root.put_id == put_id => return Ok(root),
+            Ok(_) => {}
+            Err(error) => damage = Some(format!("{key}: {error}")),
+        }
+    }
+    Err(match damage {
+        Some(text) => Error::new(ErrorKind::Corrupt, text),
+        None => {
+            let text = format!("checkpoint {number} of the cut is gone: the cut is no longer kept");
+            Error::new(ErrorKind::NotFound, text)
+        }
     })
 }

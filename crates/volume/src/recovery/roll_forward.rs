@@ -164,12 +164,13 @@ pub(crate) fn cut_view(
     put_id: PutId,
     through_sequence: u64,
 ) -> Result<View> {
-    let root =
-        crate::cuts::kept_root(store, volume_id, number, put_id).map_err(|error| match error.kind() {
-            // The log needs it: a newer checkpoint may not.
-            ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
-            _ => error,
-        })?;
+    let root = super::checkpoint::kept_root(store, volume_id, number, put_id).map_err(|error| match error
+        .kind()
+    {
+        // The log needs it: a newer checkpoint may not.
+        ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
+        _ => error,
+    })?;
     let mut view = super::checkpoint::load(store, &root)?;
     let mut end = start_of(&root);
     let until = Until { sequence: through_sequence, ..Until::END };

@@ -10,7 +10,7 @@ use std::time::Instant;
 use sawmill_device::Operation;
 
 use super::super::budget::Counted;
-use super::super::options::RECEIVE_BYTES;
+use super::super::limits::RECEIVE_BYTES;
 use super::super::outbox::Standing;
 use super::super::ticket::Body;
 use super::{Connection, STATUS_BYTES_MAX};

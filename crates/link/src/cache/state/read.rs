@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, ErrorKind, Flags, Operation, Reply, Request, Result};
 
-use super::PAGE_BYTES;
-use super::state::{State, Work, piece_of, pieces_of};
+use super::{State, Work};
+use crate::cache::PAGE_BYTES;
+use crate::cache::table::{piece_of, pieces_of};
 
 /// A read that waits for pages.
 pub(super) struct Reading {
@@ -24,7 +25,7 @@ impl State {
         let (id, mut pages_left) = (self.next_id(), 0);
         let mut holes = std::mem::take(&mut self.holes);
         for piece in pieces_of(request.address, request.length) {
-            if let Some(page) = self.pages.get_mut(&piece.page)
+            if let Some(page) = self.table.get_mut(piece.page)
                 && page.known.covers(&piece.inside)
             {
                 page.used = true;
@@ -33,8 +34,8 @@ impl State {
                 request.buffer()[place].copy_from_slice(&page.bytes[piece.inside]);
                 continue;
             }
-            let length = self.page_length(piece.page);
-            let page = self.page(piece.page);
+            let length = self.table.page_length(piece.page);
+            let page = self.table.page(piece.page);
             page.used = true;
             page.readers.push(id);
             pages_left += 1;
@@ -52,7 +53,7 @@ impl State {
         if pages_left == 0 {
             return Some(request);
         }
-        self.reads.insert(id, Reading { request, pages_left });
+        self.waiting.reads.insert(id, Reading { request, pages_left });
         None
     }
 
@@ -62,7 +63,7 @@ impl State {
         while address < hole.end {
             let length = (hole.end - address).min(self.setup.below_bytes_max);
             for piece in pieces_of(address, length) {
-                self.page(piece.page).fetches += 1;
+                self.table.page(piece.page).fetches += 1;
             }
             let me = self.me.clone();
             let hear = move |outcome, bytes: Vec<u8>| {
@@ -81,7 +82,7 @@ impl State {
     /// A fetch has come, or failed.
     pub(super) fn fetched(&mut self, address: u64, bytes: &[u8], outcome: &Result<Reply>) {
         for piece in pieces_of(address, bytes.len() as u64) {
-            let Some(page) = self.pages.get_mut(&piece.page) else { continue };
+            let Some(page) = self.table.get_mut(piece.page) else { continue };
             let place = piece.offset as usize..piece.offset as usize + piece.inside.len();
             match outcome {
                 Ok(_) => page.merge(piece.inside, &bytes[place]),
@@ -94,20 +95,21 @@ impl State {
             let (readers, error) = (std::mem::take(&mut page.readers), page.fetch_error.take());
             let quiet = page.is_quiet();
             readers.into_iter().for_each(|reader| self.serve(reader, piece.page, error.as_ref()));
-            if let Some(page) = self.pages.get_mut(&piece.page).filter(|page| page.doubted) {
+            if let Some(page) = self.table.get_mut(piece.page).filter(|page| page.doubted) {
                 page.doubt();
             }
             if quiet {
                 self.quieted(piece.page);
             }
         }
-        self.trim();
+        self.table.trim();
     }
 
     /// Gives a waiting read its part of a page.
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
         // It may have failed with another page.
-        let (Some(reading), Some(page)) = (self.reads.get_mut(&reader), self.pages.get(&number)) else {
+        let (Some(reading), Some(page)) = (self.waiting.reads.get_mut(&reader), self.table.get(number))
+        else {
             return;
         };
         let piece = piece_of(number, reading.request.address, reading.request.length);
@@ -121,7 +123,7 @@ impl State {
                 return;
             }
         }
-        let Some(Reading { request, .. }) = self.reads.remove(&reader) else { return };
+        let Some(Reading { request, .. }) = self.waiting.reads.remove(&reader) else { return };
         let lost = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
         let outcome = if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };
         self.answer(request, outcome);

@@ -7,29 +7,30 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, Request};
 
-use super::options::Policy;
-use super::page::NEVER;
+use super::State;
 use super::push::Then;
-use super::state::{State, pages_of, pieces_of};
+use crate::cache::options::Policy;
+use crate::cache::page::NEVER;
+use crate::cache::table::{pages_of, pieces_of};
 
 impl State {
     /// Returns the write when it is done.
     pub(super) fn write(&mut self, request: Request) -> Option<Request> {
-        if self.held.is_empty() && self.has_room(&request) {
+        if self.waiting.held.is_empty() && self.has_room(&request) {
             return self.store(request);
         }
         self.stats.writes_held.fetch_add(1, Relaxed);
-        self.held.push_back(request);
+        self.waiting.held.push_back(request);
         self.press();
         None
     }
 
     fn has_room(&self, request: &Request) -> bool {
         let pages = pages_of(request.address, request.length);
-        let pages = self.order.len() + (pages.end - pages.start) as usize;
-        let fits = self.unsaved_bytes + request.length <= self.setup.unsaved_bytes_max
+        let pages = self.dirty.order.len() + (pages.end - pages.start) as usize;
+        let fits = self.dirty.bytes + request.length <= self.setup.unsaved_bytes_max
             && pages <= self.setup.unsaved_pages_max;
-        fits || self.order.is_empty()
+        fits || self.dirty.order.is_empty()
     }
 
     fn store(&mut self, mut request: Request) -> Option<Request> {
@@ -38,8 +39,8 @@ impl State {
         let mut partial = false;
         for piece in pieces_of(request.address, request.length) {
             let (number, inside) = (piece.page, piece.inside);
-            partial |= inside.len() < self.page_length(number);
-            let page = self.page(number);
+            partial |= inside.len() < self.table.page_length(number);
+            let page = self.table.page(number);
             request.fill(piece.offset, &mut page.bytes_mut()[inside.clone()]);
             page.known.insert(inside.clone());
             let new = page.dirty.insert(inside);
@@ -48,9 +49,9 @@ impl State {
             let first = page.since() == NEVER;
             page.dirty_since = page.dirty_since.min(now);
             if first {
-                self.order.insert((now, number));
+                self.dirty.order.insert((now, number));
             }
-            self.unsaved_bytes += new;
+            self.dirty.bytes += new;
         }
         self.stats.partial_writes.fetch_add(u64::from(partial), Relaxed);
         self.stats.bytes_written_by_user.fetch_add(request.length, Relaxed);
@@ -60,8 +61,8 @@ impl State {
             self.push(request, &pages, Then::Answer);
             return None;
         }
-        let half = self.unsaved_bytes > self.setup.unsaved_bytes_max / 2
-            || self.order.len() > self.setup.unsaved_pages_max / 2;
+        let half = self.dirty.bytes > self.setup.unsaved_bytes_max / 2
+            || self.dirty.order.len() > self.setup.unsaved_pages_max / 2;
         if half {
             self.press();
         }
@@ -70,31 +71,32 @@ impl State {
 
     /// Has the older half of the dirty pages written below, unless that is so already.
     pub(super) fn press(&mut self) {
-        if self.write_backs > 0 || !self.wanted.is_empty() {
+        if self.write_backs > 0 || !self.dirty.wanted.is_empty() {
             return;
         }
-        let oldest: Vec<_> = self.order.iter().take(self.order.len().div_ceil(2)).copied().collect();
+        let oldest: Vec<_> =
+            self.dirty.order.iter().take(self.dirty.order.len().div_ceil(2)).copied().collect();
         oldest.into_iter().for_each(|(_, page)| self.want(page, self.clock));
     }
 
     /// Begins the writes that have room now.
     pub(super) fn begin_held(&mut self) {
-        while self.held.front().is_some_and(|request| self.has_room(request)) {
-            let Some(request) = self.held.pop_front() else { break };
+        while self.waiting.held.front().is_some_and(|request| self.has_room(request)) {
+            let Some(request) = self.waiting.held.pop_front() else { break };
             if self.must_wait(&request) {
-                self.blocked.push_back(request);
+                self.waiting.blocked.push_back(request);
             } else if let Some(request) = self.store(request) {
                 self.answer(request, Ok(sawmill_device::Reply::Done));
             }
         }
-        if !self.held.is_empty() {
+        if !self.waiting.held.is_empty() {
             self.press();
         }
     }
 
     /// There will be no room: nobody waits for it in vain.
     pub(super) fn fail_held(&mut self, error: &Error) {
-        while let Some(request) = self.held.pop_front() {
+        while let Some(request) = self.waiting.held.pop_front() {
             self.fail(request, error);
         }
     }

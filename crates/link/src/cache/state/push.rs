@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use sawmill_device::{Error, Reply, Request};
 
-use super::state::{State, Work, pages_of};
+use super::{State, Work};
+use crate::cache::table::pages_of;
 
 /// A request that waits until all writes to some pages, up to it, are below.
 pub(super) struct Push {
@@ -32,21 +33,21 @@ impl State {
     pub(super) fn flush(&mut self, request: Request) {
         let through = self.clock;
         self.want_all(through);
-        self.flushes.push_back((through, request));
+        self.waiting.flushes.push_back((through, request));
         self.advance_flushes();
     }
 
     /// Has all writes up to a number written below.
-    pub(super) fn want_all(&mut self, through: u64) {
-        let pages: Vec<_> = self.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
+    pub(in crate::cache) fn want_all(&mut self, through: u64) {
+        let pages: Vec<_> = self.dirty.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
         pages.into_iter().for_each(|page| self.want(page, through));
     }
 
     /// Sends the flushes below for which nothing is left to wait.
     pub(super) fn advance_flushes(&mut self) {
-        let oldest = self.order.first().map_or(u64::MAX, |(since, _)| *since);
-        while self.flushes.front().is_some_and(|(through, _)| *through < oldest) {
-            if let Some((_, request)) = self.flushes.pop_front() {
+        let oldest = self.dirty.order.first().map_or(u64::MAX, |(since, _)| *since);
+        while self.waiting.flushes.front().is_some_and(|(through, _)| *through < oldest) {
+            if let Some((_, request)) = self.waiting.flushes.pop_front() {
                 let me = self.me.clone();
                 let request = request.then(move |outcome, asker| {
                     if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
@@ -61,13 +62,13 @@ impl State {
 
     /// What is clean may be gone below.
     fn doubt(&mut self) {
-        self.pages.values_mut().for_each(|page| page.doubt());
+        self.table.values_mut().for_each(|page| page.doubt());
     }
 
     /// Fails the flushes that cover a write.
     pub(super) fn fail_flushes(&mut self, since: u64, error: &Error) {
-        let covers = self.flushes.partition_point(|(through, _)| *through < since);
-        for (_, request) in self.flushes.split_off(covers) {
+        let covers = self.waiting.flushes.partition_point(|(through, _)| *through < since);
+        for (_, request) in self.waiting.flushes.split_off(covers) {
             self.fail(request, error);
         }
     }
@@ -80,8 +81,8 @@ impl State {
 
     pub(super) fn push(&mut self, request: Request, pages: &Range<u64>, then: Then) {
         let (id, through, mut pages_left) = (self.next_id(), self.clock, 0);
-        for number in self.present(pages) {
-            let Some(page) = self.pages.get_mut(&number) else { continue };
+        for number in self.table.present(pages) {
+            let Some(page) = self.table.get_mut(number) else { continue };
             if page.since() <= through {
                 page.waiters.push((through, id));
                 pages_left += 1;
@@ -92,7 +93,7 @@ impl State {
         if pages_left == 0 {
             return self.end_push(push);
         }
-        self.pushes.insert(id, push);
+        self.waiting.pushes.insert(id, push);
     }
 
     fn end_push(&mut self, push: Push) {
@@ -108,24 +109,24 @@ impl State {
             if *through >= since {
                 return true;
             }
-            if let Some(push) = self.pushes.get_mut(id) {
+            if let Some(push) = self.waiting.pushes.get_mut(id) {
                 push.pages_left -= 1;
                 if push.pages_left == 0
-                    && let Some(push) = self.pushes.remove(id)
+                    && let Some(push) = self.waiting.pushes.remove(id)
                 {
                     self.end_push(push);
                 }
             }
             false
         });
-        if let Some(page) = self.pages.get_mut(&number) {
+        if let Some(page) = self.table.get_mut(number) {
             page.waiters = waiters;
         }
     }
 
     pub(super) fn fail_push(&mut self, id: u64, error: &Error) {
         // It may have failed with another page.
-        if let Some(push) = self.pushes.remove(&id) {
+        if let Some(push) = self.waiting.pushes.remove(&id) {
             self.fail(push.request, error);
         }
     }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use sawmill_device::{Exchange, Outcome};
 
-use super::protocol::{HEADER_BYTES, Status};
-use super::queue::Queue;
-use super::ring::{Chain, total};
+use super::Queue;
+use crate::vhost::protocol::{HEADER_BYTES, Status};
+use crate::vhost::ring::{Chain, total};
 
 /// One request in flight.
 pub(super) struct Ticket {

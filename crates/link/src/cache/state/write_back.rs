@@ -15,9 +15,10 @@ use std::sync::{Arc, Weak};
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_format::packed_write::{self, at, entry_at};
 
-use super::page::NEVER;
-use super::state::{State, Work};
-use super::{Hear, PAGE_BYTES};
+use super::{State, Work};
+use crate::cache::page::NEVER;
+
+use crate::cache::{Hear, PAGE_BYTES};
 
 /// From this many whole pages in a row on, they go without the partial ones around them.
 const PLAIN_PAGES_MIN: usize = 4;
@@ -41,17 +42,17 @@ impl Run {
 impl State {
     /// All writes to the page up to a number shall go below.
     pub(super) fn want(&mut self, number: u64, through: u64) {
-        let Some(page) = self.pages.get_mut(&number) else { return };
+        let Some(page) = self.table.get_mut(number) else { return };
         page.wanted_through = page.wanted_through.max(through);
         if page.sending_since == NEVER && page.dirty_since <= page.wanted_through {
-            self.wanted.insert(number);
+            self.dirty.wanted.insert(number);
         }
     }
 
     /// Begins a write-back of wanted pages, if one more may be under way. Making it takes long: others come
     /// to the lock before the next.
-    pub(super) fn pump(&mut self) {
-        if self.write_backs < self.setup.write_backs_max && !self.wanted.is_empty() {
+    pub(in crate::cache) fn pump(&mut self) {
+        if self.write_backs < self.setup.write_backs_max && !self.dirty.wanted.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
             let pages = self.choose(&mut runs);
             let work = self.send(&runs, pages);
@@ -65,30 +66,32 @@ impl State {
     /// How many whole pages in a row are wanted from `first` on, up to a limit.
     fn whole_row(&self, first: u64, at_most: usize) -> usize {
         let whole = |number: u64| {
-            let page = self.pages.get(&number);
-            page.is_some_and(|page| page.dirty.covers(&(0..self.page_length(number))))
+            let page = self.table.get(number);
+            page.is_some_and(|page| page.dirty.covers(&(0..self.table.page_length(number))))
         };
-        let row = self.wanted.range(first..).zip(first..).take(at_most);
+        let row = self.dirty.wanted.range(first..).zip(first..).take(at_most);
         row.take_while(|(number, next)| *number == next && whole(*next)).count()
     }
 
     /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed before the
     /// next such row.
     fn choose(&self, runs: &mut Vec<Run>) -> Vec<u64> {
-        let first = self.wanted.range(self.cursor..).next().or_else(|| self.wanted.first());
+        let first = self.dirty.wanted.range(self.dirty.cursor..).next().or_else(|| self.dirty.wanted.first());
         let first = first.copied().unwrap_or(0);
         let row = self.whole_row(first, self.setup.below_bytes_max as usize / PAGE_BYTES);
         if row >= PLAIN_PAGES_MIN {
             let pages: Vec<u64> = (first..first + row as u64).collect();
-            runs.extend(pages.iter().map(|page| Run { page: *page, inside: 0..self.page_length(*page) }));
+            runs.extend(
+                pages.iter().map(|page| Run { page: *page, inside: 0..self.table.page_length(*page) }),
+            );
             return pages;
         }
         let (mut pages, mut bytes) = (Vec::new(), at::SIZE);
-        for number in self.wanted.range(first..).copied() {
+        for number in self.dirty.wanted.range(first..).copied() {
             if !pages.is_empty() && self.whole_row(number, PLAIN_PAGES_MIN) == PLAIN_PAGES_MIN {
                 break;
             }
-            let (Some(page), before) = (self.pages.get(&number), runs.len()) else { continue };
+            let (Some(page), before) = (self.table.get(number), runs.len()) else { continue };
             page.runs_to_send(|inside| runs.push(Run { page: number, inside }));
             bytes += runs[before..].iter().map(|run| entry_at::SIZE + run.inside.len()).sum::<usize>();
             let span = runs[runs.len() - 1].end() - runs[0].start();
@@ -111,10 +114,10 @@ impl State {
         let plain = one_range && length <= self.setup.below_bytes_max;
         let (mut flags, mut whole_bytes, mut shared) = (Flags::default(), 0, Vec::new());
         for number in &pages {
-            self.wanted.remove(number);
-            self.cursor = number + 1;
-            whole_bytes += self.page_length(*number) as i64;
-            let Some(page) = self.pages.get_mut(number) else { continue };
+            self.dirty.wanted.remove(number);
+            self.dirty.cursor = number + 1;
+            whole_bytes += self.table.page_length(*number) as i64;
+            let Some(page) = self.table.get_mut(*number) else { continue };
             flags.fua |= std::mem::take(&mut page.fua);
             std::mem::swap(&mut page.dirty, &mut page.sending);
             page.sending_since = std::mem::replace(&mut page.dirty_since, NEVER);
@@ -130,7 +133,7 @@ impl State {
         let bytes = if let Payload::Packed(bytes) = &payload { bytes.len() as u64 } else { length };
         let kind = if plain { &self.stats.plain_sent } else { &self.stats.packed_sent };
         kind.fetch_add(1, Relaxed);
-        let whole = runs.iter().filter(|run| run.inside == (0..self.page_length(run.page))).count();
+        let whole = runs.iter().filter(|run| run.inside == (0..self.table.page_length(run.page))).count();
         self.stats.whole_pages_sent.fetch_add(whole as u64, Relaxed);
         self.stats.bytes_sent.fetch_add(bytes, Relaxed);
         let saved_bytes = whole_bytes - bytes as i64;
@@ -141,7 +144,7 @@ impl State {
 
     fn pack(&self, runs: &[Run], address: u64) -> Vec<u8> {
         let ranges = runs.iter().map(|run| {
-            let bytes = self.pages.get(&run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
+            let bytes = self.table.get(run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
             ((run.start() - address) as u32, bytes)
         });
         let mut bytes = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
@@ -156,11 +159,11 @@ impl State {
         self.write_backs -= 1;
         match outcome {
             Ok(_) => {
-                self.saved_bytes += saved_bytes;
-                let total_bytes = u64::try_from(self.saved_bytes).unwrap_or(0);
+                self.dirty.saved_bytes += saved_bytes;
+                let total_bytes = u64::try_from(self.dirty.saved_bytes).unwrap_or(0);
                 self.stats.bytes_saved.fetch_max(total_bytes, Relaxed);
                 pages.iter().for_each(|number| self.saved(*number));
-                self.trim();
+                self.table.trim();
             }
             Err(error) => {
                 self.stats.write_back_errors.fetch_add(1, Relaxed);
@@ -176,15 +179,15 @@ impl State {
     }
 
     fn saved(&mut self, number: u64) {
-        let Some(page) = self.pages.get_mut(&number) else { return };
-        self.unsaved_bytes -= page.sending.bytes();
-        self.order.remove(&(page.sending_since, number));
+        let Some(page) = self.table.get_mut(number) else { return };
+        self.dirty.bytes -= page.sending.bytes();
+        self.dirty.order.remove(&(page.sending_since, number));
         page.sending.clear();
         page.sending_since = NEVER;
         if page.dirty_since != NEVER {
-            self.order.insert((page.dirty_since, number));
+            self.dirty.order.insert((page.dirty_since, number));
             if page.dirty_since <= page.wanted_through {
-                self.wanted.insert(number);
+                self.dirty.wanted.insert(number);
             }
         }
         let (since, quiet) = (page.since(), page.is_quiet());
@@ -198,12 +201,12 @@ impl State {
     }
 
     fn not_saved(&mut self, number: u64, error: &sawmill_device::Error) {
-        let Some(page) = self.pages.get_mut(&number) else { return };
+        let Some(page) = self.table.get_mut(number) else { return };
         let before = page.dirty.bytes() + page.sending.bytes();
         for run in page.sending.runs() {
             page.dirty.insert(run);
         }
-        self.unsaved_bytes -= before - page.dirty.bytes();
+        self.dirty.bytes -= before - page.dirty.bytes();
         page.sending.clear();
         page.dirty_since = std::mem::replace(&mut page.sending_since, NEVER);
         page.wanted_through = 0;

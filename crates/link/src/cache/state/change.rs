@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use sawmill_device::{Error, Exchange, Operation, Request};
 
-use super::options::Policy;
-use super::state::{State, Work, overlap, pages_of, piece_of};
+use super::{State, Work};
+use crate::cache::options::Policy;
+use crate::cache::table::{overlap, pages_of, piece_of};
 
 /// The pages of one change.
 pub(super) struct Claim {
@@ -40,13 +41,13 @@ impl State {
     pub(super) fn must_wait(&self, request: &Request) -> bool {
         let touches =
             matches!(request.operation, Operation::Read | Operation::Write) || self.is_change(request);
-        if !touches || (self.claims.is_empty() && self.blocked.is_empty()) {
+        if !touches || (self.waiting.claims.is_empty() && self.waiting.blocked.is_empty()) {
             return false;
         }
         let pages = pages_of(request.address, request.length);
         let change = self.is_change(request);
-        self.claims.iter().any(|claim| overlap(&claim.pages, &pages))
-            || self.blocked.iter().any(|other| {
+        self.waiting.claims.iter().any(|claim| overlap(&claim.pages, &pages))
+            || self.waiting.blocked.iter().any(|other| {
                 (change || self.is_change(other)) && overlap(&pages_of(other.address, other.length), &pages)
             })
     }
@@ -54,20 +55,20 @@ impl State {
     pub(super) fn change(&mut self, request: Request) {
         let (address, length) = (request.address, request.length);
         let (id, pages, mut busy) = (self.next_id(), pages_of(address, length), 0);
-        for number in self.present(&pages) {
-            if self.pages.get(&number).is_some_and(|page| !page.is_quiet()) {
+        for number in self.table.present(&pages) {
+            if self.table.get(number).is_some_and(|page| !page.is_quiet()) {
                 busy += 1;
                 self.want(number, self.clock);
             }
         }
-        self.claims.push(Claim { id, pages, address, length, busy, request: Some(request) });
+        self.waiting.claims.push(Claim { id, pages, address, length, busy, request: Some(request) });
         if busy == 0 {
-            self.submit_change(self.claims.len() - 1);
+            self.submit_change(self.waiting.claims.len() - 1);
         }
     }
 
     fn submit_change(&mut self, claim: usize) {
-        let claim = &mut self.claims[claim];
+        let claim = &mut self.waiting.claims[claim];
         let (me, id) = (self.me.clone(), claim.id);
         let request = claim.request.take();
         let heard = move |outcome, asker: Box<dyn Exchange>| {
@@ -82,9 +83,9 @@ impl State {
     /// A page is quiet: so may be all of a claim.
     pub(super) fn claim_quieted(&mut self, number: u64) {
         let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
-        if let Some(index) = self.claims.iter().position(waits) {
-            self.claims[index].busy -= 1;
-            if self.claims[index].busy == 0 {
+        if let Some(index) = self.waiting.claims.iter().position(waits) {
+            self.waiting.claims[index].busy -= 1;
+            if self.waiting.claims[index].busy == 0 {
                 self.submit_change(index);
             }
         }
@@ -92,18 +93,18 @@ impl State {
 
     /// What was dirty could not go below: the change of that page is not submitted. `unblock` comes next.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
-        if let Some(index) = self.claims.iter().position(|claim| claim.pages.contains(&number)) {
-            let claim = self.claims.swap_remove(index);
+        if let Some(index) = self.waiting.claims.iter().position(|claim| claim.pages.contains(&number)) {
+            let claim = self.waiting.claims.swap_remove(index);
             claim.request.into_iter().for_each(|request| self.fail(request, error));
         }
     }
 
     /// A change was answered below.
     fn changed(&mut self, id: u64) {
-        let Some(index) = self.claims.iter().position(|claim| claim.id == id) else { return };
-        let Claim { pages, address, length, .. } = self.claims.swap_remove(index);
-        for number in self.present(&pages) {
-            if let Some(page) = self.pages.get_mut(&number) {
+        let Some(index) = self.waiting.claims.iter().position(|claim| claim.id == id) else { return };
+        let Claim { pages, address, length, .. } = self.waiting.claims.swap_remove(index);
+        for number in self.table.present(&pages) {
+            if let Some(page) = self.table.get_mut(number) {
                 page.known.remove(piece_of(number, address, length).inside);
             }
         }
@@ -112,7 +113,7 @@ impl State {
 
     /// Begins what no longer has to wait for a claim.
     pub(super) fn unblock(&mut self) {
-        for request in std::mem::take(&mut self.blocked) {
+        for request in std::mem::take(&mut self.waiting.blocked) {
             self.resume(request);
         }
     }

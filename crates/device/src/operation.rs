@@ -1,0 +1,53 @@
+//! What can be asked of a device, and what it is answered with. Not here: the request that carries it
+//! ([`Request`](crate::Request)).
+
+use crate::Result;
+
+/// What is asked of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Fill the exchange's buffer with the bytes of the range.
+    Read,
+    /// Store the exchange's bytes at the range.
+    Write,
+    /// Make all completed writes durable. Address and length are zero.
+    Flush,
+    /// The range is no longer needed.
+    Discard,
+    /// The range shall read as zeroes.
+    WriteZeroes,
+    /// Bring the range near (a hint).
+    Prefetch,
+    /// Say which parts of the range hold data.
+    Allocation,
+}
+
+/// Modifiers of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Complete only when this very write is durable (force unit access).
+    pub fua: bool,
+    /// Write-zeroes shall keep the space allocated, where that means something.
+    pub no_unmap: bool,
+}
+
+/// One run of an allocation answer, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Length of the run.
+    pub length: u64,
+    /// Whether the run holds data; a run without data reads as zeroes.
+    pub data: bool,
+}
+
+/// What a request is answered with when it succeeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Done; for a read, the exchange's buffer is filled.
+    Done,
+    /// The allocation of the range, in address order, covering it exactly.
+    Allocation(Vec<Allocation>),
+}
+
+/// How a request ended.
+pub type Outcome = Result<Reply>;

@@ -1,0 +1,148 @@
+//! What one connection is between its requests: what was agreed on, what the client was shown, what of it is
+//! unread, and how it ended.
+//!
+//! Not here: the loop of requests (`connection`), and how a session travels to another process (`handover`).
+
+use std::sync::Arc;
+
+use rustix::io::Errno as OsError;
+use sawmill_device::{BlockDevice, Geometry};
+
+use super::limits::PAYLOAD_BYTES_MAX;
+use super::protocol::{Errno, Style, Violation, transmission};
+
+/// What the handshake agreed on.
+pub(super) struct Session {
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// As shown to the client.
+    pub(super) geometry: Geometry,
+    pub(super) style: Style,
+    /// The client chose the context `base:allocation`.
+    pub(super) block_status: bool,
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client said so.
+    Disconnect,
+    /// The client closed its side between two requests.
+    Closed,
+    /// The client closed its side inside a request.
+    Died,
+    /// The server stops, or the export is removed.
+    Stopping,
+    /// The socket failed.
+    Broken(OsError),
+    /// The client broke the protocol.
+    Violation(Violation),
+    /// All places are taken, or all memory that is set aside for connections.
+    Refused(&'static str),
+    /// Others waited for memory that the client kept.
+    Stalled,
+    /// Another process goes on with it.
+    LetGo,
+}
+
+/// What a client was told of its export, and relies on as long as it is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) size_bytes: u64,
+    pub(super) request_bytes_max: u32,
+    /// Transmission flags.
+    pub(super) flags: u16,
+}
+
+impl Shown {
+    pub(super) fn of(geometry: &Geometry, style: Style) -> Self {
+        Shown {
+            size_bytes: geometry.size_bytes,
+            request_bytes_max: payload_bytes_max(geometry),
+            flags: transmission_flags(geometry, style),
+        }
+    }
+
+    /// The geometry for a connection that was shown this, on a device that is now like that; or why not.
+    pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
+        let able = Shown::of(now, style);
+        if able.size_bytes < self.size_bytes {
+            return Err(format!("it has {} bytes and had {}", able.size_bytes, self.size_bytes));
+        }
+        if able.request_bytes_max < self.request_bytes_max {
+            let (now, before) = (able.request_bytes_max, self.request_bytes_max);
+            return Err(format!("its longest request is {now} bytes and was {before}"));
+        }
+        let read_only = self.flags & transmission::READ_ONLY != 0;
+        if now.read_only && !read_only {
+            return Err("it is read-only now".into());
+        }
+        let lost = self.flags & !transmission::READ_ONLY & !able.flags;
+        if lost != 0 {
+            return Err(format!("it can no longer do what the transmission flags {lost:#x} say"));
+        }
+        if block_status && !now.operations.allocation {
+            return Err("it no longer tells its allocation".into());
+        }
+        let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
+        Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
+    }
+}
+/// What a held connection is: enough to go on with it elsewhere, with its socket and its unsent replies.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) style: Style,
+    pub(super) block_status: bool,
+    pub(super) shown: Shown,
+    pub(super) unread: Unread,
+}
+
+/// The refusal of a request: what the client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal(pub(super) Errno, pub(super) String);
+
+/// A refused request whose payload is being dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Drain {
+    /// Bytes of payload to come.
+    pub(super) left: u64,
+    pub(super) cookie: u64,
+    pub(super) offset: u64,
+    pub(super) refusal: Refusal,
+}
+
+/// What came from a client and is not answered yet: all that its connection knows beside what was agreed on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// Bytes that came and were not consumed; a request that came in part is in them from its beginning on.
+    pub(super) received: Vec<u8>,
+    pub(super) draining: Option<Drain>,
+}
+
+/// The longest read or write this geometry allows through this door.
+pub(super) fn payload_bytes_max(geometry: &Geometry) -> u32 {
+    geometry.request_bytes_max.min(PAYLOAD_BYTES_MAX)
+}
+
+/// What the export can do, as the client sees it.
+pub(super) fn transmission_flags(geometry: &Geometry, style: Style) -> u16 {
+    let mut flags = transmission::HAS_FLAGS
+        | transmission::SEND_FLUSH
+        | transmission::SEND_FUA
+        | transmission::SEND_CACHE;
+    let writable = !geometry.read_only;
+    for (holds, flag) in [
+        (geometry.read_only, transmission::READ_ONLY),
+        (writable && geometry.operations.discard, transmission::SEND_TRIM),
+        (
+            writable && geometry.operations.write_zeroes,
+            transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO,
+        ),
+        (geometry.shared_cache, transmission::CAN_MULTI_CONN),
+        (style != Style::Simple, transmission::SEND_DF),
+    ] {
+        if holds {
+            flags |= flag;
+        }
+    }
+    flags
+}

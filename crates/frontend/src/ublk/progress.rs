@@ -1,0 +1,69 @@
+//! How many queues of a device are quiet, and how many are gone.
+//!
+//! Not here: the queues ([`super::queue`]).
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    /// Which wish to be quiet this is.
+    round: u64,
+    /// Queues that are quiet by that wish.
+    quiet: usize,
+    gone: usize,
+}
+
+/// How many queues of a device are quiet, and how many are gone.
+#[derive(Default)]
+pub(super) struct Progress {
+    counted: Mutex<Counted>,
+    changed: Condvar,
+}
+
+impl Progress {
+    /// Begins a round of waiting for quiet: its number. What queues tell of earlier rounds counts no more.
+    pub(super) fn begin_round(&self) -> u64 {
+        let mut counted = self.counted.lock();
+        counted.round += 1;
+        counted.quiet = 0;
+        counted.round
+    }
+
+    /// A queue became quiet, as it was told in this round.
+    pub(super) fn quiet(&self, round: u64) {
+        let mut counted = self.counted.lock();
+        if counted.round == round {
+            counted.quiet += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// A queue is gone: its thread has let it go.
+    pub(super) fn gone(&self) {
+        self.counted.lock().gone += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until this many queues are quiet, or gone; returns whether they are.
+    pub(super) fn wait_quiet(&self, queues: usize, patience: Duration) -> bool {
+        let began = Instant::now();
+        let mut counted = self.counted.lock();
+        while counted.quiet + counted.gone < queues {
+            let left = patience.saturating_sub(began.elapsed());
+            if self.changed.wait_for(&mut counted, left).timed_out() {
+                break;
+            }
+        }
+        counted.quiet + counted.gone >= queues
+    }
+
+    /// Waits until this many queues are gone.
+    pub(super) fn wait_gone(&self, queues: usize) {
+        let mut counted = self.counted.lock();
+        while counted.gone < queues {
+            self.changed.wait(&mut counted);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The pages of the cache, by number, and who of them may be thrown out.
+//!
+//! Invariant: a page leaves the table only by [`PageTable::evict`], and only when it is quiet.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::PAGE_BYTES;
+use super::options::Setup;
+use super::page::Page;
+use super::stats::Stats;
+
+/// A part of a range that lies in one page.
+pub(super) struct Piece {
+    pub(super) page: u64,
+    pub(super) inside: Range<usize>,
+    /// Bytes of the range before it.
+    pub(super) offset: u64,
+}
+
+/// The pages that a range touches. The range is not empty, and ends before the end of the numbers.
+pub(super) fn pages_of(address: u64, length: u64) -> Range<u64> {
+    address / PAGE_BYTES as u64..(address + length - 1) / PAGE_BYTES as u64 + 1
+}
+
+/// The part of a range in a page that it touches.
+pub(super) fn piece_of(page: u64, address: u64, length: u64) -> Piece {
+    let first = page * PAGE_BYTES as u64;
+    let start = address.max(first);
+    let stop = (address + length - first).min(PAGE_BYTES as u64) as usize;
+    Piece { page, inside: (start - first) as usize..stop, offset: start - address }
+}
+
+pub(super) fn pieces_of(address: u64, length: u64) -> impl Iterator<Item = Piece> {
+    pages_of(address, length).map(move |page| piece_of(page, address, length))
+}
+
+pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// See the head of this file.
+pub(super) struct PageTable {
+    pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
+    /// Pages that may be thrown out, the oldest first: quiet when they joined.
+    line_out: VecDeque<u64>,
+    pages_max: usize,
+    /// Of the device.
+    size_bytes: u64,
+    stats: Arc<Stats>,
+}
+
+impl PageTable {
+    pub(super) fn new(setup: &Setup, stats: Arc<Stats>) -> Self {
+        let (pages_max, size_bytes) = (setup.pages_max, setup.geometry.size_bytes);
+        PageTable { pages: HashMap::default(), line_out: VecDeque::new(), pages_max, size_bytes, stats }
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<&Page> {
+        self.pages.get(&number).map(|page| &**page)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Page> {
+        self.pages.get_mut(&number).map(|page| &mut **page)
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Page> {
+        self.pages.values_mut().map(|page| &mut **page)
+    }
+
+    /// Bytes of a page that are on the device: fewer only of its last page.
+    pub(super) fn page_length(&self, page: u64) -> usize {
+        (self.size_bytes - page * PAGE_BYTES as u64).min(PAGE_BYTES as u64) as usize
+    }
+
+    /// The pages of a range that are there, in no order.
+    pub(super) fn present(&self, range: &Range<u64>) -> Vec<u64> {
+        if range.end - range.start <= self.pages.len() as u64 {
+            return range.clone().filter(|page| self.pages.contains_key(page)).collect();
+        }
+        self.pages.keys().copied().filter(|page| range.contains(page)).collect()
+    }
+
+    /// The page, made when it is not there: in the place of one that can be thrown out, if there must be one.
+    pub(super) fn page(&mut self, number: u64) -> &mut Page {
+        let new = (!self.pages.contains_key(&number)).then(|| {
+            let full = self.pages.len() >= self.pages_max;
+            let evicted = if full { self.evict() } else { None };
+            self.count_pages(self.pages.len() + 1);
+            evicted.unwrap_or_default()
+        });
+        self.pages.entry(number).or_insert_with(|| new.unwrap_or_default())
+    }
+
+    fn count_pages(&self, pages: usize) {
+        let (pages, peak) = (pages as u64, &self.stats.pages_peak);
+        self.stats.pages.store(pages, Relaxed);
+        // Under the lock: nobody else counts.
+        if pages > peak.load(Relaxed) {
+            peak.store(pages, Relaxed);
+        }
+    }
+
+    /// Throws out a quiet page that was not used lately.
+    fn evict(&mut self) -> Option<Box<Page>> {
+        while let Some(number) = self.line_out.pop_front() {
+            let Some(page) = self.pages.get_mut(&number) else { continue };
+            if !page.is_quiet() {
+                page.in_line = false;
+            } else if page.used {
+                page.used = false;
+                self.line_out.push_back(number);
+            } else if let Some(mut page) = self.pages.remove(&number) {
+                page.reset();
+                self.stats.evictions.fetch_add(1, Relaxed);
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    /// A page has become quiet: it may be thrown out.
+    pub(super) fn quieted(&mut self, number: u64) {
+        if let Some(page) = self.pages.get_mut(&number)
+            && !page.in_line
+        {
+            page.in_line = true;
+            self.line_out.push_back(number);
+        }
+    }
+
+    /// Pages became quiet: those beyond the bound go.
+    pub(super) fn trim(&mut self) {
+        while self.pages.len() > self.pages_max && self.evict().is_some() {}
+        self.count_pages(self.pages.len());
+    }
+}
+
+/// A quick hash of page numbers: they come from one's own disk addresses.
+#[derive(Default)]
+struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}

@@ -1,0 +1,25 @@
+//! Folders that this program makes for itself. Not here: where they are (`config`).
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use crate::config;
+use sawmill_console::exit::{Failure, Result};
+
+/// Makes a folder, and those above it, for the user alone.
+pub(crate) fn make_folder(path: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
+}
+
+/// Makes a volume's folder, and says in it of which store it is: a volume and its replica have one id.
+pub(crate) fn make_volume_folder(path: &Path, store_url: &str) -> Result<()> {
+    make_folder(path)?;
+    let word = path.join(config::STORE_FILE);
+    if word.exists() {
+        return Ok(());
+    }
+    let written = std::fs::write(&word, store_url);
+    written.map_err(|error| Failure::io(format!("cannot write {}", word.display()), &error))
+}
