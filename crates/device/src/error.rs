@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 /// What kind of failure this is, chosen by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,17 +65,37 @@ impl ErrorKind {
     }
 }
 
-/// A failure: its kind, and one line that says what happened, to what, and what to do.
+/// What lies below an error: of the system, or of a library.
+type Source = Arc<dyn std::error::Error + Send + Sync>;
+
+/// A failure: its kind, and one line that says what happened, to what, and what to do. The line also says the
+/// cause in words; [`source`](std::error::Error::source) has it as it was, where it was an error itself.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: Cow<'static, str>,
+    source: Option<Source>,
 }
 
 impl Error {
     /// An error of `kind` with its one-line text.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Error { kind, message: message.into() }
+        Error { kind, message: message.into(), source: None }
+    }
+
+    /// An error of `kind` that `source` caused: the text is `what`, a colon and the cause.
+    pub fn caused(
+        kind: ErrorKind,
+        what: impl fmt::Display,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Error::new(kind, format!("{what}: {source}")).with_source(source)
+    }
+
+    /// The same error with its cause, where the text says it already.
+    #[must_use]
+    pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Error { source: Some(Arc::new(source)), ..self }
     }
 
     /// What the caller can do about it.
@@ -90,4 +111,25 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_its_cause_and_says_it_in_its_line() {
+        let full = std::io::Error::from_raw_os_error(28);
+        let error = Error::caused(ErrorKind::Full, "cannot write /srv/journal", full).clone();
+        assert_eq!(error.to_string(), "cannot write /srv/journal: No space left on device (os error 28)");
+        let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(cause.and_then(std::io::Error::raw_os_error), Some(28));
+        assert!(Error::new(ErrorKind::Full, "full").source().is_none());
+    }
+}

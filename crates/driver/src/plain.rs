@@ -160,7 +160,7 @@ impl Plain {
 fn arena(options: &DeviceOptions) -> Result<Arc<Arena>> {
     let bytes = options.memory_bytes();
     Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
-        Error::new(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue: {error}"))
+        Error::caused(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue"), error)
     })
 }
 

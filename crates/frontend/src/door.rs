@@ -22,6 +22,12 @@ pub trait Door: Send + Sync {
     /// What a user opens: an address, a device node, a socket, a file.
     fn address(&self) -> String;
 
+    /// What a user opens to have what is shown under this name; a door that shows one device has one address.
+    fn address_of(&self, name: &str) -> String;
+
+    /// The peers that have what is shown under this name, where the door knows them, the oldest first.
+    fn peers_of(&self, name: &str) -> Vec<String>;
+
     /// What was counted since the start.
     fn counts(&self) -> DoorCounts;
 

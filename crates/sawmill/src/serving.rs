@@ -354,8 +354,7 @@ impl Serving {
             };
         }
         let doors = self.doors.of(served.name());
-        let clients = doors.iter().filter_map(|open| open.nbd.as_ref()).flat_map(|nbd| nbd.clients());
-        let connected = clients.filter(|client| client.export.as_deref() == Some(served.name()));
+        let clients = doors.iter().flat_map(|open| open.door.peers_of(served.name())).collect();
         let addresses = self.doors.addresses(served.name());
         VolumeStatus {
             store: served.address.store_url.clone(),
@@ -364,7 +363,7 @@ impl Serving {
                 .into_iter()
                 .map(|(kind, address)| VolumeDoor { kind: kind.to_owned(), address })
                 .collect(),
-            clients: connected.map(|client| client.peer).collect(),
+            clients,
             journal_path: served.journal_path.as_ref().map(|path| path.display().to_string()),
             operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
             ..known

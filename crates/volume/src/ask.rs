@@ -117,5 +117,5 @@ pub(crate) fn store_error(error: &StoreError) -> Error {
         StoreErrorKind::Damaged => ErrorKind::Corrupt,
         StoreErrorKind::Invalid => ErrorKind::Invalid,
     };
-    Error::new(kind, error.to_string())
+    Error::new(kind, error.to_string()).with_source(error.clone())
 }

@@ -62,7 +62,7 @@ impl Driver {
         let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
-                Error::new(ErrorKind::Unavailable, format!("the {name} thread cannot be started: {error}"))
+                Error::caused(ErrorKind::Unavailable, format!("the {name} thread cannot be started"), error)
             })
         };
         let journal = match (writer, contexts.write.journal.clone()) {

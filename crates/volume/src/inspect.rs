@@ -156,7 +156,7 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
     }
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     disk.read_at(0, &mut copies).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("the journal {name} cannot be read: {error}"))
+        Error::caused(ErrorKind::Unavailable, format!("the journal {name} cannot be read"), error)
     })?;
     let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
     let volume_id = owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;

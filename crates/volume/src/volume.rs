@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -53,7 +53,8 @@ impl Unstarted {
         let Unstarted { contexts, recovery, memory, lock } = self;
         let Contexts { attachment, write, read, collector } = contexts;
         let lock = Mutex::new(lock);
-        Arc::new(Volume { attachment, write, read, collector, recovery, driver, memory, lock })
+        let dropped = Mutex::default();
+        Arc::new(Volume { attachment, write, read, collector, recovery, driver, memory, lock, dropped })
     }
 }
 
@@ -69,6 +70,8 @@ pub struct Volume {
     memory: Vec<PathBuf>,
     /// Gone once this is closed; its threads hold it, too, for as long as they run.
     lock: Mutex<Option<Arc<Lock>>>,
+    /// Who waits for the last user to let go: they hear of it when this is dropped, after everything above.
+    dropped: Mutex<Vec<SyncSender<()>>>,
 }
 
 impl Volume {
@@ -474,6 +477,14 @@ impl Volume {
             journal.ring.unlock();
         }
         *self.lock.lock() = None;
+    }
+
+    /// A receiver that is disconnected once nobody uses the volume any more.
+    #[must_use]
+    pub fn when_dropped(&self) -> Receiver<()> {
+        let (sender, receiver) = sync_channel(0);
+        self.dropped.lock().push(sender);
+        receiver
     }
 }
 

@@ -44,14 +44,14 @@ impl World for RealWorld {
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("the kernel gives no random numbers: {error}"))
+            Error::caused(ErrorKind::Unavailable, "the kernel gives no random numbers", error)
         })?;
         Ok(bytes)
     }
 
     fn boot_id(&self) -> Result<[u8; 16]> {
         sawmill_sys::boot_id().map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("cannot read the boot id of the kernel: {error}"))
+            Error::caused(ErrorKind::Unavailable, "cannot read the boot id of the kernel", error)
         })
     }
 

@@ -181,7 +181,7 @@ fn read_memory(options: &BatchOptions) -> Result<Arc<Arena>> {
 
 fn memory_of(bytes: u64) -> Result<Arc<Arena>> {
     Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
-        Error::new(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue: {error}"))
+        Error::caused(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue"), error)
     })
 }
 

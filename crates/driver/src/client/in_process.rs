@@ -74,7 +74,7 @@ impl InProcess {
             let builder = thread::Builder::new().name("sawmill-driver".to_owned());
             let worker = builder
                 .spawn(move || shared.work())
-                .map_err(|error| Error::new(ErrorKind::Full, format!("no thread for a driver: {error}")))?;
+                .map_err(|error| Error::caused(ErrorKind::Full, "no thread for a driver", error))?;
             device.workers.push(worker);
         }
         Ok(device)

@@ -83,7 +83,7 @@ fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
         match poll(&mut files, None) {
             Err(Errno::INTR) => {}
             Err(error) => {
-                return Err(Error::new(ErrorKind::Internal, format!("cannot wait for the host: {error}")));
+                return Err(Error::caused(ErrorKind::Internal, "cannot wait for the host", error));
             }
             Ok(_) => break,
         }
@@ -120,7 +120,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
             };
             let started = thread::Builder::new().name("sawmill-driver".to_owned()).spawn_scoped(scope, work);
             if let Err(error) = started {
-                fail(Error::new(ErrorKind::Full, format!("no thread for a driver: {error}")));
+                fail(Error::caused(ErrorKind::Full, "no thread for a driver", error));
                 break;
             }
         }

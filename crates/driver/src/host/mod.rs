@@ -360,7 +360,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<std::thread
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(run)
-        .map_err(|error| Error::new(ErrorKind::Unavailable, format!("no thread for a driver: {error}")))
+        .map_err(|error| Error::caused(ErrorKind::Unavailable, "no thread for a driver", error))
 }
 
 fn unavailable(path: &Path, error: &dyn std::fmt::Display) -> Error {

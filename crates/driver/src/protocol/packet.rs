@@ -57,9 +57,7 @@ impl PacketSocket {
     /// `Unavailable` when this process has no more open files to give.
     pub fn pair() -> Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, format!("no socket for a driver: {error}"))
-            })?;
+            .map_err(|error| Error::caused(ErrorKind::Unavailable, "no socket for a driver", error))?;
         Ok((PacketSocket(one), PacketSocket(other)))
     }
 
@@ -131,7 +129,7 @@ impl From<PacketSocket> for OwnedFd {
 }
 
 fn gone(error: Errno) -> Error {
-    Error::new(ErrorKind::Closed, format!("the other side is gone: {error}"))
+    Error::caused(ErrorKind::Closed, "the other side is gone", error)
 }
 
 #[cfg(test)]

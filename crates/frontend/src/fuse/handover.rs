@@ -25,7 +25,7 @@ pub(super) fn handed(
     size_bytes: u64,
 ) -> Result<Handed> {
     let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("fuse: the descriptor cannot be duplicated: {error}"))
+        Error::caused(ErrorKind::Unavailable, "fuse: the descriptor cannot be duplicated", error)
     })?;
     let Some(path) = mount.path.to_str() else {
         let text = format!("fuse: {}: a mountpoint that is handed over must be UTF-8", mount.path.display());

@@ -150,7 +150,7 @@ impl FuseDoor {
         keeper: Option<Keeper>,
     ) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::Unavailable, format!("fuse: the door cannot be started: {error}"))
+            Error::caused(ErrorKind::Unavailable, "fuse: the door cannot be started", error)
         };
         let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -351,6 +351,14 @@ impl Door for FuseDoor {
     fn address(&self) -> String {
         let file = self.file();
         self.loop_device().map_or(file, |device| device.path()).display().to_string()
+    }
+
+    fn address_of(&self, _name: &str) -> String {
+        self.address()
+    }
+
+    fn peers_of(&self, _name: &str) -> Vec<String> {
+        Vec::new()
     }
 
     fn counts(&self) -> DoorCounts {

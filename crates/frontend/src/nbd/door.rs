@@ -16,7 +16,7 @@ use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
 use super::outbox::Link;
-use super::server::{Entry, Export, NbdServer};
+use super::server::{Client, Entry, Export, NbdServer};
 use super::session::{Session, Unread};
 use crate::{Door, DoorCounts, Handed};
 
@@ -119,6 +119,15 @@ impl Door for NbdServer {
 
     fn address(&self) -> String {
         self.shared.listener.address.to_string()
+    }
+
+    fn address_of(&self, name: &str) -> String {
+        self.uri(name)
+    }
+
+    fn peers_of(&self, name: &str) -> Vec<String> {
+        let has_it = |client: &Client| client.export.as_deref() == Some(name);
+        self.clients().into_iter().filter(has_it).map(|client| client.peer).collect()
     }
 
     fn counts(&self) -> DoorCounts {

@@ -83,7 +83,7 @@ fn tcp(address: SocketAddr, insecure: bool) -> Result<Listener> {
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, format!("nbd: cannot listen on {address}: {error}"))
+        Error::caused(ErrorKind::Unavailable, format!("nbd: cannot listen on {address}"), error)
     };
     let listener = TcpListener::bind(address).map_err(failed)?;
     let ready = listener.set_nonblocking(true).and_then(|()| listener.local_addr());

@@ -1,9 +1,10 @@
 //! ublk: a real block device, `/dev/ublkbN`, whose requests the kernel gives to this process over io_uring.
 //!
-//! Modules: [`options`](UblkOptions), `protocol` (descriptors and parameters, pure), [`server`](UblkDoor)
-//! (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their rings), `queue` (one
-//! queue on its thread), `link` (one queue as others see it, and what they tell its thread), `progress` (how
-//! many queues are quiet or gone), `limits`, `ticket` (one request in flight), [`registry`](devices) (which devices there are), `metrics`.
+//! Modules: [`options`](UblkOptions), `limits`, `protocol` (descriptors and parameters, pure),
+//! [`server`](UblkDoor) (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their
+//! rings), `queue` (one queue on its thread), `link` (one queue as others see it, and what they tell its
+//! thread), `progress` (how many queues are quiet or gone), `ticket` (one request in flight),
+//! [`registry`](devices) (which devices there are), `metrics`.
 //!
 //! One thread per queue, or a few threads for the queues of many devices. A thread takes all requests that
 //! have come with one system call, submits them, and answers those that completed with the next. A write's

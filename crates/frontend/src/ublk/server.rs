@@ -476,6 +476,14 @@ impl Door for UblkDoor {
         self.node().display().to_string()
     }
 
+    fn address_of(&self, _name: &str) -> String {
+        self.address()
+    }
+
+    fn peers_of(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     fn counts(&self) -> DoorCounts {
         self.shared.counts()
     }

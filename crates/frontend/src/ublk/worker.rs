@@ -20,8 +20,8 @@ use super::limits::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
 use super::link::{Done, Inbox, Link, NewQueue, Order};
 use super::queue::{Queue, Spares};
 
-fn system(what: &str, error: &std::io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("ublk: {what}: {error}"))
+fn system(what: &str, error: std::io::Error) -> Error {
+    Error::caused(ErrorKind::Unavailable, format!("ublk: {what}"), error)
 }
 
 /// A running thread.
@@ -34,7 +34,7 @@ impl Worker {
     /// Starts a thread with room for this many queues, on these cores (all, if empty).
     pub(super) fn start(name: String, slots: u32, cores: Vec<usize>) -> Result<Self> {
         let inbox =
-            Arc::new(Inbox::new().map_err(|error| system("no descriptor to wake a thread with", &error))?);
+            Arc::new(Inbox::new().map_err(|error| system("no descriptor to wake a thread with", error))?);
         let (ready, is_ready) = sync_channel(1);
         let served = inbox.clone();
         let run = move || {
@@ -50,12 +50,12 @@ impl Worker {
                 }
                 Err(error) => {
                     served.close();
-                    let _ = ready.send(Err(system("io_uring could not be set up", &error)));
+                    let _ = ready.send(Err(system("io_uring could not be set up", error)));
                 }
             }
         };
         let thread = std::thread::Builder::new().name(name).spawn(run);
-        let thread = thread.map_err(|error| system("no thread for a queue", &error))?;
+        let thread = thread.map_err(|error| system("no thread for a queue", error))?;
         let worker = Worker { inbox, thread: Some(thread) };
         match is_ready.recv() {
             Ok(Ok(())) => Ok(worker),
@@ -284,7 +284,7 @@ impl Loop {
         let slot = match self.ring.attach(&queue.link.char_device) {
             Ok(slot) => slot,
             Err(error) => {
-                let _ = answer.send(Err(system("a thread cannot serve one more queue", &error)));
+                let _ = answer.send(Err(system("a thread cannot serve one more queue", error)));
                 queue.link.progress.gone();
                 return Ok(());
             }
@@ -310,7 +310,7 @@ impl Loop {
         let _ = answer.send(match refused {
             None => Ok(()),
             Some(errno) => {
-                Err(system("the kernel refused a queue", &std::io::Error::from_raw_os_error(errno)))
+                Err(system("the kernel refused a queue", std::io::Error::from_raw_os_error(errno)))
             }
         });
         Ok(())

@@ -34,7 +34,7 @@ pub(super) struct Pieces {
 /// All pieces of a quiet door.
 pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<Handed>> {
     let failed = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, format!("vhost-user: a descriptor cannot be handed over: {error}"))
+        Error::caused(ErrorKind::Unavailable, "vhost-user: a descriptor cannot be handed over", error)
     };
     let listener = Handed {
         what: "listener".into(),

@@ -83,7 +83,7 @@ impl VhostDoor {
 
     fn run(common: Arc<Common>, listener: UnixSocket, inside: Inside) -> Result<Self> {
         let system = |error: std::io::Error| {
-            Error::new(ErrorKind::Unavailable, format!("vhost-user: the door could not be started: {error}"))
+            Error::caused(ErrorKind::Unavailable, "vhost-user: the door could not be started", error)
         };
         let waker = Waker::new().map_err(system)?;
         let socket = inside.session.as_ref().map(|session| session.socket.clone());
@@ -229,6 +229,14 @@ impl Door for VhostDoor {
 
     fn address(&self) -> String {
         self.shared.listener.path.display().to_string()
+    }
+
+    fn address_of(&self, _name: &str) -> String {
+        self.address()
+    }
+
+    fn peers_of(&self, _name: &str) -> Vec<String> {
+        Vec::new()
     }
 
     fn counts(&self) -> DoorCounts {

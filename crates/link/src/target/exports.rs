@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Outcome, Result};
 use sawmill_format::link::control::{self, OPEN_READ_ONLY, OPEN_SHARED, OPEN_TAKE_OVER, Opened};
 
@@ -25,6 +25,8 @@ pub(super) struct Export {
     keeper: [u8; 16],
     /// None: nothing of it outlives this process.
     keep: Option<Box<dyn KeepStanding>>,
+    /// Held while the standing changes and is made durable. Never taken by a request, nor under `state`.
+    changing: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -108,7 +110,10 @@ impl Exports {
         let (standing, keep) =
             lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
         let state = Mutex::new(State { standing, unclaimed: false, keeper_told: false, users: Vec::new() });
-        exports.insert(name.to_owned(), Arc::new(Export { device, keeper, keep, state }));
+        exports.insert(
+            name.to_owned(),
+            Arc::new(Export { device, keeper, keep, changing: Mutex::default(), state }),
+        );
         Ok(())
     }
 
@@ -152,7 +157,9 @@ impl Export {
     /// Lets `connection` in, or says who is in the way. `random` makes reservations.
     pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
         let Claim { instance, flags, reservation, guest, now_ns } = claim;
-        let state = &mut *self.state.lock();
+        let _one_at_a_time = self.changing.lock();
+        let mut locked = self.state.lock();
+        let state = &mut *locked;
         if reservation != 0 {
             self.lasts(state, reservation, flags, guest)?;
         }
@@ -172,8 +179,12 @@ impl Export {
         }
         let is_anothers = guest && state.standing.reservation != 0 && !state.standing.shared;
         if reservation == 0 && !is_anothers && !state.goes_on(connection, flags) {
-            self.begin_reservation(state, flags, random())?;
+            let standing = Standing { reservation: random().max(1), shared: !alone(flags), ..state.standing };
+            // Requests need the state, and the disk may be slow.
+            MutexGuard::unlocked(&mut locked, || self.make_durable(&standing))?;
+            (locked.standing, locked.unclaimed) = (standing, true);
         }
+        let state = &mut *locked;
         state.users.iter_mut().filter(|user| others(user)).for_each(|user| user.cut = true);
         let busy = |user: &User| user.cut && user.connection != connection && user.is_at_work();
         if state.users.iter().any(busy) {
@@ -211,12 +222,9 @@ impl Export {
         Err(Error::new(ErrorKind::Fenced, text))
     }
 
-    /// From now on nobody's writes are taken who was let in before; on any later day, too.
-    fn begin_reservation(&self, state: &mut State, flags: u8, reservation: u64) -> Result<()> {
-        let standing = Standing { reservation: reservation.max(1), shared: !alone(flags), ..state.standing };
-        self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(&standing))?;
-        (state.standing, state.unclaimed) = (standing, true);
-        Ok(())
+    /// From then on nobody's writes are taken who was let in before; on any later day, too.
+    fn make_durable(&self, standing: &Standing) -> Result<()> {
+        self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(standing))
     }
 
     /// A request of `connection` goes to the device, if it may still use it, and change it.
@@ -247,13 +255,17 @@ impl Export {
 
     /// What was not durable may be lost, and the next sync, perhaps of another process, would not know.
     fn sync_failed(&self) {
-        let state = &mut *self.state.lock();
-        if !std::mem::take(&mut state.keeper_told) {
-            // All who come will hear of another keeper already.
-            return;
-        }
-        state.standing.failed_syncs += 1;
-        if let Some(Err(error)) = self.keep.as_ref().map(|keep| keep.keep(&state.standing)) {
+        let _one_at_a_time = self.changing.lock();
+        let standing = {
+            let mut state = self.state.lock();
+            if !std::mem::take(&mut state.keeper_told) {
+                // All who come will hear of another keeper already.
+                return;
+            }
+            state.standing.failed_syncs += 1;
+            state.standing
+        };
+        if let Err(error) = self.make_durable(&standing) {
             tracing::error!(
                 "link: a sync failed and could not be recorded; the next target will not know of it: {error}"
             );
@@ -308,6 +320,7 @@ impl User {
 mod tests {
     use super::*;
     use sawmill_device::{MemoryDevice, Reply};
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// What lasts, until the next target.
     #[derive(Clone, Default)]
@@ -336,6 +349,45 @@ mod tests {
 
     fn reservation(export: &Export) -> u64 {
         export.opened(0).reservation
+    }
+
+    /// A disk that takes a standing only when it is let.
+    struct Slow {
+        begun: Mutex<Sender<()>>,
+        may_end: Mutex<Receiver<()>>,
+    }
+
+    impl KeepStanding for Slow {
+        fn keep(&self, _: &Standing) -> Result<()> {
+            self.begun.lock().send(()).expect("the test waits");
+            self.may_end.lock().recv().expect("the test lets it end");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn requests_do_not_wait_for_a_reservation_to_be_made_durable() {
+        let ((begun, has_begun), (end, may_end)) = (channel(), channel());
+        let slow = Slow { begun: Mutex::new(begun), may_end: Mutex::new(may_end) };
+        let exports = Exports::default();
+        let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
+        let lasting: Box<dyn KeepStanding> = Box::new(slow);
+        exports.add("disk", device, [0; 16], Some((Standing::default(), lasting))).expect("the first");
+        let export = exports.find("disk", &Rights::all()).expect("just added");
+        end.send(()).expect("kept");
+        export.claim(1, Claim::default(), || 7).expect("nobody has it");
+        has_begun.recv().expect("the first reservation");
+        std::thread::scope(|scope| {
+            let taking =
+                scope.spawn(|| export.claim(2, Claim { flags: OPEN_TAKE_OVER, ..Claim::default() }, || 8));
+            has_begun.recv().expect("the takeover");
+            drop(export.begin(1, true, false).expect("it has the export until the takeover is durable"));
+            end.send(()).expect("kept");
+            taking.join().expect("no panic").expect("nothing is in flight");
+        });
+        let fenced = export.begin(1, true, false).err().map(|error| error.kind());
+        assert_eq!(fenced, Some(ErrorKind::Fenced));
+        export.begin(2, true, false).expect("its own");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
-use sawmill_frontend::nbd::{Budget, BudgetUse, NbdServer};
+use sawmill_frontend::nbd::{Budget, BudgetUse};
 use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
@@ -54,8 +54,6 @@ pub(crate) struct OpenDoor {
     /// Names of what it shows.
     shows: Vec<String>,
     pub(crate) door: Arc<dyn Door>,
-    /// The same, where it is an NBD server: that shows several volumes and knows its clients.
-    pub(crate) nbd: Option<Arc<NbdServer>>,
     /// The right to a mount, where there is one: see [`open`].
     claim: Mutex<Option<FileLock>>,
 }
@@ -63,11 +61,7 @@ pub(crate) struct OpenDoor {
 impl OpenDoor {
     /// Its kind, and what a user opens to have this volume.
     pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
-        (self.door.kind(), self.address_of(name))
-    }
-
-    fn address_of(&self, name: &str) -> String {
-        self.nbd.as_ref().map_or_else(|| self.door.address(), |nbd| nbd.uri(name))
+        (self.door.kind(), self.door.address_of(name))
     }
 }
 
@@ -137,26 +131,24 @@ impl Doors {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
-            [open.address_of(volume), open.door.address(), open.plan.to_string()]
+            [open.door.address_of(volume), open.door.address(), open.plan.to_string()]
                 .contains(&address.to_owned())
         });
         let Some(found) = found else {
-            let there: Vec<_> = self.of(volume).iter().map(|open| open.address_of(volume)).collect();
+            let there: Vec<_> = self.of(volume).iter().map(|open| open.door.address_of(volume)).collect();
             return Err(Failure::new(
                 Exit::NotFound,
                 format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
             ));
         };
-        match (&found.nbd, found.shows.len()) {
-            (Some(nbd), 2..) => {
-                return Err(Failure::usage(format!(
-                    "the door {} shows {} volumes; it closes when the process ends",
-                    nbd.address(),
-                    found.shows.len()
-                )));
-            }
-            _ => found.door.stop(),
+        if found.shows.len() > 1 {
+            return Err(Failure::usage(format!(
+                "the door {} shows {} volumes; it closes when the process ends",
+                found.door.address(),
+                found.shows.len()
+            )));
         }
+        found.door.stop();
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
         Ok(found.plan.clone())
     }

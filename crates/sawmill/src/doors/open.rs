@@ -38,7 +38,7 @@ pub(super) fn open(
     match &plan {
         DoorPlan::Nbd { listen, insecure } => {
             let nbd = open_nbd(nbd_options(listen, *insecure, shared), volumes)?;
-            Ok(OpenDoor::nbd(plan, volumes, nbd))
+            Ok(OpenDoor::new(plan, volumes, Arc::new(nbd)))
         }
         DoorPlan::Fuse { mountpoint, with_loop } => {
             make_mountpoint(mountpoint)?;
@@ -76,7 +76,7 @@ pub(super) fn take_over(
             let options = nbd_options(listen, *insecure, shared);
             let exports = volumes.iter().map(export).collect();
             let nbd = NbdServer::take_over_quiet(options, exports, pieces)?;
-            Ok(OpenDoor::nbd(plan, volumes, nbd))
+            Ok(OpenDoor::new(plan, volumes, Arc::new(nbd)))
         }
         DoorPlan::Fuse { mountpoint, with_loop } => {
             let volume = only(volumes)?;
@@ -105,16 +105,11 @@ pub(super) fn take_over(
 impl OpenDoor {
     fn new(plan: DoorPlan, volumes: &[Shown], door: Arc<dyn Door>) -> Self {
         let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
-        OpenDoor { plan, shows, door, nbd: None, claim: Mutex::default() }
+        OpenDoor { plan, shows, door, claim: Mutex::default() }
     }
 
     fn with(self, claim: FileLock) -> Self {
         OpenDoor { claim: Mutex::new(Some(claim)), ..self }
-    }
-
-    fn nbd(plan: DoorPlan, volumes: &[Shown], nbd: NbdServer) -> Self {
-        let nbd = Arc::new(nbd);
-        OpenDoor { nbd: Some(Arc::clone(&nbd)), ..Self::new(plan, volumes, nbd) }
     }
 }
 
@@ -244,7 +239,7 @@ fn fuse_options(
     volume: &Shown,
 ) -> sawmill_device::Result<(FuseOptions, FileLock)> {
     let own = crate::program::own().map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("fuse: cannot find the sawmill program: {error}"))
+        Error::caused(ErrorKind::Unavailable, "fuse: cannot find the sawmill program", error)
     })?;
     // Not named like a control socket. One for each mount of the volume.
     let name = format!("keeper-{:08x}", crc32c(mountpoint.as_os_str().as_bytes()));

@@ -31,6 +31,14 @@ impl Door for Fake {
         self.name.to_owned()
     }
 
+    fn address_of(&self, _name: &str) -> String {
+        self.address()
+    }
+
+    fn peers_of(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     fn counts(&self) -> DoorCounts {
         DoorCounts::default()
     }
@@ -79,7 +87,7 @@ fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiv
         let door = Arc::new(Fake { name, said, peers, asked, outcome });
         let shows = shows.iter().map(|&name| name.to_owned()).collect();
         let plan = DoorPlan::parse("ublk").unwrap();
-        doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, nbd: None, claim: Mutex::default() }));
+        doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, claim: Mutex::default() }));
     }
     (doors, hear)
 }

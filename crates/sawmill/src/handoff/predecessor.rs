@@ -180,11 +180,12 @@ impl Predecessor<'_> {
             held.cache.let_go();
         }
         // Whoever still looks at one of them, for a status say, is done in a moment.
-        let deadline = Instant::now() + LET_GO_WITHIN;
-        while closed.iter().any(|volume| Arc::strong_count(volume) > 1) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
         drop(closed);
+        let deadline = Instant::now() + LET_GO_WITHIN;
+        for volume in dropped {
+            let _ = volume.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
         Ok(())
     }
 

@@ -208,9 +208,8 @@ fn put_map(
     let made = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
         let extents: Vec<_> = extents.into_iter().map(MapExtent::from).collect();
         let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-            Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
-        })?;
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
+            .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
         parts.push(PartEntry {
             group,
             number: 1,

@@ -232,9 +232,8 @@ impl Checkpoints {
             }
             let identity =
                 PartIdentity { volume_id: context.attachment.record.volume_id, group, number, put_id };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-                Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
-            })?;
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
+                .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
             parts.push(PartEntry {
                 group,
                 number,

@@ -315,7 +315,7 @@ impl Collector {
         header.origins = origins;
         header.data_bytes = data_bytes;
         header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
-            Error::new(ErrorKind::Internal, format!("what moves does not fit a segment: {error}"))
+            Error::caused(ErrorKind::Internal, "what moves does not fit a segment", error)
         })?;
         let (head, body) = buffer.bytes_mut().split_at_mut(header_bytes);
         head.copy_from_slice(&header.encode());

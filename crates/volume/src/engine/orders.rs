@@ -189,9 +189,8 @@ fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built>
     let data_bytes = data.len() as u64;
     let mut header =
         SegmentHeader { data_bytes, ..log.header(context, SegmentRole::Order, log.sealed_position())? };
-    header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
-        Error::new(ErrorKind::Internal, format!("an order does not fit a segment: {error}"))
-    })?;
+    header.frames = raw_frames(data_bytes, header.frame_bytes)
+        .map_err(|error| Error::caused(ErrorKind::Internal, "an order does not fit a segment", error))?;
     let mut object = header.encode();
     let header_bytes = object.len() as u32;
     let SegmentHeader { volume_id, sequence, epoch, .. } = header;

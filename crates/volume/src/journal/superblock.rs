@@ -31,7 +31,7 @@ impl SuperblockFile {
         }
         let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
         let current = choose_superblock(first, second, volume_id).map_err(|error| {
-            Error::new(ErrorKind::Corrupt, format!("the journal has no valid superblock: {error}"))
+            Error::caused(ErrorKind::Corrupt, "the journal has no valid superblock", error)
         })?;
         Ok(Some(SuperblockFile { disk, current, is_synced: false }))
     }

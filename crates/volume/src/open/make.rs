@@ -94,7 +94,7 @@ fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>
         Ok(disk)
     });
     opened.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("the journal {} cannot be used: {error}", path.display()))
+        Error::caused(ErrorKind::Unavailable, format!("the journal {} cannot be used", path.display()), error)
     })
 }
 

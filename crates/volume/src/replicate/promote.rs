@@ -251,9 +251,8 @@ fn first_root(
             continue;
         }
         let identity = PartIdentity { volume_id, group, number, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-            Error::new(ErrorKind::Internal, format!("the map cannot be written: {error}"))
-        })?;
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
+            .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
         let (size, extents, crc) = (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
         parts.push(PartEntry { group, number, put_id, bytes: size, extents, crc });
         objects.push((part_key(&identity), bytes));

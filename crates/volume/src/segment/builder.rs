@@ -65,9 +65,8 @@ pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Res
         }
     }
     header.data_bytes = data_bytes;
-    header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
-        Error::new(ErrorKind::Internal, format!("a batch does not fit a segment: {error}"))
-    })?;
+    header.frames = raw_frames(data_bytes, header.frame_bytes)
+        .map_err(|error| Error::caused(ErrorKind::Internal, "a batch does not fit a segment", error))?;
     Ok(LaidOut { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
 }
 
