@@ -150,7 +150,7 @@ impl BadDisk {
         // The file below has the same size: what tells them apart is the device they are on.
         let below = device_of(&self.file);
         self.fuse = Some(fuse.stderr(Stdio::inherit()).spawn().expect("nbdfuse starts"));
-        machine::wait_until("nbdfuse shows the disk", || {
+        machine::wait_for("nbdfuse shows the disk", || {
             let shown = device_of(&self.file) != below;
             (shown && std::fs::metadata(&self.file).ok()?.len() == length).then_some(())
         });
@@ -158,7 +158,7 @@ impl BadDisk {
 
     fn unmount(&mut self) {
         let Some(mut fuse) = self.fuse.take() else { return };
-        machine::wait_until("the disk is no longer shown", || {
+        machine::wait_for("the disk is no longer shown", || {
             let unmounted = command("fusermount3").arg("-u").arg(&self.file).output().ok()?;
             unmounted.status.success().then_some(())
         });

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::dice::Dice;
 use crate::driven::{Driven, fio_verifies};
 use crate::place::Place;
+use sawmill_testkit::Dice;
 
 /// The size of all disks here.
 pub const SIZE_BYTES: u64 = 16 << 20;

@@ -36,7 +36,7 @@ pub mod store;
 pub mod successor;
 pub mod torture;
 
-pub use sawmill_verify::{dice, nbd, stamp};
+pub use sawmill_verify::{nbd, stamp};
 
 /// Makes one test per store of each named function, which takes a [`store::StoreUnderTest`].
 ///

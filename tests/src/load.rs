@@ -4,9 +4,9 @@ use std::ops::{Deref, DerefMut};
 
 pub use sawmill_verify::load::{Mix, Tally};
 
-use crate::dice::Dice;
 use crate::machine::PATIENCE;
 use crate::nbd::Client;
+use sawmill_testkit::Dice;
 
 /// A load on a volume, and its log.
 pub struct Load(sawmill_verify::load::Load);

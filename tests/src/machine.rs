@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long anything that ought to happen may take before the test gives up on it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -78,20 +78,7 @@ pub fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Asks again and again until `ask` has an answer, and gives up with `what` after [`PATIENCE`].
-///
-/// # Panics
-/// When the condition does not come true in time.
-pub fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "waited {} s in vain: {what}", PATIENCE.as_secs());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+pub use sawmill_testkit::wait_for;
 
 /// Counts the running test as skipped: a line in `SAWMILL_SKIP_LOG`, and on the test's own output.
 pub fn skip(why: &str) {

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::machine::{run, wait_until};
+use crate::machine::{run, wait_for};
 
 /// `nobody`, on every Debian. PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65_534;
@@ -63,7 +63,7 @@ impl Postgres {
         }
         let postmaster = command.stdout(Stdio::null()).stderr(log).spawn().expect("PostgreSQL starts");
         let mut server = Postgres { postmaster, folder };
-        wait_until("PostgreSQL takes connections", || {
+        wait_for("PostgreSQL takes connections", || {
             let ended = server.postmaster.try_wait().expect("the child can be waited for");
             assert!(ended.is_none(), "PostgreSQL ended: {}", server.said());
             server.said().contains("ready to accept connections").then_some(())
@@ -118,9 +118,8 @@ impl Postgres {
     pub fn stop(mut self, data: &Path) {
         let pid = Pid::from_raw(self.postmaster.id().cast_signed()).expect("a process has a positive id");
         kill_process(pid, Signal::INT).expect("it still runs");
-        let ended = wait_until("PostgreSQL ends", || {
-            self.postmaster.try_wait().expect("the child can be waited for")
-        });
+        let ended =
+            wait_for("PostgreSQL ends", || self.postmaster.try_wait().expect("the child can be waited for"));
         assert!(ended.success(), "PostgreSQL ended with {ended}: {}", self.said());
         let _ = run(program("pg_checksums").arg("--check").arg("--pgdata").arg(data));
     }
@@ -193,7 +192,7 @@ impl Ledger {
     /// Waits for `more` further numbers.
     pub fn go_on(&self, more: u64) {
         let wanted = self.acknowledged() + more;
-        wait_until("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
+        wait_for("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
     }
 
     /// Ends after the number under way; gives the last one.

@@ -15,10 +15,10 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use serde_json::Value;
 
-use crate::dice::Dice;
-use crate::machine::{self, PATIENCE, wait_until};
+use crate::machine::{self, PATIENCE, wait_for};
 use crate::nbd::{Client, Style};
 use crate::place::{Finished, Place};
+use sawmill_testkit::Dice;
 
 /// A server about to be started.
 pub struct Serve<'a> {
@@ -231,7 +231,7 @@ impl Server {
                 self.ready.push(event);
             }
         }
-        wait_until("the process that handed over ends", || {
+        wait_for("the process that handed over ends", || {
             let ended = waitpid(Some(before), WaitOptions::NOHANG).is_ok_and(|status| status.is_none());
             (!ended).then_some(())
         });
@@ -372,7 +372,7 @@ impl Server {
 
     /// Asks for the status document until it says what is wanted.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        machine::wait_until(what, || Some(self.status()).filter(&wanted))
+        machine::wait_for(what, || Some(self.status()).filter(&wanted))
     }
 
     /// Resident memory in bytes.

@@ -142,7 +142,7 @@ impl Minio {
             .spawn()
             .expect("sh starts");
         let pipe = child.stdin.take().expect("the pipe was asked for");
-        machine::wait_until("MinIO is ready", || self.is_ready().then_some(()));
+        machine::wait_for("MinIO is ready", || self.is_ready().then_some(()));
         let _ = std::fs::remove_file(self.keep_mark());
         *running = Some((child, pipe));
     }

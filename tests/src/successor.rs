@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
-use crate::machine::{sawmill_binary, wait_until};
+use crate::machine::{sawmill_binary, wait_for};
 use crate::place::Place;
 
 /// What an impostor says until its predecessor has let go of its volumes and given it its doors.
@@ -95,7 +95,7 @@ impl Held {
 pub fn reached(place: &Place, name: &str) -> Held {
     let pipe: &Path = &pipe(place, name);
     let nobody_reads = OFlags::NONBLOCK.bits() as i32;
-    Held(wait_until(&format!("a program holds still at {name}"), || {
+    Held(wait_for(&format!("a program holds still at {name}"), || {
         File::options().write(true).custom_flags(nobody_reads).open(pipe).ok()
     }))
 }

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sawmill_tests::machine::{can_mount, command, run, wait_until};
+use sawmill_tests::machine::{can_mount, command, run, wait_for};
 use sawmill_tests::place::Place;
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
 use sawmill_tests::requires;
@@ -104,7 +104,7 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
     for _ in 0..3 {
         let until = Instant::now() + Duration::from_secs(load_s());
         ledger.go_on(200);
-        wait_until("the load has lasted", || (Instant::now() >= until).then_some(()));
+        wait_for("the load has lasted", || (Instant::now() >= until).then_some(()));
         server = event(&disk, server);
         assert_eq!(disk.node(), node, "the same loop device");
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::torture::Torture;
 
 #[test]

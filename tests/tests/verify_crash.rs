@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use sawmill_tests::machine::{can_mount, wait_until};
+use sawmill_tests::machine::{can_mount, wait_for};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::requires;
 use sawmill_tests::store;
@@ -202,7 +202,7 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished
     let mut ended = || check.try_wait().expect("it is ours").is_some();
     while !ended() {
         let what = "a crash is wanted, or the check ends";
-        wait_until(what, || (wanted.exists() || ended()).then_some(()));
+        wait_for(what, || (wanted.exists() || ended()).then_some(()));
         if fs::remove_file(&wanted).is_ok() {
             server.kill();
             between(&place);

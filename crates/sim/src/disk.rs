@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use sawmill_volume::Disk;
 
 use crate::death::Life;
-use crate::dice::Dice;
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// What is torn off or kept as one.
 pub const SECTOR_BYTES: usize = 512;
@@ -172,7 +172,7 @@ impl Medium {
         let mut place = |content: &Content| {
             let count = content.now.len() as u64;
             let page = *content.now.keys().nth((count > 0).then(|| dice.below(count))? as usize)?;
-            Some((page, dice.below((PAGE_BYTES / SECTOR_BYTES) as u64) as usize * SECTOR_BYTES, dice.bits()))
+            Some((page, dice.below((PAGE_BYTES / SECTOR_BYTES) as u64) as usize * SECTOR_BYTES, dice.word()))
         };
         let (page, start, bits) = place(&content)?;
         let (other, from, _) = place(&content)?;
@@ -204,7 +204,7 @@ impl Medium {
                             continue;
                         }
                         if dice.one_in(64) {
-                            sector.fill(dice.bits() as u8);
+                            sector.fill(dice.word() as u8);
                         }
                         content.write(*offset + (number * SECTOR_BYTES) as u64, sector);
                     }

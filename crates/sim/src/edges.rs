@@ -7,8 +7,8 @@
 //! Not here: what happens at an edge (`run/locks`, `run/histories`, `run/foreign`, `run/handoff`,
 //! `run/commands`, `names`; faults of disks and stores: `disk`, `store`).
 
-use crate::dice::Dice;
 use crate::settings::{Edges, Settings};
+use sawmill_testkit::Dice;
 
 /// The first seed that may meet an edge.
 pub const EDGES_FROM: u64 = 10_000_000;

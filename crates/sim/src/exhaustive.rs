@@ -12,13 +12,13 @@ use sawmill_device::Operation;
 use sawmill_volume::FlushMode;
 
 use crate::death::live;
-use crate::dice::Dice;
 use crate::disk::Fate;
 use crate::oracle::Loss;
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::store::CallFate;
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and kept.
 const SUBSET_WRITES_MAX: usize = 8;

@@ -11,7 +11,6 @@
 
 pub mod client;
 pub mod death;
-pub mod dice;
 pub mod disk;
 pub mod edges;
 pub mod exhaustive;

@@ -15,11 +15,11 @@ use sawmill_volume::check::check;
 use sawmill_volume::{CreateOptions, clone_in, create_in, delete_in, find, list, rename_in, unnamed};
 
 use crate::death::{Life, live};
-use crate::dice::Dice;
 use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
 use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
+use sawmill_testkit::Dice;
 
 /// Names that are used again and again.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sawmill_volume::FlushMode;
 use sawmill_volume::limits::RECORD_PAYLOAD_BYTES_MAX;
 
-use crate::dice::mix;
+use sawmill_testkit::mix;
 
 /// What an operation does to the bytes of its range.
 #[derive(Clone, Debug, PartialEq, Eq)]

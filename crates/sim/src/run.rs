@@ -9,7 +9,6 @@ use sawmill_volume::{CreateOptions, FlushMode, ReadCache, Stepped, create_in};
 
 use crate::client::{Client, Excuses};
 use crate::death::{Life, live};
-use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium};
 use crate::oracle::{Loss, Oracle};
 use crate::settings::Edges;
@@ -18,6 +17,7 @@ use crate::store::{SimBucket, SimStore, StoreFaults};
 use crate::story::Story;
 use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
+use sawmill_testkit::Dice;
 
 mod attach;
 mod clones;

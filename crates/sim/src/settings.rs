@@ -4,9 +4,9 @@
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 use sawmill_volume::{FlushMode, GcChoice, GcPolicy};
 
-use crate::dice::Dice;
 use crate::disk::DiskFaults;
 use crate::store::StoreFaults;
+use sawmill_testkit::Dice;
 
 /// Which edges a seed's world has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

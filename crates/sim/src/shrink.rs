@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use crate::dice::Dice;
 use crate::disk::DiskFaults;
 use crate::settings::Edges;
 use crate::settings::Settings;
 use crate::store::StoreFaults;
 use crate::story::Story;
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// Other dice tried for each smaller world.
 const DICE_TRIED: u64 = 40;

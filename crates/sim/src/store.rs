@@ -16,8 +16,8 @@ use sawmill_store::{
 };
 
 use crate::death::Life;
-use crate::dice::Dice;
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// How calls fail: one in so many; 0: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use parking_lot::Mutex;
 
-use crate::dice::mix;
+use sawmill_testkit::mix;
 
 #[derive(Default)]
 struct Inner {

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use sawmill_volume::{Disk, Disks, Lock, Seen, World};
 
 use crate::death::Life;
-use crate::dice::Dice;
 use crate::disk::{DiskFaults, Medium, SimDisk};
 use crate::locks::Locks;
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// The time that passes for all machines alike.
 #[derive(Default)]
@@ -143,8 +143,8 @@ impl World for SimWorld {
     fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
         let mut dice = self.dice.lock();
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&dice.bits().to_le_bytes());
-        bytes[8..].copy_from_slice(&dice.bits().to_le_bytes());
+        bytes[..8].copy_from_slice(&dice.word().to_le_bytes());
+        bytes[8..].copy_from_slice(&dice.word().to_le_bytes());
         Ok(bytes)
     }
 

@@ -4,12 +4,12 @@
 
 use crate::Result;
 use crate::cut::{Cut, Replay};
-use crate::dice::Dice;
 use crate::image::Image;
 use crate::plan::{Budget, plan};
 use crate::recording::Recording;
 use crate::report::{Finding, Report};
 use crate::subject::{Remains, Way};
+use sawmill_testkit::Dice;
 
 /// What is cut, and how.
 pub struct Campaign<'a> {
@@ -51,7 +51,7 @@ impl Campaign<'_> {
                 report.findings.push(Finding { cut: cut.clone(), way, stale_of, what });
             }
             // A stale disk is one of a cut some way back.
-            if dice.once_in(8) {
+            if dice.one_in(8) {
                 older = Some((cut.entry, replay.image(&Cut::whole(cut.entry))?));
             }
         }

@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 
-use crate::dice::Dice;
 use crate::load::{Load, Mix, Tally};
 use crate::look::Rule;
 use crate::program;
 use crate::stamp::{self, Log, SECTOR_BYTES, Verdict, Violation};
 use crate::{Error, PATIENCE, Result};
+use sawmill_testkit::Dice;
 
 /// What must be there after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

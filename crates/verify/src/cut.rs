@@ -14,9 +14,9 @@ use std::str::FromStr;
 use sawmill_format::write_log::Flags;
 
 use crate::Result;
-use crate::dice::Dice;
 use crate::image::Image;
 use crate::recording::{Recorded, Recording};
+use sawmill_testkit::Dice;
 
 /// Which of the loose entries are there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

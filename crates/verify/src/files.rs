@@ -8,10 +8,10 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use crate::dice::Dice;
 use crate::file_system::FileSystem;
 use crate::stamp::{Clock, Moment};
 use crate::{Error, Result};
+use sawmill_testkit::Dice;
 
 const FILE_BYTES_MAX: u64 = 48 << 10;
 

@@ -132,7 +132,7 @@ impl Image {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
+    use sawmill_testkit::Dice;
 
     #[test]
     fn an_image_reads_as_the_flat_bytes_it_stands_for() {
@@ -142,7 +142,7 @@ mod tests {
         for _ in 0..400 {
             let from = dice.below(flat.len() as u64) as usize;
             let length = dice.below((flat.len() - from) as u64 + 1) as usize;
-            if dice.once_in(3) {
+            if dice.one_in(3) {
                 flat[from..from + length].fill(0);
                 image.zero(from as u64, length as u64);
             } else {

@@ -19,7 +19,6 @@ pub mod bridge;
 pub mod campaign;
 pub mod crash;
 pub mod cut;
-pub mod dice;
 mod error;
 pub mod faulty;
 pub mod file_system;

@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use sawmill_device::{BlockDevice, ErrorKind, Flags, Operation, Outcome, Request};
 
 use crate::PATIENCE;
-use crate::dice::Dice;
 use crate::nbd::{Client, Command, Failure};
 use crate::stamp::{Kind, Log, SECTOR_BYTES};
+use sawmill_testkit::Dice;
 
 /// Hears how a request ended.
 type Listener = Box<dyn FnOnce(Result<(), Failure>) + Send>;
@@ -157,7 +157,7 @@ impl Load {
 
     fn submit(&mut self, worked: &impl Worked) {
         self.in_flight += 1;
-        let (entry, command) = if self.dice.once_in(self.mix.flush_once_in) {
+        let (entry, command) = if self.dice.one_in(self.mix.flush_once_in) {
             (Entry::Flush(self.log.submit_flush()), Command::Flush)
         } else {
             self.choose_write()
@@ -177,19 +177,19 @@ impl Load {
         let count = 1 + self.dice.below(steps_max.min(steps));
         // Half of the writes meet in a small part of the volume, where they overlap in flight.
         let room = steps - count + 1;
-        let reach = if self.dice.once_in(2) { room.min(4 * steps_max) } else { room };
+        let reach = if self.dice.one_in(2) { room.min(4 * steps_max) } else { room };
         let (sector, count) = (step * self.dice.below(reach), step * count);
         let (offset, length) = (sector * SECTOR_BYTES as u64, count * SECTOR_BYTES as u64);
-        if self.dice.once_in(self.mix.zero_once_in) {
+        if self.dice.one_in(self.mix.zero_once_in) {
             let place = self.log.submit(Kind::Zero, sector, count as u32, false);
-            let command = if self.dice.once_in(2) && self.mix.trim {
+            let command = if self.dice.one_in(2) && self.mix.trim {
                 Command::Trim { offset, length }
             } else {
                 Command::WriteZeroes { offset, length }
             };
             return (Entry::Write(place), command);
         }
-        let fua = self.dice.once_in(self.mix.fua_once_in);
+        let fua = self.dice.one_in(self.mix.fua_once_in);
         let place = self.log.submit(Kind::Data, sector, count as u32, fua);
         (Entry::Write(place), Command::Write { offset, bytes: self.log.bytes_of(place), fua })
     }

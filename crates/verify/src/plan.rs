@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use sawmill_format::write_log::Flags;
 
 use crate::cut::{Cut, Kept, loose};
-use crate::dice::Dice;
 use crate::recording::Recording;
+use sawmill_testkit::Dice;
 
 /// How much to look at, and how writes may be torn.
 #[derive(Clone, Copy, Debug)]

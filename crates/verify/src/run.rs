@@ -13,7 +13,6 @@ use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use crate::bridge::{FusedFile, LoopDevice, can_mount};
-use crate::dice::Dice;
 use crate::file_system::FileSystem;
 use crate::files::Files;
 use crate::image::Image;
@@ -26,6 +25,7 @@ use crate::session::{Knowledge, Recorded};
 use crate::stamp::{self, Clock};
 use crate::subject::Subject;
 use crate::{Error, Result};
+use sawmill_testkit::Dice;
 
 /// What is done to the device.
 #[derive(Clone, Debug)]

@@ -110,7 +110,7 @@ pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
 pub const POSITION_MAX: u64 = 1 << 62;
 
 /// Segment sequences are kept in 32 bits in memory; a volume that reaches this many stops for good.
-/// At a segment of 8 MiB that is 32 EiB written.
+/// At a segment of 8 MiB that is 32 PiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
 
 /// The longest object of each kind that is read as a whole: what claims more is damage, and takes no memory.

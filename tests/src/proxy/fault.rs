@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::dice::Dice;
+use sawmill_testkit::Dice;
 
 /// What is asked of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ pub struct Weather {
 
 impl Weather {
     fn choose(&mut self, verb: Verb) -> Option<Fault> {
-        if !self.dice.once_in(self.fault_once_in) {
+        if !self.dice.one_in(self.fault_once_in) {
             return None;
         }
         let pause = Duration::from_millis(1 + self.dice.below(400));

@@ -246,7 +246,7 @@ fn bring_late(shared: &Arc<Shared>) {
     let mut script = lock(&shared.script);
     let Some(weather) = script.weather.as_mut() else { return };
     let mut late = lock(&shared.late);
-    if late.is_empty() || !weather.dice.once_in(LATE_ONCE_IN) {
+    if late.is_empty() || !weather.dice.one_in(LATE_ONCE_IN) {
         return;
     }
     let chosen = weather.dice.below(late.len() as u64) as usize;

@@ -7,10 +7,10 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
 use crate::machine::PATIENCE;
 use crate::nbd::{Client, Command, Failure, Reply};
 use crate::stamp::{Kind, Log, SECTOR_BYTES, Sector};
+use sawmill_testkit::Dice;
 
 /// Most sessions at once.
 pub(super) const SESSIONS_MAX: usize = 4;
@@ -199,13 +199,13 @@ impl Commits {
                 self.sessions[session].next = Next::Commit;
             }
             Next::Commit => {
-                if self.dice.once_in(3) {
+                if self.dice.one_in(3) {
                     self.write(session, client, true);
                 } else {
                     let place = self.log.submit_flush();
                     self.send(session, client, &Command::Flush, Sent::Flush(place));
                 }
-                self.sessions[session].next = if self.dice.once_in(3) { Next::Read } else { Next::Group };
+                self.sessions[session].next = if self.dice.one_in(3) { Next::Read } else { Next::Group };
             }
             Next::Read => {
                 let (sector, count) = self.choose(session);
@@ -221,7 +221,7 @@ impl Commits {
         let part = self.known.len() as u64 / SESSIONS_MAX as u64;
         let count = 1 + self.dice.below(SECTORS_MAX);
         // Half of all goes to a small place, as to a table's head.
-        let reach = if self.dice.once_in(2) { part } else { part.min(16 * SECTORS_MAX) };
+        let reach = if self.dice.one_in(2) { part } else { part.min(16 * SECTORS_MAX) };
         (session as u64 * part + self.dice.below(reach - count + 1), count)
     }
 
@@ -238,7 +238,7 @@ impl Commits {
         for known in &mut self.known[sector as usize..(sector + count) as usize] {
             *known = None;
         }
-        let zeroes = !fua && self.dice.once_in(16);
+        let zeroes = !fua && self.dice.one_in(16);
         let kind = if zeroes { Kind::Zero } else { Kind::Data };
         let place = self.log.submit(kind, sector, count as u32, fua);
         let command = if zeroes {

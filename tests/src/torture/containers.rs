@@ -54,13 +54,13 @@ impl Torture {
     }
 
     pub(super) fn end_contained(&mut self, volume: &mut Volume, server: Server, clients: &[Client]) {
-        let is_told = self.dice.once_in(2);
+        let is_told = self.dice.one_in(2);
         volume.may_be_clean = false;
         if !is_told {
             self.load_and_kill(volume, server, clients);
             return self.judge_memory(volume, true);
         }
-        let is_away = !volume.is_folder() && self.dice.once_in(2);
+        let is_away = !volume.is_folder() && self.dice.one_in(2);
         let groups = 1 + self.dice.below(60);
         let (clock, proxy) = (volume.commits.log.clock.clone(), self.proxy.clone());
         let (mut told, mut stop) = (0, None);
@@ -114,7 +114,7 @@ enum Stop {
 fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
     server.signal(Signal::TERM);
     let began = std::time::Instant::now();
-    machine::wait_until("the server has ended, or logged everything", || {
+    machine::wait_for("the server has ended, or logged everything", || {
         (!server.is_running() || is_logged(place) || began.elapsed() > GRACE).then_some(())
     });
     if server.is_running() {

@@ -20,7 +20,7 @@ const IN_USE: i32 = 11;
 impl Torture {
     /// As users live whose state folder is copied, sometimes with their memory in it.
     pub(super) fn copied_way(&mut self, volume: &Volume) -> Option<Way> {
-        if self.dice.once_in(2) {
+        if self.dice.one_in(2) {
             return self.way(volume);
         }
         fs::create_dir_all(volume.place.path(BESIDE_THE_JOURNAL)).expect("room for a folder");
@@ -69,7 +69,7 @@ impl Torture {
     }
 
     fn back_up(&mut self, volume: &mut Volume) {
-        if self.dice.once_in(2) {
+        if self.dice.one_in(2) {
             // Then the copy says that the volume was closed cleanly.
             self.snapshot(volume);
         }

@@ -9,12 +9,12 @@ use rustix::process::Signal;
 use super::commits::{SESSIONS_MAX, Tally};
 use super::volume::{Loss, Volume, Way, digest};
 use super::{Deed, Torture};
-use crate::dice::Dice;
 use crate::nbd::{Client, Failure};
 use crate::place::Finished;
 use crate::proxy::Weather;
 use crate::server::Server;
 use crate::stamp::Verdict;
+use sawmill_testkit::Dice;
 
 /// What an attach ends with that could hide a loss.
 pub(super) const REFUSED: i32 = 5;
@@ -29,7 +29,7 @@ impl Torture {
             _ => self.way(volume),
         };
         let Some(way) = way else { return };
-        if deed != Deed::Contained && self.dice.once_in(5) {
+        if deed != Deed::Contained && self.dice.one_in(5) {
             volume.serve_as_it_is(&way).die_while_starting(&mut self.dice);
             self.report.kills += 1;
             // It may have gone on with the loss.
@@ -40,7 +40,7 @@ impl Torture {
         let sessions = 1 + self.dice.below(SESSIONS_MAX as u64);
         let clients: Vec<Client> = (0..sessions).map(|_| server.connect()).collect();
         self.look(volume, &clients[0]);
-        if self.dice.once_in(3) {
+        if self.dice.one_in(3) {
             let groups = 1 + self.dice.below(30);
             let tally = volume.commits.drive(&clients, groups, || ());
             self.note(volume, tally);
@@ -58,7 +58,7 @@ impl Torture {
         }
         // What is demanded after these hangs on a volume that was not closed.
         let is_open = [Deed::MemoryLost, Deed::StoreCopied].contains(&deed);
-        volume.may_be_clean = !is_open && self.dice.once_in(6);
+        volume.may_be_clean = !is_open && self.dice.one_in(6);
         self.load_and_kill(volume, server, &clients);
         drop(clients);
         if self.report.violations.is_empty() {
@@ -77,14 +77,14 @@ impl Torture {
             Deed::WrongClock => self.after_a_wrong_clock(volume),
             _ => {}
         }
-        if self.dice.once_in(3) && self.report.violations.is_empty() {
+        if self.dice.one_in(3) && self.report.violations.is_empty() {
             self.check(volume);
             self.see_the_past(volume, 1);
         }
     }
 
     fn choose_weather(&mut self) {
-        if self.dice.once_in(4) {
+        if self.dice.one_in(4) {
             self.proxy.calm();
         } else {
             let fault_once_in = 3 + self.dice.below(30);
@@ -94,7 +94,7 @@ impl Torture {
 
     /// As users live: memory is where they say, or where it is by itself.
     pub(super) fn way(&mut self, volume: &Volume) -> Option<Way> {
-        let staging = self.dice.once_in(2).then(|| volume.place.memory().display().to_string());
+        let staging = self.dice.one_in(2).then(|| volume.place.memory().display().to_string());
         Some(Way { staging, ..Way::default() })
     }
 
@@ -205,7 +205,7 @@ impl Torture {
 
     /// Sometimes the store is away for a little load. A flush that goes to the store would wait for ever.
     fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
-        if volume.flush == "logged" && !volume.is_folder() && self.dice.once_in(6) {
+        if volume.flush == "logged" && !volume.is_folder() && self.dice.one_in(6) {
             self.proxy.shut();
             let proxy = &self.proxy;
             let tally = volume.commits.drive_beside(clients, 10, || proxy.open(), || ());

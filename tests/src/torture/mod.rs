@@ -23,10 +23,10 @@ mod volume;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
 use crate::proxy::Proxy;
 use crate::stamp::{Verdict, Violation};
 use crate::store::{self, shared_minio};
+use sawmill_testkit::Dice;
 
 pub use report::Report;
 
@@ -102,7 +102,7 @@ impl Torture {
             self.lives(is_folder, &mut tell, |_| ordered.next().copied());
         }
         while Instant::now() < deadline && self.report.violations.is_empty() {
-            let is_folder = self.dice.once_in(3);
+            let is_folder = self.dice.one_in(3);
             let mut left = LIVES_MAX;
             self.lives(is_folder, &mut tell, |dice| {
                 left = left.checked_sub(1)?;
@@ -121,7 +121,7 @@ impl Torture {
         if !self.report.violations.is_empty() {
             return;
         }
-        let flush = if self.dice.once_in(2) { "logged" } else { "stored" };
+        let flush = if self.dice.one_in(2) { "logged" } else { "stored" };
         let mut volume = self.begin(is_folder, flush);
         while let Some(deed) = next(&mut self.dice) {
             let began = Instant::now();
@@ -143,7 +143,7 @@ impl Torture {
         match is_folder {
             true => Volume::create(&store::folder(), flush, false, dice),
             false => {
-                let is_named = self.report.volumes == 1 || self.dice.once_in(2);
+                let is_named = self.report.volumes == 1 || self.dice.one_in(2);
                 Volume::create(&self.proxy.store(), flush, is_named, dice)
             }
         }
@@ -181,8 +181,8 @@ impl Torture {
 
 /// Whatever may be done to such a volume.
 fn choose(dice: &mut Dice, is_folder: bool) -> Deed {
-    if dice.once_in(4) {
-        return if dice.once_in(2) { Deed::Nothing } else { Deed::JournalLost };
+    if dice.one_in(4) {
+        return if dice.one_in(2) { Deed::Nothing } else { Deed::JournalLost };
     }
     let more: &[Deed] = if is_folder { &IN_A_FOLDER } else { &[] };
     let chosen = dice.below((IN_A_BUCKET.len() + more.len()) as u64) as usize;

@@ -59,7 +59,7 @@ impl Torture {
     fn at_rest(&mut self, volume: &mut Volume, name: &'static str, words: &[&str]) {
         let journal = volume.journal_option();
         let words: Vec<&str> = words.iter().copied().chain(journal.iter().map(String::as_str)).collect();
-        if self.dice.once_in(4) {
+        if self.dice.one_in(4) {
             let mut killed = words.clone();
             let other = volume.next_snapshot();
             // What it leaves of a snapshot or a size would be in the way of the same once more.
@@ -152,7 +152,7 @@ impl Torture {
     /// Replaces the server under its load; sometimes its memory has gone before.
     pub(super) fn hand_off(&mut self, volume: &mut Volume, server: &mut Server, clients: &[Client]) {
         self.proxy.calm();
-        let is_memory_gone = self.dice.once_in(3);
+        let is_memory_gone = self.dice.one_in(3);
         for _ in 0..=self.dice.below(2) {
             if is_memory_gone {
                 volume.forget_memory();

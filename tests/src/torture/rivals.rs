@@ -91,7 +91,7 @@ impl Torture {
         clients: &[Client],
         meanwhile: Meanwhile,
     ) -> Option<(Server, Instant)> {
-        let is_long = self.dice.once_in(4) && meanwhile != Meanwhile::Used;
+        let is_long = self.dice.one_in(4) && meanwhile != Meanwhile::Used;
         let proxy = self.proxy.clone();
         let serve = volume.serve_elsewhere(elsewhere).with(&["--accept-journal-loss"]);
         let (mut second, mut image) = (None, None);
@@ -108,7 +108,7 @@ impl Torture {
             second = Some(attempt);
             if is_long {
                 // Longer than news are good for.
-                crate::machine::wait_until("a while is over", || {
+                crate::machine::wait_for("a while is over", || {
                     (began.elapsed() > Duration::from_secs(6)).then_some(())
                 });
             }
@@ -171,7 +171,7 @@ impl Torture {
 
     /// The volume comes back from the winner's place, in order or not.
     fn leave_the_winner(&mut self, volume: &mut Volume, second: Server, image: &[u8]) {
-        if self.dice.once_in(2) {
+        if self.dice.one_in(2) {
             self.report.did("winner's machine lost");
             second.kill();
             self.report.kills += 1;

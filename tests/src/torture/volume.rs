@@ -9,7 +9,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::commits::Commits;
-use crate::dice::Dice;
 use crate::machine;
 use crate::place::Place;
 use crate::server::Serve;
@@ -17,6 +16,7 @@ use crate::stamp::{
     Flush, Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
 use crate::store::StoreUnderTest;
+use sawmill_testkit::Dice;
 
 pub(super) const VOLUME_BYTES: u64 = 16 << 20;
 const OPTIONS: [&str; 6] = ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];

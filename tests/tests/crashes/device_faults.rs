@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use sawmill_testkit::Dice;
 use sawmill_tests::bad_disk::{Act, BadDisk, Trouble};
-use sawmill_tests::dice::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::machine::{self, can_mount, command, run, wait_until};
+use sawmill_tests::machine::{self, can_mount, command, run, wait_for};
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::Proxy;
@@ -113,9 +113,7 @@ fn after_a_failed_sync() -> (Scene, Server) {
     assert_eq!(scene.disk.struck(), 1);
     assert_eq!(scene.flush(&server), Err(Failure::Errno(EIO)), "the disk would sync now; its cache is gone");
     assert!(server.connect().write(0, &[1; 512]).is_err(), "writes stop");
-    wait_until("the server says why", || {
-        server.stderr().contains("journal disk failed to sync").then_some(())
-    });
+    wait_for("the server says why", || server.stderr().contains("journal disk failed to sync").then_some(()));
     (scene, server)
 }
 
@@ -175,9 +173,7 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
         let tally = (0..50).map(|_| drive()).find(|tally| tally.refused > 0).unwrap_or_default();
         assert_eq!(scene.disk.struck(), struck + 1, "write {skip} did not fail: {tally:?}");
         assert!(tally.refused > 0 && tally.last_errno == Some(EIO), "{tally:?}");
-        wait_until("the server says why", || {
-            server.stderr().contains("journal disk failed to").then_some(())
-        });
+        wait_for("the server says why", || server.stderr().contains("journal disk failed to").then_some(()));
         server.kill();
         scene.disk.heal();
         let server = scene.start();
@@ -368,7 +364,7 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
     drop(crowd);
     // The crowd's descriptors are free when the server has seen that it left, not when it leaves.
     let connected = || Client::connect(&server.uri(), Style::Structured).ok();
-    let newcomer = wait_until("the server has room for a newcomer", connected);
+    let newcomer = wait_for("the server has room for a newcomer", connected);
     newcomer.write(0, &[0; 512]).expect("accepted");
     let limit = Rlimit { current: Some(1024), maximum: Some(4096) };
     prlimit(pid, Resource::Nofile, limit).expect("the server is ours");

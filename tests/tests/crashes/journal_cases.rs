@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::server::Server;

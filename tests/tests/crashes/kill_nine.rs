@@ -4,7 +4,7 @@
 //!
 //! `SAWMILL_KILLS` (200 by default) is the number of kills over all tests here; the seed is printed.
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Client;
 use sawmill_tests::on_each_store;
@@ -80,7 +80,7 @@ impl Disaster {
         let mut load = Load::new(VOLUME_BYTES, Dice::seeded("kill_nine"), mix);
         let mut sum = Verdict::default();
         for kill in 0..kills {
-            if load.dice.once_in(5) {
+            if load.dice.one_in(5) {
                 self.serve(&place).die_while_starting(&mut load.dice);
             }
             let server = self.serve(&place).start();

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::stamp::check_flushed_kept;
@@ -49,8 +49,8 @@ fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &
         let hit = match tail {
             Tail::Kept => false,
             Tail::Zeroes => true,
-            Tail::Mixed => dice.once_in(2),
-            Tail::Flipped => dice.once_in(200),
+            Tail::Mixed => dice.one_in(2),
+            Tail::Flipped => dice.one_in(200),
         };
         if hit {
             let mut bytes = vec![0; length as usize];

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::fio_verifies;
-use sawmill_tests::machine::{repository, run, said, sawmill_binary, wait_until};
+use sawmill_tests::machine::{repository, run, said, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, requires, store};
@@ -116,7 +116,7 @@ fn abort_ends_the_device_with_a_message() {
     let client = ram.connect();
     let _ = client.write(0, &[1; 512]).expect_err("the driver aborts");
     assert_eq!(ram.ends(), Some(1));
-    wait_until("nothing is left", || (world.devices() == 0).then_some(()));
+    wait_for("nothing is left", || (world.devices() == 0).then_some(()));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_device_that_is_not_recoverable_goes_with_its_driver() {
     let world = World::new();
     let mut ram = world.starts(&[]);
     ram.kill();
-    wait_until("nothing is left", || (world.devices() == 0).then_some(()));
+    wait_for("nothing is left", || (world.devices() == 0).then_some(()));
     assert!(world.refused(&[&format!("rerun={}", ram.id)]).contains("errno 19"));
 }
 
@@ -227,7 +227,7 @@ fn fail_while_replacing_leaves_the_old_driver_or_none() {
     let told = world.refused(&[&rerun, "foreground", "fail=on_device_available:abort"]);
     assert!(told.contains("terminate rerun"), "{told}");
     assert_eq!(old.ends(), Some(0));
-    wait_until("nothing is left", || (world.devices() == 0).then_some(()));
+    wait_for("nothing is left", || (world.devices() == 0).then_some(()));
 }
 
 #[test]

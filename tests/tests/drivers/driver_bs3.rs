@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::golang::{go, has_go};
-use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
+use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::store::{self, PASSWORD, USER, shared_minio};
@@ -62,7 +62,7 @@ impl Bs3 {
             .spawn()
             .expect("BS3 starts");
         let uri = format!("nbd+unix:///buse0?socket={}", socket.display());
-        let _ = wait_until("BS3 serves", || Client::connect(&uri, Style::Structured).ok());
+        let _ = wait_for("BS3 serves", || Client::connect(&uri, Style::Structured).ok());
         Bs3(child, uri)
     }
 

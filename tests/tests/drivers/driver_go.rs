@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
 use sawmill_tests::golang::{go, has_go};
-use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
+use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
@@ -130,7 +130,7 @@ impl Web {
         let port = content.with_extension("port");
         let mut server = driver("web", &[text(content), text(&port)]);
         let child = server.stdin(Stdio::null()).spawn().expect("a web server");
-        let port = wait_until("the web server says its port", || std::fs::read_to_string(&port).ok());
+        let port = wait_for("the web server says its port", || std::fs::read_to_string(&port).ok());
         Web(child, format!("http://{port}/"))
     }
 }
@@ -256,7 +256,7 @@ fn the_guide_works_as_it_stands() {
         .spawn()
         .expect("it starts");
     let uri = format!("nbd+unix:///mydisk?socket={}", place.path("disk.sock").display());
-    let size = wait_until("the disk is there", || {
+    let size = wait_for("the disk is there", || {
         let asked = command("nbdinfo").args(["--size", &uri]).output().expect("nbdinfo starts");
         asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
     });
@@ -282,12 +282,12 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     };
     let device = || place.sawmill(&["driver", "list", "--json"]).json()[0].clone();
     let mut first = start(driver("file", &[text(&image)]));
-    let name = wait_until("the device is there", || {
+    let name = wait_for("the device is there", || {
         let device = device();
         (device["driver_pid"] == u64::from(first.id())).then(|| device["name"].as_str().map(str::to_owned))
     });
     let name = name.expect("it has a name");
-    let client = wait_until("its door is open", || {
+    let client = wait_for("its door is open", || {
         Client::connect(&format!("nbd+unix:///{name}?socket={}", socket.display()), Style::Structured).ok()
     });
     client.write(512, b"of the first").expect("accepted");

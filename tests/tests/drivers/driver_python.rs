@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
-use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_until};
+use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
@@ -312,7 +312,7 @@ fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
     assert_eq!(String::from_utf8_lossy(&replaced.stdout), "replaced\n");
     let pid = rustix::process::Pid::from_child(&third);
     run(command("nbdinfo").args(["--size", uri]));
-    wait_until("the third driver is the one", || {
+    wait_for("the third driver is the one", || {
         let list = place.sawmill(&["driver", "list", "--json"]).json();
         (list[0]["driver_pid"] == u64::from(third.id())).then_some(())
     });
@@ -320,7 +320,7 @@ fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
     let ended = third.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended\n");
     assert!(ended.status.success(), "{}", ended.status);
-    wait_until("the host has ended", || {
+    wait_for("the host has ended", || {
         let list = place.sawmill(&["driver", "list", "--json"]).json();
         (list.as_array()?.is_empty()).then_some(())
     });

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::driven::Driven;
-use sawmill_tests::machine::{can_mount, command, repository, run, wait_until};
+use sawmill_tests::machine::{can_mount, command, repository, run, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
@@ -63,7 +63,7 @@ fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
     let mark = place.path("broken");
     std::fs::write(&wrapper, format!("touch {}; exit 3\n", mark.display())).expect("written");
     let _ = place.sawmill(&["driver", "replace", "disk"]).ok();
-    wait_until("the broken one has run", || mark.exists().then_some(()));
+    wait_for("the broken one has run", || mark.exists().then_some(()));
     client.write(512, &[2; 512]).expect("the old one serves on");
     std::fs::write(&wrapper, &good).expect("written");
     // Also as the one that is started after a death.
@@ -98,7 +98,7 @@ fn without_restarts_the_device_fails_with_its_driver() {
     let mut driven = Driven::start(&place, "disk", &["--no-restart"], &file(&place));
     let pid = Pid::from_raw(driven.driver.cast_signed()).expect("a process");
     kill_process(pid, Signal::KILL).expect("the driver is ours");
-    let ended = wait_until("the device fails", || {
+    let ended = wait_for("the device fails", || {
         let event = driven.next_event();
         (event["event"] == "ended").then_some(event)
     });
@@ -143,7 +143,7 @@ fn a_driver_that_has_left_and_stays_is_killed_and_started_again() {
 fn a_driver_that_asks_for_the_end_and_does_not_wait_for_it_is_needed_again() {
     let place = Place::new(&store::folder());
     let mut driven = Driven::start(&place, "disk", &[], &gives_up_once(&place, "leaves"));
-    let ended = wait_until("the device ends", || {
+    let ended = wait_for("the device ends", || {
         let event = driven.next_event();
         (event["event"] == "ended").then_some(event)
     });
@@ -158,7 +158,7 @@ fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
     let mut host = host.stdout(Stdio::piped()).spawn().expect("it starts");
     let pid = Pid::from_raw(host.id().cast_signed()).expect("a process");
     // No driver ever came: one signal is enough.
-    wait_until("it listens", || place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0));
+    wait_for("it listens", || place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0));
     kill_process(pid, Signal::TERM).expect("it is ours");
     assert!(host.wait().expect("it ends").success());
 }

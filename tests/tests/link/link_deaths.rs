@@ -1,10 +1,10 @@
 //! Targets and attachments that die: users of a device wait for the next target and lose nothing; a cache
 //! loses what a disk's would, and nothing that was flushed.
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::Client;
 use sawmill_tests::place::Place;
 use sawmill_tests::stamp::{check_nothing_accepted_lost, check_sectors};
@@ -136,7 +136,7 @@ fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
     target.kill();
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| client.write(0, &[1; 4096]));
-        wait_until("the write waits for the target", || {
+        wait_for("the write waits for the target", || {
             let status = scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
             (status[0]["connections"][0]["pending"].as_u64() > Some(0)).then_some(())
         });

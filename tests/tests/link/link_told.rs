@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sawmill_tests::linked::{End, addresses, key};
-use sawmill_tests::machine::{PATIENCE, wait_until};
+use sawmill_tests::machine::{PATIENCE, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::server::page;
@@ -127,14 +127,14 @@ fn a_link_whose_target_is_away_is_told_as_down_and_as_up_when_it_comes_back() {
     drop(client);
     target.kill();
     let up = |end: &End| by_link(&metrics(end), "sawmill_link_up");
-    wait_until("all links are down", || (sum(&up(&attached)) == 0.0).then_some(()));
+    wait_for("all links are down", || (sum(&up(&attached)) == 0.0).then_some(()));
     assert_eq!(up(&attached).len(), 2, "links that are down are told of");
     let status = |scene: &Scene| scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
     let link = &status(&scene)[0]["connections"][0]["links"][0];
     assert!(matches!(link["state"].as_str(), Some("down" | "silent")), "{link}");
     assert!(link["address"].as_str().is_some_and(|address| address.starts_with("udp:127.0.0.1:")), "{link}");
     let _target = scene.target();
-    wait_until("all links are up", || (sum(&up(&attached)) == 2.0).then_some(()));
+    wait_for("all links are up", || (sum(&up(&attached)) == 2.0).then_some(()));
     let _ = attached.stop().ok();
     assert_eq!(status(&scene)[0]["connections"], serde_json::json!([]), "nobody is connected any more");
 }

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::process::{Child, Stdio};
 
-use sawmill_tests::dice::Dice;
-use sawmill_tests::machine::{command, wait_until};
+use sawmill_testkit::Dice;
+use sawmill_tests::machine::{command, wait_for};
 use sawmill_tests::place::{Finished, Place, field};
 use sawmill_tests::store;
 
@@ -67,7 +67,7 @@ impl Kit {
         let mut kit = command("nbdkit");
         kit.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(arguments);
         let child = kit.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("nbdkit starts");
-        wait_until("nbdkit listens", || std::os::unix::net::UnixStream::connect(&socket).ok());
+        wait_for("nbdkit listens", || std::os::unix::net::UnixStream::connect(&socket).ok());
         Kit(child, format!("nbd+unix:///?socket={}", socket.display()))
     }
 }

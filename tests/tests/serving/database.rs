@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use sawmill_tests::bridge::Bridge;
 use sawmill_tests::follower::Follower;
-use sawmill_tests::machine::{can_mount, command, run, wait_until};
+use sawmill_tests::machine::{can_mount, command, run, wait_for};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::postgres::{Bench, Ledger, Postgres};
@@ -195,7 +195,7 @@ impl<'a> Load<'a> {
     fn go_on(&self) {
         let moved = || self.postgres.query("select count(*) from pgbench_history").parse::<u64>().ok();
         let wanted = moved().expect("a number") + 100;
-        wait_until("pgbench commits more", || moved().filter(|&count| count >= wanted));
+        wait_for("pgbench commits more", || moved().filter(|&count| count >= wanted));
         self.ledger.go_on(50);
     }
 

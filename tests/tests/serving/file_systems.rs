@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use sawmill_testkit::Dice;
 use sawmill_tests::bridge::Bridge;
-use sawmill_tests::dice::Dice;
 use sawmill_tests::machine::{can_mount, command, run};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::{Client, Command};
 use sawmill_tests::on_each_store;
@@ -143,7 +143,7 @@ fn of_two_hand_offs_at_once_one_is_refused() {
             let first =
                 scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"]));
             // Until the first is at it, this one would simply be the first.
-            sawmill_tests::machine::wait_until("the first hand-off starts its program", || {
+            sawmill_tests::machine::wait_for("the first hand-off starts its program", || {
                 server.stderr().contains("handing off").then_some(())
             });
             place.sawmill(&["handoff", "disk"]).refused(11, &["another hand-off is in progress"]);
@@ -228,7 +228,7 @@ fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
     load.run(&clients, 100);
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
-        sawmill_tests::machine::wait_until("the hand-off starts", || {
+        sawmill_tests::machine::wait_for("the hand-off starts", || {
             server.stderr().contains("handing off").then_some(())
         });
         server.signal(Signal::TERM);

@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::{Fault, Proxy, Rule, Verb};
@@ -156,7 +156,7 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     };
     assert!(stored("oak", true) && stored("ash", false), "{}", ended.stdout);
     held.go_on();
-    let server = wait_until("the lock is free", || place.serve("oak").and("ash").attempt().ok());
+    let server = wait_for("the lock is free", || place.serve("oak").and("ash").attempt().ok());
     let read = |n, at| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512);
     assert_eq!((read(0, 0), read(1, 4096)), (Ok(vec![3; 512]), Ok(vec![2; 512])));
 }
@@ -219,11 +219,11 @@ fn an_order_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serve
     };
     let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
     asked_during(&server, &stuck, "switch").refused(7, &["still serves"]);
-    wait_until("the old process collects both", || (collected(&server) == 2).then_some(()));
+    wait_for("the old process collects both", || (collected(&server) == 2).then_some(()));
     let slow = real_after(&place, "hold start");
     let said = asked_during(&server, &slow, "start").json();
     server.follow(&said);
-    wait_until("the new process collects both", || (collected(&server) == 4).then_some(()));
+    wait_for("the new process collects both", || (collected(&server) == 4).then_some(()));
     assert_eq!(server.stop().code, Some(0));
 }
 
@@ -356,7 +356,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         if added.code == Some(0) {
             added.ok()
         } else {
-            wait_until("it is over", || add("third.sock").into_ok())
+            wait_for("it is over", || add("third.sock").into_ok())
         }
     });
     assert!(connect(&second).is_err() && connect(third.trim()).is_ok());

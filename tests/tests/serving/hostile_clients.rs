@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
@@ -62,7 +62,7 @@ fn a_hundred_hostile_connections_stay_within_the_memory_and_a_client_is_served()
     let idle: Vec<_> = (0..EACH).filter_map(|_| connection(&address, true)).collect();
     let greedy: Vec<_> = (0..EACH).filter_map(|_| greedy(&address)).collect();
     assert_eq!((half_open.len(), idle.len(), greedy.len()), (EACH, EACH, EACH));
-    wait_until("the memory is short", || (nbd_memory(&server, "waiting") > 0).then_some(()));
+    wait_for("the memory is short", || (nbd_memory(&server, "waiting") > 0).then_some(()));
     let client = server.connect();
     for round in 0..200_u64 {
         if round % 8 == 0
@@ -78,7 +78,7 @@ fn a_hundred_hostile_connections_stay_within_the_memory_and_a_client_is_served()
         assert!(resident <= LIMIT + REST, "{resident} bytes are resident");
     }
     drop((half_open, idle, greedy));
-    wait_until("it is free again", || (nbd_memory(&server, "bytes") <= 2 << 20).then_some(()));
+    wait_for("it is free again", || (nbd_memory(&server, "bytes") <= 2 << 20).then_some(()));
     drop(client);
     let _ = server.stop().ok();
 }

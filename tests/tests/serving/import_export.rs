@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use sawmill_tests::machine::{command, run, wait_until};
+use sawmill_tests::machine::{command, run, wait_for};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Finished, Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
@@ -145,7 +145,7 @@ impl NbdServer {
         let _ = std::fs::remove_file(socket);
         let child = server.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
         let ready = || std::os::unix::net::UnixStream::connect(socket).ok();
-        wait_until("the NBD server listens", ready);
+        wait_for("the NBD server listens", ready);
         NbdServer { child, uri: format!("nbd+unix:///?socket={}", socket.display()) }
     }
 }
@@ -209,7 +209,7 @@ fn killed_half_way(place: &Place, arguments: &[&str], past: u64) -> u64 {
         .stderr(Stdio::null())
         .spawn()
         .expect("the binary under test starts");
-    let reached = wait_until("progress, or the end", || {
+    let reached = wait_for("progress, or the end", || {
         let ended = child.try_wait().expect("a child of ours").is_some();
         let reached = progress(place);
         (ended || reached > past).then_some(if ended { 0 } else { reached })
@@ -313,7 +313,7 @@ fn a_source_that_changed_since_is_refused_until_it_starts_over() {
     words.extend(attach.iter().map(String::as_str));
     // However early the kill: the volume is there, and so is what was begun.
     let mut child = place.command(&words).spawn().expect("the binary under test starts");
-    wait_until("the import has begun", || place.journals().first().cloned());
+    wait_for("the import has begun", || place.journals().first().cloned());
     child.kill().expect("killed");
     child.wait().expect("a child of ours");
     let file = File::options().write(true).open(&there).expect("opened");

@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 
-use sawmill_tests::machine::{command, run, wait_until};
+use sawmill_tests::machine::{command, run, wait_for};
 use sawmill_tests::place::{Finished, Place};
 use sawmill_tests::store;
 
@@ -106,7 +106,7 @@ fn a_driver_has_no_secret_of_its_host_but_what_it_is_given_by_name() {
         let mut host = place.command(&line);
         host.env("AWS_SECRET_ACCESS_KEY", "s3cr3t").env("AZURE_STORAGE_KEY", "s3cr3t").env("OTHER", "kept");
         let mut host = host.spawn().expect("the binary under test starts");
-        let told = wait_until("the driver tells its environment", || std::fs::read_to_string(&out).ok());
+        let told = wait_for("the driver tells its environment", || std::fs::read_to_string(&out).ok());
         let _ = host.kill();
         let _ = host.wait();
         std::fs::remove_file(&out).expect("it was read");

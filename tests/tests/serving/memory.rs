@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rustix::process::Signal;
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::{Minio, StoreUnderTest};
@@ -67,7 +67,7 @@ fn who_is_killed_soon_after_sigterm_loses_nothing_with_the_memory() {
     // The store is away, so it cannot end; the journal's disk is not.
     let info =
         || place.sawmill(&["inspect", "journal", &place.journals()[0].display().to_string(), "--json"]);
-    wait_until("what was accepted is in the journal's file", || {
+    wait_for("what was accepted is in the journal's file", || {
         let journal = info().into_ok().unwrap_or_default();
         let document: serde_json::Value = serde_json::from_str(&journal).unwrap_or_default();
         let records = field(&document, "writes").and_then(serde_json::Value::as_u64);

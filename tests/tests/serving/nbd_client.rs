@@ -26,7 +26,7 @@ fn nbdkit(arguments: &[&str]) -> Kit {
         .spawn()
         .expect("nbdkit starts");
     // nbdkit writes its pid file when it is ready.
-    machine::wait_until("nbdkit is ready", || pid_file.exists().then_some(()));
+    machine::wait_for("nbdkit is ready", || pid_file.exists().then_some(()));
     Kit { child, uri: format!("nbd+unix:///?socket={}", socket.display()), _folder: folder }
 }
 

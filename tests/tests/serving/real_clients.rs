@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::machine::{command, repository, run};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;

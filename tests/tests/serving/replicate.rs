@@ -1,7 +1,7 @@
 //! Replicas as a user has them: copied beside a server, killed and taken up, promoted, served, failed back.
 
 use sawmill_tests::follower::Follower;
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Finished, Place, field};
 use sawmill_tests::server::Server;
@@ -81,7 +81,7 @@ fn a_follower_is_killed_its_replica_promoted_served_and_failed_back(store: &Stor
         drop(follower);
     }
     let follower = sites.follow();
-    wait_until("the replica has all", || (sites.lost_bytes() == 0).then_some(()));
+    wait_for("the replica has all", || (sites.lost_bytes() == 0).then_some(()));
     drop(follower);
     server.kill();
     let _ = sites.there.sawmill(&["promote", &sites.second]).ok();

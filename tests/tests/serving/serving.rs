@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixDatagram;
 
 use rustix::process::Signal;
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::{Client, Command, Style, flag, list};
 use sawmill_tests::on_each_store;

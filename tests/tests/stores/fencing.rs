@@ -2,9 +2,9 @@
 //! wrote after the fence is ever visible.
 
 use rustix::process::Signal;
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix, Tally};
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Client, Command, Failure};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;
@@ -87,7 +87,7 @@ fn who_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
     let winner = second.connect();
     winner.write(0, &[2; 4096]).expect("the winner writes");
     // It may go on for a moment, with what it has; but not for ever.
-    wait_until("a read is refused", || client.read(0, 4096).err());
+    wait_for("a read is refused", || client.read(0, 4096).err());
     assert!(client.flush().is_err(), "a flush was answered after that");
     let ended = first.stop();
     assert_eq!(ended.code, Some(FENCED), "{}", ended.stderr);
@@ -185,6 +185,6 @@ fn a_reader_beside_a_writer_disturbs_nobody(store: &StoreUnderTest) {
     let _ = writer.stop().ok();
     // Once everything is stored, a reader sees it all.
     let reader =
-        wait_until("a reader attaches", || elsewhere.serve("disk").with(&["--read-only"]).attempt().ok());
+        wait_for("a reader attaches", || elsewhere.serve("disk").with(&["--read-only"]).attempt().ok());
     assert!(reader.connect().read_all().expect("a reader reads") == all, "stored writes are not seen");
 }

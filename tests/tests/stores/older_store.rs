@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
@@ -82,7 +82,7 @@ fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
     let noted = place.journals()[0].with_file_name("newest");
     let before = std::fs::read(&noted).expect("noted when it was attached");
     write(2);
-    wait_until("it is noted what the store has", || {
+    wait_for("it is noted what the store has", || {
         (std::fs::read(&noted).is_ok_and(|now| now != before)).then_some(())
     });
     server.kill();

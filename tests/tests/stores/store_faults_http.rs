@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Failure;
 use sawmill_tests::place::{Place, field};

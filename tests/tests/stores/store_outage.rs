@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::machine::wait_until;
+use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Command, Pending};
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::stamp::check_nothing_accepted_lost;
@@ -111,7 +111,7 @@ fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
     server.connect().write(0, &[3; 4096]).expect("accepted");
     minio.pause();
     server.signal(rustix::process::Signal::TERM);
-    let stopping = wait_until("the server says that it is stopping", || {
+    let stopping = wait_for("the server says that it is stopping", || {
         let event = server.next_event().expect("the server is still there");
         (event["event"] == "stopping").then_some(event)
     });

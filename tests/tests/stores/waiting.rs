@@ -1,7 +1,7 @@
 //! `sawmill wait` ends as soon as what it waits for is so, whatever the log's end is made of: nothing,
 //! padding of a flush, or slots that a killed server never filled.
 
-use sawmill_tests::dice::Dice;
+use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;

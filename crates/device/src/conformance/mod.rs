@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use self::probe::{Probe, Random, answer, probe, submit_chain, submit_last_holder};
+use sawmill_testkit::Dice;
+
+use self::probe::{Probe, answer, probe, submit_chain, submit_last_holder};
 use crate::layer::ReadOnly;
 use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result};
 
@@ -199,7 +201,7 @@ pub fn d3_random_requests_agree_with_a_byte_vector(device: Device) {
 pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps: u32) {
     let geometry = device.geometry();
     let mut model = vec![0_u8; geometry.size_bytes.min(SIZE_BYTES_MIN) as usize];
-    let mut random = Random(seed);
+    let mut random = Dice::new(seed);
     for step in 0..steps {
         let longest = if random.below(8) == 0 { 300_000 } else { 9_000 };
         let length = 1 + random.below(longest.min(u64::from(geometry.request_bytes_max)));
@@ -281,7 +283,7 @@ pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Devi
     }
     let longest = geometry.request_bytes_max.min((SIZE_BYTES_MIN - 3) as u32) as usize;
     let mut bytes = vec![0; longest];
-    Random(5).fill(&mut bytes);
+    Dice::new(5).fill(&mut bytes);
     write(&device, 1, &bytes);
     assert!(read(&device, 1, longest) == bytes, "D5: a request of {longest} bytes at 1 is accepted");
     write(&device, geometry.size_bytes - 1, b"!");
@@ -297,7 +299,7 @@ pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
         for owner in 0..OWNERS {
             let device = &device;
             scope.spawn(move || {
-                let mut random = Random(owner + 10);
+                let mut random = Dice::new(owner + 10);
                 let mut model = vec![0_u8; (STRIPE * STRIPES) as usize];
                 for _ in 0..600 {
                     let (stripe, start) = (random.below(STRIPES), random.below(STRIPE));
@@ -393,7 +395,7 @@ pub fn d7_a_read_only_device_refuses_changes(device: Device) {
 pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     let base = 1_000_003_u64;
     let longest = u64::from(device.geometry().request_bytes_max.min(40_000));
-    let mut random = Random(8);
+    let mut random = Dice::new(8);
     for round in 0..20 {
         let (tell, hear) = channel();
         let ranges: Vec<_> = (0..8).map(|_| (random.below(30_000), 1 + random.below(longest))).collect();

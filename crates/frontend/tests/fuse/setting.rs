@@ -15,7 +15,6 @@ use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
 use tempfile::TempDir;
 
 pub(crate) const SIZE: u64 = 16 << 20;
-const HANG: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Leaves the test, saying why, where the machine cannot mount.
 macro_rules! needs_mounts {
@@ -39,13 +38,7 @@ pub(crate) fn can_mount() -> Result<(), String> {
     Ok(())
 }
 
-pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + HANG;
-    while !holds() {
-        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
-}
+pub(crate) use sawmill_testkit::wait_until;
 
 /// Runs a program to its end; its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {

@@ -100,14 +100,7 @@ impl Served {
     }
 }
 
-/// Waits for what another thread is about to do; a hang is a failure.
-pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + HANG;
-    while !holds() {
-        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
-}
+pub(crate) use sawmill_testkit::wait_until;
 
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,

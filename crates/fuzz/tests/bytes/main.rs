@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use sawmill_fuzz::mutate::{Dice, mutate};
+use sawmill_fuzz::mutate::mutate;
 use sawmill_fuzz::{TARGETS, Target};
+use sawmill_testkit::Dice;
 
 /// No input makes any of this take more memory.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
@@ -47,7 +48,7 @@ fn survives(name: &str, changes: u64) {
     let times = std::env::var("SAWMILL_FUZZ_TIMES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
     for seed in 0..changes * times {
         let mut dice = Dice::new(seed);
-        let input = &inputs[dice.below(inputs.len())];
+        let input = &inputs[dice.index(inputs.len())];
         run(&format!("seed {seed}"), &mutate(input, &inputs, &mut dice, INPUT_BYTES_MAX));
     }
 }

@@ -5,6 +5,7 @@
 //! overlaps a write under way, so what is told is what a read must find. What was never written, or was
 //! discarded, is told by nobody.
 
+use sawmill_testkit::Dice;
 use std::collections::BTreeMap;
 
 /// The number of "zeroes were written".
@@ -108,18 +109,10 @@ fn bytes_of(seed: u64, write: u64, address: u64, length: usize) -> Vec<u8> {
     let skipped = (address % 8) as usize;
     let first = address / 8;
     let words = (skipped + length).div_ceil(8) as u64;
-    let word = |index: u64| mixed(seed ^ mixed(write) ^ (first + index)).to_le_bytes();
+    let word = |index: u64| Dice::new(seed ^ Dice::new(write).word() ^ (first + index)).word().to_le_bytes();
     let mut bytes: Vec<u8> = (0..words).flat_map(word).skip(skipped).collect();
     bytes.truncate(length);
     bytes
-}
-
-/// A word in which every bit depends on every bit (the finalizer of SplitMix64).
-fn mixed(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]
@@ -132,7 +125,7 @@ mod tests {
         let mut model = vec![None; 4000];
         let mut state = 1_u64;
         for number in 1..400 {
-            state = mixed(state);
+            state = Dice::new(state).word();
             let (address, length) = (state % 3900, 1 + (state >> 20) % 100);
             let told = match state >> 62 {
                 0 => {

@@ -24,6 +24,7 @@ use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request
 
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{parse_duration, parse_size};
+use sawmill_testkit::Dice;
 
 const OPERATIONS: [(&str, Operation); 7] = [
     ("read", Operation::Read),
@@ -164,21 +165,13 @@ impl Active {
             return None;
         }
         let number = self.matched.fetch_add(1, Relaxed);
-        let chance = mixed(self.seed ^ mixed(number));
+        let chance = Dice::new(self.seed ^ Dice::new(number).word()).word();
         if number < self.rule.after || (chance >> 11) as f64 / (1_u64 << 53) as f64 >= self.rule.rate {
             return None;
         }
         let free = |hits| (hits < self.rule.count).then(|| hits + 1);
-        self.hits.fetch_update(Relaxed, Relaxed, free).is_ok().then(|| mixed(chance))
+        self.hits.fetch_update(Relaxed, Relaxed, free).is_ok().then(|| Dice::new(chance).word())
     }
-}
-
-/// SplitMix64.
-fn mixed(number: u64) -> u64 {
-    let mixed = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
 }
 
 /// A device with the faults and delays of some rules.
@@ -214,7 +207,7 @@ impl Inject {
         let late = Arc::new(Late { waiting: Mutex::default(), changed: Condvar::new() });
         let active = |(number, rule)| Active {
             rule,
-            seed: mixed(seed.wrapping_add(number as u64)),
+            seed: Dice::new(seed.wrapping_add(number as u64)).word(),
             matched: AtomicU64::new(0),
             hits: AtomicU64::new(0),
         };

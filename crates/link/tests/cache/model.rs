@@ -11,21 +11,11 @@ use std::time::{Duration, Instant};
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, MemoryDevice, Operation};
 use sawmill_link::cache::{Cache, Options, Policy};
+use sawmill_testkit::Dice;
 
 use crate::below::{Below, FUA, Mode};
 
 const NO_FLAGS: Flags = Flags { fua: false, no_unmap: false };
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
 
 type Tested = Cache<Arc<Below>>;
 
@@ -33,7 +23,7 @@ type Tested = Cache<Arc<Below>>;
 struct Owner<'a> {
     cache: &'a Tested,
     below: &'a Below,
-    random: Random,
+    random: Dice,
     model: Vec<u8>,
     first: u64,
     stripe: u64,
@@ -143,7 +133,7 @@ impl Owner<'_> {
     }
 }
 
-fn options(random: &mut Random, policy: Policy) -> Options {
+fn options(random: &mut Dice, policy: Policy) -> Options {
     Options {
         policy,
         cache_bytes_max: (64 << 10) << random.below(4),
@@ -156,7 +146,7 @@ fn options(random: &mut Random, policy: Policy) -> Options {
 /// Says how often what is rare has happened.
 fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     const SIZE_BYTES: u64 = 300_000;
-    let mut random = Random(seed);
+    let mut random = Dice::new(seed);
     let policy = [Policy::WriteBack, Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround];
     let policy = policy[random.below(4) as usize];
     let below = Below::over(MemoryDevice::new(SIZE_BYTES), mode, seed);
@@ -203,14 +193,14 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
     const SHARED_BYTES: usize = 10_000;
     let below = Below::over(MemoryDevice::new(SHARED + 20_000), Mode::Late, seed);
     below.fail_per_mille(failures);
-    let cache = Cache::new(below.clone(), &options(&mut Random(seed), policy)).unwrap();
+    let cache = Cache::new(below.clone(), &options(&mut Dice::new(seed), policy)).unwrap();
     let (submitted, completed) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         let mut owners = Vec::new();
         for number in 0..OWNERS {
             let (cache, below) = (&cache, &*below);
             let model = vec![0; (STRIPE * STRIPES) as usize];
-            let random = Random(seed * 100 + number);
+            let random = Dice::new(seed * 100 + number);
             let (first, stripe, every, alone) = (number * STRIPE, STRIPE, OWNERS * STRIPE, false);
             let mut owner = Owner { cache, below, random, model, first, stripe, every, alone };
             owners.push(scope.spawn(move || (0..steps).for_each(|step| owner.step(step))));

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{Run, Verdict, foreign, histories};
-use crate::dice::Dice;
 use crate::names;
+use sawmill_testkit::Dice;
 
 /// One step in so many meets an edge.
 const STEP_ODDS: u64 = 40;

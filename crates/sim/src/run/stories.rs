@@ -12,12 +12,12 @@ use sawmill_volume::Health;
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, journal_bytes_min};
 
 use super::{Run, Verdict, journal_path};
-use crate::dice::Dice;
 use crate::disk::{DiskFaults, Fate};
 use crate::oracle::Loss;
 use crate::settings::Settings;
 use crate::store::{CallFate, StoreFaults};
 use crate::trace::Trace;
+use sawmill_testkit::Dice;
 
 /// Bytes of a record before its payload.
 const RECORD_HEADER_BYTES: u64 = 80;

@@ -10,6 +10,8 @@ use futures_util::FutureExt;
 use futures_util::future::{join_all, ready};
 use parking_lot::Mutex;
 
+use sawmill_testkit::Dice;
+
 use super::*;
 
 const SEEDS: u64 = 400;
@@ -18,7 +20,7 @@ const KEYS: u64 = 5;
 
 #[derive(Default)]
 struct State {
-    random: u64,
+    dice: Dice,
     /// One attempt in so many goes wrong; 0: none.
     odds: u64,
     objects: BTreeMap<String, Bytes>,
@@ -29,19 +31,12 @@ struct State {
 }
 
 impl State {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
     /// What goes wrong with the next attempt.
     fn trouble(&mut self, kinds: &[&'static str]) -> Option<&'static str> {
-        if self.odds == 0 || self.below(self.odds) > 0 {
+        if self.odds == 0 || self.dice.below(self.odds) > 0 {
             return None;
         }
-        let kind = kinds[self.below(kinds.len() as u64) as usize];
+        let kind = kinds[self.dice.below(kinds.len() as u64) as usize];
         *self.met.entry(kind).or_default() += 1;
         Some(kind)
     }
@@ -56,7 +51,7 @@ impl State {
 
     fn land_one(&mut self) {
         if !self.late.is_empty() {
-            let index = self.below(self.late.len() as u64) as usize;
+            let index = self.dice.below(self.late.len() as u64) as usize;
             match self.late.swap_remove(index) {
                 (key, Some(body)) => drop(self.create(&key, body)),
                 (key, None) => drop(self.objects.remove(&key)),
@@ -163,7 +158,7 @@ struct Play {
 
 impl Play {
     fn below(&self, bound: u64) -> u64 {
-        self.backend.state.lock().below(bound)
+        self.backend.state.lock().dice.below(bound)
     }
 
     fn key(&self) -> String {
@@ -281,8 +276,8 @@ async fn play(seed: u64) -> BTreeMap<&'static str, u64> {
     let backend = Arc::new(Erratic::default());
     {
         let mut state = backend.state.lock();
-        state.random = seed;
-        state.odds = [0, 6, 3, 2][state.below(4) as usize];
+        state.dice = Dice::new(seed);
+        state.odds = [0, 6, 3, 2][state.dice.below(4) as usize];
     }
     let client = Client::new("erratic".into(), Box::new(backend.clone()), &StoreOptions::default());
     let mut play = Play { client, backend, told: Told::default(), seed, number: 0 };

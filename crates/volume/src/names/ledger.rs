@@ -249,11 +249,11 @@ pub(crate) fn means(store: &dyn ObjectStore, name: &str, volume_id: VolumeId) ->
 }
 
 pub(super) fn decode(name: &str, number: u64, bytes: &[u8]) -> Result<NameRecord> {
-    let damaged = |error| Error::caused(ErrorKind::Corrupt, format!("{}", name_key(name, number)), error);
+    let damaged = |error| Error::caused(ErrorKind::Corrupt, name_key(name, number), error);
     NameRecord::decode(bytes, name, number).map_err(damaged)
 }
 
 fn decode_old(name: &str, bytes: &[u8]) -> Result<VolumeRecord> {
-    let damaged = |error| Error::caused(ErrorKind::Corrupt, format!("{}", volume_key(name)), error);
+    let damaged = |error| Error::caused(ErrorKind::Corrupt, volume_key(name), error);
     VolumeRecord::decode(bytes, name).map_err(damaged)
 }

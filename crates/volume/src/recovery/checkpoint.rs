@@ -137,7 +137,7 @@ pub(crate) fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: Option<
     let bytes = get(store, volume_id, number)?
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no checkpoint {key}")))?;
     Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
-        .map_err(|error| Error::caused(ErrorKind::Corrupt, format!("{key}"), error))
+        .map_err(|error| Error::caused(ErrorKind::Corrupt, key, error))
 }
 
 /// The table of segments and the cuts a checkpoint names, with an empty map.

@@ -305,7 +305,7 @@ pub(crate) fn headers(
     let decode = |sequence: u64, answer: ask::Answer| {
         let answer = answer.map_err(|error| match error.kind() {
             // Not one byte of it could be had: the object is empty.
-            ErrorKind::Invalid => Error::caused(ErrorKind::Corrupt, format!("{}", key(sequence)), error),
+            ErrorKind::Invalid => Error::caused(ErrorKind::Corrupt, key(sequence), error),
             _ => error,
         });
         let Some(mut bytes) = answer? else { return Ok(None) };

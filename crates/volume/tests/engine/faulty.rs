@@ -4,7 +4,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_device::BlockDeviceExt;
@@ -215,14 +215,7 @@ pub fn is_engine(call: &Call) -> bool {
     ["/seg/", "/map/", "/checkpoint/"].iter().any(|part| call.key().contains(part))
 }
 
-/// Waits for `condition`, and fails when it does not come.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+pub use sawmill_testkit::wait_until as until;
 
 /// Reads `want.len()` bytes and compares.
 #[track_caller]

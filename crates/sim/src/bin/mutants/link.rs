@@ -182,7 +182,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a reservation is begun and not kept",
         "link/src/target/exports.rs",
-        "        self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(&standing))?;\n",
+        "            MutexGuard::unlocked(&mut locked, || self.make_durable(&standing))?;\n",
         "",
     ),
     mutant(
