@@ -9,21 +9,11 @@ use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_driver::batch::chunk::records;
 use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeOrder, Read};
 use sawmill_driver::resolve::Resolver;
+use sawmill_testkit::Dice;
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 64;
 const QUEUES: u32 = 3;
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 enum Told {
     Written { id: u64, start: u64, end: u64 },
@@ -116,7 +106,7 @@ impl World {
         World {
             batch,
             driver,
-            dice: Dice(seed * 2 + 1),
+            dice: Dice::new(seed * 2 + 1),
             tell,
             hear,
             next_id: 0,

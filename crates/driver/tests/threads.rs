@@ -17,6 +17,7 @@ use sawmill_driver::State;
 use sawmill_driver::batch::chunk::records;
 use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeOrder, Read};
 use sawmill_driver::resolve::Resolver;
+use sawmill_testkit::Dice;
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 48;
@@ -25,17 +26,6 @@ const SUBMITTERS: u64 = 4;
 const DRIVER_THREADS: u64 = 4;
 const REQUESTS: u64 = 1500;
 const OUTSTANDING: u64 = 8;
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 /// What a request did, between two moments of the clock.
 struct Event {
@@ -118,7 +108,7 @@ fn values_of(bytes: &[u8]) -> Vec<u64> {
 
 /// Submits random requests on all queues, some at once, and waits for the last.
 fn submit(world: &Arc<World>, submitter: u64) {
-    let mut dice = Dice(submitter * 7919 + 1);
+    let mut dice = Dice::new(submitter * 7919 + 1);
     let (tell, hear) = channel();
     let mut outstanding = 0;
     for number in 0..REQUESTS {
@@ -163,7 +153,7 @@ struct Life<'a> {
 impl Life<'_> {
     /// One thread of it: takes something, or finishes something of what it has.
     fn work(&self, seed: u64) {
-        let (mut dice, mut hand) = (Dice(seed * 104_729 + 1), Vec::new());
+        let (mut dice, mut hand) = (Dice::new(seed * 104_729 + 1), Vec::new());
         while !self.is_dying.load(Ordering::SeqCst) {
             if hand.len() < 6 {
                 self.fetch(dice.below(QUEUES as u64) as usize, &mut hand);
@@ -417,7 +407,7 @@ fn tell(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
 
 /// One driver after another, until there is nothing to do.
 fn drive(world: &World, submitting: &AtomicU64) {
-    let mut dice = Dice(4711);
+    let mut dice = Dice::new(4711);
     for life in 1.. {
         world.unapplied.iter().for_each(|queue| queue.lock().clear());
         let is_last = submitting.load(Ordering::SeqCst) == 0;

@@ -88,7 +88,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "sawmill-volume",
         ],
     ),
-    ("sawmill-driver", &["sawmill-device", "sawmill-sys"]),
+    ("sawmill-driver", &["sawmill-device", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver", "sawmill-sys"]),
     // For tests: nobody may name it.

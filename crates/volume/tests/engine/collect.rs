@@ -58,7 +58,7 @@ fn a_volume_overwritten_at_random_takes_no_more_than_it_may() {
     let mut model = Model::new(16 * MIB, 3);
     for round in 0..6u64 {
         for _ in 0..4096 {
-            let address = model.dice.roll(4096) * 4096;
+            let address = model.dice.below(4096) * 4096;
             let bytes = crate::rig::pattern(address, round, 4096);
             volume.write_at(address, &bytes).unwrap();
             model.bytes[address as usize..][..4096].copy_from_slice(&bytes);
@@ -85,8 +85,8 @@ fn collecting_all_by_hand_puts_the_volume_in_address_order() {
     let volume = rig.open();
     let mut model = Model::new(16 * MIB, 5);
     for _ in 0..2000 {
-        let address = model.dice.roll(512) * 4096;
-        let bytes = crate::rig::pattern(address, model.dice.roll(99), 4096);
+        let address = model.dice.below(512) * 4096;
+        let bytes = crate::rig::pattern(address, model.dice.below(99), 4096);
         volume.write_at(address, &bytes).unwrap();
         model.bytes[address as usize..][..4096].copy_from_slice(&bytes);
     }

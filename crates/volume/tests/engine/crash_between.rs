@@ -174,7 +174,7 @@ fn misfortune(dice: &mut Dice, call: &Call) -> Fault {
     }
     // A get that fails makes a reader wait: few of them, so that there is time for much else.
     let odds = if call.kind == CallKind::Get { 100 } else { 12 };
-    match (dice.roll(odds), call.kind) {
+    match (dice.below(odds), call.kind) {
         (0, _) => Fault::Fail(StoreErrorKind::Unavailable),
         (1, _) => Fault::LoseAnswer,
         (2, CallKind::Put | CallKind::Delete) => Fault::Late,
@@ -187,26 +187,26 @@ fn misfortune(dice: &mut Dice, call: &Call) -> Fault {
 fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
     let seed = seed();
     for round in 0..4 {
-        let mut dice = Dice((seed + round) * 2 + 1);
+        let mut dice = Dice::new((seed + round) * 2 + 1);
         let mut machine = Machine::new();
         machine.options.checkpoint_bytes = 512 << 10;
         let mut model = Model::new(6 * MIB, seed + round);
         for life in 0..12 {
             let what = format!("seed {seed}, round {round}, life {life}");
-            if dice.roll(3) == 0 {
+            if dice.below(3) == 0 {
                 die_in_recovery(&machine, &mut dice);
             }
             machine.heal();
             let volume = machine.open();
             model.compare_all(&volume);
-            let end = dice.roll(3);
-            let mut at_call = Dice(dice.roll(1 << 40) * 2 + 1);
+            let end = dice.below(3);
+            let mut at_call = Dice::new(dice.below(1 << 40) * 2 + 1);
             machine.faults.script(Box::new(move |call| misfortune(&mut at_call, call)));
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 let _over = SetOnDrop(&over);
                 scope.spawn(|| let_held_calls_go(&machine, &over));
-                for _ in 0..dice.roll(120) {
+                for _ in 0..dice.below(120) {
                     model.act(&volume);
                 }
                 match end {
@@ -217,8 +217,8 @@ fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
             });
             volume.close_now();
             drop(volume);
-            if dice.roll(2) == 0 {
-                machine.faults.release(|_| dice.roll(2) == 0);
+            if dice.below(2) == 0 {
+                machine.faults.release(|_| dice.below(2) == 0);
             }
         }
         machine.heal();
@@ -233,8 +233,8 @@ fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
 /// An attach whose store goes wrong from some call on, and which dies. Some of what was held before lands
 /// meanwhile.
 fn die_in_recovery(machine: &Machine, dice: &mut Dice) {
-    let mut left = 1 + dice.roll(150);
-    let mut at_call = Dice(dice.roll(1 << 40) * 2 + 1);
+    let mut left = 1 + dice.below(150);
+    let mut at_call = Dice::new(dice.below(1 << 40) * 2 + 1);
     machine.faults.script(Box::new(move |call| {
         left = left.saturating_sub(1);
         match misfortune(&mut at_call, call) {
@@ -247,14 +247,14 @@ fn die_in_recovery(machine: &Machine, dice: &mut Dice) {
     if let Ok(volume) = machine.try_open() {
         volume.close_now();
     }
-    machine.faults.release(|_| dice.roll(2) == 0);
+    machine.faults.release(|_| dice.below(2) == 0);
 }
 
 /// Lets held calls go now and then, until it is over.
 fn let_held_calls_go(machine: &Machine, over: &AtomicBool) {
-    let mut dice = Dice(7);
+    let mut dice = Dice::new(7);
     while !over.load(Ordering::Acquire) {
-        machine.faults.release(|_| dice.roll(4) == 0);
+        machine.faults.release(|_| dice.below(4) == 0);
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -26,8 +26,8 @@ struct History {
 impl History {
     /// Writes some blocks with a stamp of their own.
     fn write(&mut self, volume: &Volume, dice: &mut Dice) {
-        let blocks = 1 + if dice.roll(4) == 0 { dice.roll(60) } else { dice.roll(4) };
-        let first = dice.roll(BLOCKS - blocks);
+        let blocks = 1 + if dice.below(4) == 0 { dice.below(60) } else { dice.below(4) };
+        let first = dice.below(BLOCKS - blocks);
         self.writes.push((first, blocks));
         let stamp = self.writes.len() as u64;
         let bytes: Vec<u8> = (first..first + blocks).flat_map(|block| stamped(block, stamp)).collect();
@@ -94,10 +94,10 @@ fn power_cut(machine: &Machine, synced: &[u8], dice: &mut Dice) -> Machine {
     // durable.
     if synced[..ring] == now[..ring] {
         let file = std::fs::OpenOptions::new().write(true).open(twin.journal()).unwrap();
-        let keep = dice.roll(5);
+        let keep = dice.below(5);
         for at in (ring..now.len()).step_by(BLOCK) {
             let old = &synced[at..at + BLOCK];
-            if old != &now[at..at + BLOCK] && dice.roll(4) >= keep {
+            if old != &now[at..at + BLOCK] && dice.below(4) >= keep {
                 file.write_all_at(old, at as u64).unwrap();
             }
         }
@@ -110,23 +110,23 @@ fn flushed_writes_survive_power_cuts_and_the_volume_is_a_cut() {
     let seed = seed();
     let mut lost = 0;
     for round in 0..6 {
-        let mut dice = Dice((seed + round) * 2 + 1);
+        let mut dice = Dice::new((seed + round) * 2 + 1);
         let mut machine = Machine::with(BLOCKS * BLOCK as u64, FlushMode::Logged);
         machine.options.checkpoint_bytes = 2 * MIB;
-        let slow = dice.roll(3);
+        let slow = dice.below(3);
         machine.fault(Fault::Delay, move |call| slow == 0 && segment_put(call).is_some_and(|s| s % 8 == 7));
         let volume = machine.open();
         let mut history = History::default();
         for cut in 0..8 {
-            for _ in 0..dice.roll(200) {
+            for _ in 0..dice.below(200) {
                 history.write(&volume, &mut dice);
-                if dice.roll(20) == 0 {
+                if dice.below(20) == 0 {
                     history.flush(&volume);
                 }
             }
             history.flush(&volume);
             let synced = std::fs::read(machine.journal()).unwrap();
-            for _ in 0..dice.roll(60) {
+            for _ in 0..dice.below(60) {
                 history.write(&volume, &mut dice);
             }
             let twin = power_cut(&machine, &synced, &mut dice);
@@ -136,7 +136,7 @@ fn flushed_writes_survive_power_cuts_and_the_volume_is_a_cut() {
             lost += history.writes.len() - count;
             // And it goes on from there: a second life, a second cut.
             let mut second = History { writes: history.writes[..count].to_vec(), flushed: count };
-            for _ in 0..dice.roll(40) {
+            for _ in 0..dice.below(40) {
                 second.write(&after, &mut dice);
             }
             second.flush(&after);
@@ -156,15 +156,15 @@ fn flushed_writes_survive_power_cuts_and_the_volume_is_a_cut() {
 fn every_accepted_write_survives_the_death_of_the_process() {
     let seed = seed();
     for round in 0..6 {
-        let mut dice = Dice((seed + round) * 2 + 1);
+        let mut dice = Dice::new((seed + round) * 2 + 1);
         let mut machine = Machine::with(BLOCKS * BLOCK as u64, FlushMode::Logged);
         machine.options.checkpoint_bytes = 2 * MIB;
         let volume = machine.open();
         let mut history = History::default();
         for kill in 0..10 {
-            for _ in 0..dice.roll(150) {
+            for _ in 0..dice.below(150) {
                 history.write(&volume, &mut dice);
-                if dice.roll(50) == 0 {
+                if dice.below(50) == 0 {
                     history.flush(&volume);
                 }
             }
@@ -183,15 +183,15 @@ fn every_accepted_write_survives_the_death_of_the_process() {
 fn without_the_journal_the_volume_is_a_cut_at_or_after_the_last_stored_flush() {
     let seed = seed();
     for round in 0..4 {
-        let mut dice = Dice((seed + round) * 2 + 1);
+        let mut dice = Dice::new((seed + round) * 2 + 1);
         let mut machine = Machine::with(BLOCKS * BLOCK as u64, FlushMode::Stored);
         machine.options.checkpoint_bytes = 2 * MIB;
         let volume = machine.open();
         let mut history = History::default();
         for loss in 0..10 {
-            for _ in 0..dice.roll(60) {
+            for _ in 0..dice.below(60) {
                 history.write(&volume, &mut dice);
-                if dice.roll(15) == 0 {
+                if dice.below(15) == 0 {
                     history.flush(&volume);
                 }
             }

@@ -93,17 +93,7 @@ pub fn pattern(address: u64, version: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| ((address + at) / 7 + version * 31 + at * 13) as u8).collect()
 }
 
-/// A small deterministic random number generator.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
+pub use sawmill_testkit::Dice;
 
 /// A volume and what it should hold, byte for byte.
 pub struct Model {
@@ -113,28 +103,28 @@ pub struct Model {
 
 impl Model {
     pub fn new(size_bytes: u64, seed: u64) -> Self {
-        Model { bytes: vec![0; size_bytes as usize], dice: Dice(seed * 2 + 1) }
+        Model { bytes: vec![0; size_bytes as usize], dice: Dice::new(seed * 2 + 1) }
     }
 
     /// Does one random operation on both.
     pub fn act(&mut self, volume: &Volume) {
         let size = self.bytes.len() as u64;
-        let kind = self.dice.roll(100);
-        let length = match self.dice.roll(4) {
-            0 => 1 + self.dice.roll(600),
+        let kind = self.dice.below(100);
+        let length = match self.dice.below(4) {
+            0 => 1 + self.dice.below(600),
             1 => 4096,
-            2 => 4096 * (1 + self.dice.roll(16)),
-            _ => 1 + self.dice.roll(200_000),
+            2 => 4096 * (1 + self.dice.below(16)),
+            _ => 1 + self.dice.below(200_000),
         }
         .min(size);
-        let mut address = self.dice.roll(size - length + 1);
-        if self.dice.roll(2) == 0 {
+        let mut address = self.dice.below(size - length + 1);
+        if self.dice.below(2) == 0 {
             address = address / 4096 * 4096;
         }
         let range = address as usize..(address + length) as usize;
         match kind {
             0..60 => {
-                let bytes = pattern(address, self.dice.roll(1000), length as usize);
+                let bytes = pattern(address, self.dice.below(1000), length as usize);
                 volume.write_at(address, &bytes).unwrap();
                 self.bytes[range].copy_from_slice(&bytes);
             }
