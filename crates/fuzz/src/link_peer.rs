@@ -19,7 +19,7 @@ use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{Greeting, HANDSHAKE_BYTES, Security, answer};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 const PROLOGUE: &[u8] = b"sawmill link 1";
 const PACKET_BYTES: usize = 1400;
@@ -168,7 +168,7 @@ impl Shown {
     }
 
     fn hear(&self, mut packet: Vec<u8>) {
-        self.target.receive((&self.sender, None), &STRANGER, &mut packet);
+        self.target.receive(Arrival { sender: &self.sender, waker: None, peer: &STRANGER }, &mut packet);
         self.target.tick();
     }
 

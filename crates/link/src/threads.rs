@@ -22,7 +22,7 @@ use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
 use crate::source::Source;
 use crate::streams::{STRANGER_NS, STREAMS_MAX, Stream, Streams};
-use crate::target::Target;
+use crate::target::{Arrival, Target};
 
 /// The longest wait while something is under way, and at all.
 const LIVELY_WAIT_NS: u64 = 5 * MS;
@@ -386,7 +386,7 @@ fn receive_for_target(
             {
                 touched.push(connection);
             }
-            target.receive((&sender, Some(&waker)), peer, packet);
+            target.receive(Arrival { sender: &sender, waker: Some(&waker), peer }, packet);
         });
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;

@@ -51,6 +51,20 @@ pub struct Excuses {
     pub corrupt: bool,
 }
 
+/// What changes the disk: address and length, what is written (nothing, of a discard), and whether at once
+/// durably.
+#[derive(Clone, Copy)]
+pub struct Change {
+    /// Write, discard or write-zeroes.
+    pub operation: Operation,
+    /// Address and length in bytes.
+    pub range: (u64, u64),
+    /// What a write writes.
+    pub stamp: u64,
+    /// Durable when it is answered.
+    pub fua: bool,
+}
+
 impl Client {
     /// Requests without an answer.
     #[must_use]
@@ -61,48 +75,42 @@ impl Client {
     fn submit(
         &mut self,
         volume: &Volume,
-        operation: Operation,
+        operation: (Operation, Flags),
         range: (u64, u64),
-        fua: bool,
         buffer: Vec<u8>,
         asked: Asked,
     ) {
         self.next += 1;
         let number = self.next;
         self.asked.insert(number, asked);
-        let flags = Flags { fua, ..Flags::default() };
+        let (operation, flags) = operation;
         let mut request = Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
         request.length = range.1;
         volume.submit(request);
     }
 
     /// Submits a write, discard or write-zeroes.
-    pub fn change(
-        &mut self,
-        volume: &Volume,
-        oracle: &mut Oracle,
-        operation: Operation,
-        range: (u64, u64),
-        stamp: u64,
-        fua: bool,
-    ) {
+    pub fn change(&mut self, volume: &Volume, oracle: &mut Oracle, change: Change) {
+        let Change { operation, range, stamp, fua } = change;
         let effect = if operation == Operation::Write { Effect::Stamp(stamp) } else { Effect::Zero };
         let number = oracle.submit(range.0, range.1, effect);
         let buffer =
             if operation == Operation::Write { payload(stamp, range.0, range.1) } else { Vec::new() };
-        self.submit(volume, operation, range, fua, buffer, Asked::Change(number, fua));
+        let flags = Flags { fua, ..Flags::default() };
+        self.submit(volume, (operation, flags), range, buffer, Asked::Change(number, fua));
     }
 
     /// Submits a flush.
     pub fn flush(&mut self, volume: &Volume, oracle: &Oracle) {
         let asked = Asked::Flush(oracle.flush_covers());
-        self.submit(volume, Operation::Flush, (0, 0), false, Vec::new(), asked);
+        self.submit(volume, (Operation::Flush, Flags::default()), (0, 0), Vec::new(), asked);
     }
 
     /// Submits a read.
     pub fn read(&mut self, volume: &Volume, oracle: &Oracle, range: (u64, u64)) {
         let asked = Asked::Read(oracle.watch_read(range.0, range.1));
-        self.submit(volume, Operation::Read, range, false, vec![0xee; range.1 as usize], asked);
+        let buffer = vec![0xee; range.1 as usize];
+        self.submit(volume, (Operation::Read, Flags::default()), range, buffer, asked);
     }
 
     /// Submits a read of all, that nobody judges; see [`whole_answer`](Self::whole_answer).
@@ -136,7 +144,7 @@ impl Client {
     /// Submits a write of these bytes, that nobody judges.
     pub fn write_blindly(&mut self, volume: &Volume, address: u64, bytes: Vec<u8>) {
         let range = (address, bytes.len() as u64);
-        self.submit(volume, Operation::Write, range, false, bytes, Asked::StrayWrite);
+        self.submit(volume, (Operation::Write, Flags::default()), range, bytes, Asked::StrayWrite);
     }
 
     /// Submits a write or flush of a writer that others have replaced.
@@ -147,7 +155,7 @@ impl Client {
             Operation::Flush => Asked::StrayFlush(self.strays > 0),
             _ => Asked::StrayWrite,
         };
-        self.submit(volume, operation, range, false, buffer, asked);
+        self.submit(volume, (operation, Flags::default()), range, buffer, asked);
     }
 
     /// Hears what was answered since, and judges it. `replaced_at` is what its successor found, if it has

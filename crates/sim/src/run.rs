@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use sawmill_device::Operation;
 use sawmill_volume::{CreateOptions, FlushMode, ReadCache, Stepped, create_in};
 
-use crate::client::{Client, Excuses};
+use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
 use crate::disk::{DiskFaults, Medium};
 use crate::oracle::{Loss, Oracle};
@@ -402,7 +402,10 @@ impl Run {
             _ if process.replaced_at.is_some() => {}
             Operation::Flush => process.client.flush(&volume, &self.oracle),
             Operation::Read => process.client.read(&volume, &self.oracle, range),
-            _ => process.client.change(&volume, &mut self.oracle, operation, range, stamp, fua),
+            _ => {
+                let change = Change { operation, range, stamp, fua };
+                process.client.change(&volume, &mut self.oracle, change);
+            }
         }
     }
 

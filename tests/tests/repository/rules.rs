@@ -9,6 +9,10 @@ use super::tidy::{files, none};
 /// says nothing. The number may only fall.
 const FLAG_PARAMETERS_MAX: usize = 5;
 
+/// Functions that take a tuple apart in their list of parameters: two parameters where the list says one.
+/// The number may only fall.
+const TUPLE_PARAMETERS_MAX: usize = 13;
+
 /// The code of a crate without its tests: path, and numbered lines.
 pub(super) fn production() -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
@@ -64,23 +68,61 @@ fn every_thread_has_a_name_that_the_architecture_knows() {
     none(&faults);
 }
 
-#[test]
-fn flags_beside_other_parameters_become_fewer() {
+/// Signatures of functions that begin with `word`: the file, the function, its parameters without `self`.
+fn signatures(word: &str) -> Vec<(String, String, Vec<String>)> {
     let mut found = Vec::new();
     for (path, lines) in production() {
         let text = lines.join(" ");
-        for signature in text.split("pub fn ").skip(1) {
+        for signature in text.split(word).skip(1) {
             let Some((name, rest)) = signature.split_once('(') else { continue };
-            let parameters = rest.split(')').next().unwrap_or_default().split(',').map(str::trim);
-            let parameters: Vec<_> =
-                parameters.filter(|one| !one.is_empty() && !one.ends_with("self")).collect();
-            let has_flag = parameters.iter().any(|one| one.ends_with(": bool"));
-            if has_flag && parameters.len() > 1 {
-                found.push(format!("{path}: {name}"));
-            }
+            let parameters = split_at_commas(rest);
+            found.push((path.clone(), name.to_owned(), parameters));
         }
     }
+    found
+}
+
+/// The parameters up to the bracket that closes the list.
+fn split_at_commas(text: &str) -> Vec<String> {
+    let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());
+    for letter in text.chars() {
+        match letter {
+            '(' | '[' | '<' => depth += 1,
+            ')' if depth == 0 => break,
+            ')' | ']' | '>' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(std::mem::take(&mut part));
+                continue;
+            }
+            _ => (),
+        }
+        part.push(letter);
+    }
+    parts.push(part);
+    let parts = parts.iter().map(|part| part.trim().to_owned());
+    parts.filter(|part| !part.is_empty() && !part.ends_with("self")).collect()
+}
+
+/// Fails when there are more than `max`, and when there are fewer: then `max` is to be lowered.
+fn only_fewer(found: &[String], max: usize, name: &str) {
     let count = found.len();
-    assert!(count <= FLAG_PARAMETERS_MAX, "{count}, {FLAG_PARAMETERS_MAX} before:\n{}", found.join("\n"));
-    assert_eq!(count, FLAG_PARAMETERS_MAX, "they have become fewer: lower FLAG_PARAMETERS_MAX");
+    assert!(count <= max, "{count}, {name} is {max}:\n{}", found.join("\n"));
+    assert_eq!(count, max, "they have become fewer: lower {name}");
+}
+
+#[test]
+fn flags_beside_other_parameters_become_fewer() {
+    let has_flag =
+        |parameters: &[String]| parameters.len() > 1 && parameters.iter().any(|one| one.ends_with(": bool"));
+    let found: Vec<_> = signatures("pub fn ").into_iter().filter(|(_, _, all)| has_flag(all)).collect();
+    let found: Vec<_> = found.iter().map(|(path, name, _)| format!("{path}: {name}")).collect();
+    only_fewer(&found, FLAG_PARAMETERS_MAX, "FLAG_PARAMETERS_MAX");
+}
+
+#[test]
+fn tuples_as_parameters_become_fewer() {
+    let is_taken_apart = |one: &String| one.starts_with('(') && one.contains("): (");
+    let found = signatures("fn ").into_iter().filter(|(_, _, all)| all.iter().any(is_taken_apart));
+    let found: Vec<_> = found.map(|(path, name, _)| format!("{path}: {name}")).collect();
+    only_fewer(&found, TUPLE_PARAMETERS_MAX, "TUPLE_PARAMETERS_MAX");
 }

@@ -257,31 +257,40 @@ fn serve(
     serving: &mut Serving,
 ) -> Result<()> {
     let char_device = Arc::new(char_device);
-    let mut queues = 0..info.queues;
-    queues.try_for_each(|queue| serve_queue(control, info, queue, options, device, &char_device, serving))
+    for queue in 0..info.queues {
+        let inbox = inbox_for(control, info.id, queue, options, serving)?;
+        serve_queue(info, queue, inbox, device, &char_device, serving)?;
+    }
+    Ok(())
+}
+
+/// How the thread is reached that is to serve a queue: one of its own, or the next of those that are shared.
+fn inbox_for(
+    control: &mut Control,
+    id: u32,
+    queue: u16,
+    options: &UblkOptions,
+    serving: &mut Serving,
+) -> Result<Arc<Inbox>> {
+    if let Some(workers) = &options.workers {
+        return workers.choose();
+    }
+    let cores = if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
+    let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
+    let inbox = worker.inbox.clone();
+    serving.workers.push(worker);
+    Ok(inbox)
 }
 
 fn serve_queue(
-    control: &mut Control,
     info: &KernelInfo,
     queue: u16,
-    options: &UblkOptions,
+    inbox: Arc<Inbox>,
     device: &Arc<dyn BlockDevice>,
     char_device: &Arc<CharDevice>,
     serving: &mut Serving,
 ) -> Result<()> {
     let id = info.id;
-    let inbox: Arc<Inbox> = match &options.workers {
-        Some(workers) => workers.choose()?,
-        None => {
-            let cores =
-                if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
-            let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
-            let inbox = worker.inbox.clone();
-            serving.workers.push(worker);
-            inbox
-        }
-    };
     let descriptors = char_device.descriptors(queue, info.queue_depth);
     let descriptors = descriptors.map_err(|error| {
         failed(&format!("device {id}: the requests of queue {queue} cannot be seen"), &error)

@@ -21,7 +21,6 @@ use sawmill_sys::Waker;
 use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
-use super::memory::Segment;
 use super::metrics::Counters;
 use super::options::{BATCH, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::protocol::{HEADER_BYTES, ID_BYTES, Order, Parts, Refusal, Status, understand};
@@ -425,15 +424,10 @@ impl Queue {
     }
 
     /// Answers a request, on any thread.
-    pub(super) fn answer(
-        &self,
-        head: u16,
-        writable: &[Segment],
-        data: &[u8],
-        status: Status,
-        written_bytes: u32,
-        charged_bytes: u64,
-    ) {
+    fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
+        let writable = &ticket.chain.writable;
+        // The whole of what the guest lets us write, as if it were written: the last byte is.
+        let written_bytes = u32::try_from(total(writable)).unwrap_or(u32::MAX);
         let counters = &self.setup.counters;
         counters.in_flight.fetch_sub(1, Ordering::Relaxed);
         if status != Status::Ok {
@@ -449,11 +443,11 @@ impl Queue {
         }
         let mut answers = self.answers.lock();
         if *attached && !answers.detached {
-            told = told.and_then(|()| self.use_up(&mut answers, head, written_bytes));
+            told = told.and_then(|()| self.use_up(&mut answers, ticket.head, written_bytes));
         }
         drop(attached);
         answers.in_flight -= 1;
-        answers.in_flight_bytes -= charged_bytes;
+        answers.in_flight_bytes -= ticket.charged_bytes;
         if answers.batching {
             drop(answers);
         } else {

@@ -14,7 +14,7 @@ use sawmill_format::link::{LINKS_MAX, PROOF_BYTES, Packet, PacketKind, VERSION};
 use super::keys::Holder;
 use super::served::{Served, Who};
 use super::waiting::{HalfOpen, Waiting};
-use super::{Known, NOTHING, Target};
+use super::{Arrival, Known, NOTHING, Target};
 use crate::carrier::{Peer, Sender};
 use crate::initiator::PROLOGUE;
 use crate::session::handshake::{may_be_greeting, refusal};
@@ -42,12 +42,13 @@ struct Answered {
 impl Target {
     pub(super) fn greeted(
         &self,
-        (sender, peer): (&Arc<dyn Sender>, &Peer),
+        from: Arrival<'_>,
         header: &Packet,
         message: &[u8],
         cookie: Option<&[u8; PROOF_BYTES]>,
         now: u64,
     ) {
+        let Arrival { sender, peer, .. } = from;
         let mut greeted = self.greeted.lock();
         let keys = Arc::clone(&self.keys.read());
         let Greeted { waiting, jar } = &mut *greeted;
@@ -178,12 +179,7 @@ impl Target {
 
     /// Whose a sealed packet is. The first one of a hand-shake makes the connection: whoever sent it has the
     /// key now, and not only once had it.
-    pub(super) fn known(
-        &self,
-        (sender, peer): (&Arc<dyn Sender>, &Peer),
-        header: &Packet,
-        packet: &mut [u8],
-    ) -> Known {
+    pub(super) fn known(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8]) -> Known {
         if let Some(served) = self.served(header.connection) {
             return Known::Served(served);
         }
@@ -200,7 +196,7 @@ impl Target {
         if half.seals.open(&mut packet.to_vec()).is_err() {
             return Known::Later;
         }
-        let (instance, source) = (half.hello.instance, Source::of_peer(peer, sender));
+        let (instance, source) = (half.hello.instance, Source::of_peer(from.peer, from.sender));
         if !self.supersede(instance, &half.holder) || !self.has_room(source) {
             // Its sender says it again; by then the device may be through, or somebody has gone.
             return Known::Later;

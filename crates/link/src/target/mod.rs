@@ -84,6 +84,17 @@ enum Known {
     Nobody,
 }
 
+/// Where a packet came from, and how an answer goes back.
+#[derive(Clone, Copy)]
+pub struct Arrival<'a> {
+    /// Of the carrier that it came by.
+    pub sender: &'a Arc<dyn Sender>,
+    /// Of that carrier's thread, where it has one.
+    pub waker: Option<&'a Arc<Waker>>,
+    /// Who sent it.
+    pub peer: &'a Peer,
+}
+
 /// A target.
 pub struct Target {
     options: TargetOptions,
@@ -200,25 +211,20 @@ impl Target {
         self.connections.read().get(&connection).cloned()
     }
 
-    /// A packet came from `peer`, by the carrier of `sender`.
-    pub fn receive(
-        &self,
-        (sender, waker): (&Arc<dyn Sender>, Option<&Arc<Waker>>),
-        peer: &Peer,
-        packet: &mut [u8],
-    ) {
+    /// A packet came.
+    pub fn receive(&self, from: Arrival<'_>, packet: &mut [u8]) {
         let now = self.clock.now_ns();
         let Ok(header) = Packet::decode(packet) else { return };
         let packet = &mut packet[..header.length as usize];
         match header.kind {
-            PacketKind::Sealed => self.sealed((sender, waker), peer, &header, packet, now),
-            PacketKind::Hello => self.greeted((sender, peer), &header, &packet[HEADER_BYTES..], None, now),
+            PacketKind::Sealed => self.sealed(from, &header, packet, now),
+            PacketKind::Hello => self.greeted(from, &header, &packet[HEADER_BYTES..], None, now),
             PacketKind::Retry => {
                 if let Some((cookie, message)) = packet[HEADER_BYTES..].split_first_chunk() {
-                    self.greeted((sender, peer), &header, message, Some(cookie), now);
+                    self.greeted(from, &header, message, Some(cookie), now);
                 }
             }
-            PacketKind::Seek => self.sought(sender, peer, &packet[HEADER_BYTES..]),
+            PacketKind::Seek => self.sought(from.sender, from.peer, &packet[HEADER_BYTES..]),
             PacketKind::Welcome
             | PacketKind::Refused
             | PacketKind::Unknown
@@ -254,15 +260,9 @@ impl Target {
         }
     }
 
-    fn sealed(
-        &self,
-        (sender, waker): (&Arc<dyn Sender>, Option<&Arc<Waker>>),
-        peer: &Peer,
-        header: &Packet,
-        packet: &mut [u8],
-        now: u64,
-    ) {
-        let served = match self.known((sender, peer), header, packet) {
+    fn sealed(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8], now: u64) {
+        let Arrival { sender, waker, peer } = from;
+        let served = match self.known(from, header, packet) {
             Known::Served(served) => served,
             Known::Later => return,
             Known::Nobody => return self.say_unknown(sender, peer, header),

@@ -12,7 +12,7 @@ use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::unguessable;
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
 
@@ -72,7 +72,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
     let carry = || {
         initiator.tick();
         while let Some(mut packet) = there.next() {
-            target.receive((&answers, None), &Peer::Stream, &mut packet);
+            target.receive(Arrival { sender: &answers, waker: None, peer: &Peer::Stream }, &mut packet);
         }
         target.tick();
         while let Some(mut packet) = back.next() {

@@ -11,7 +11,7 @@ use sawmill_link::carrier::{Batch, LinkAddress, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{InitiatorOptions, OpenMode};
 use sawmill_link::session::{Greeting, PreSharedKey, Security, unguessable};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 use crate::pair::{PATIENCE, attach, free_addresses, key, listen, open};
 
@@ -115,7 +115,7 @@ fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
         let header = Packet { kind: PacketKind::Hello, length, connection: 0, link: 0, number: 0 };
         header.encode(&mut packet);
         let peer = Peer::Ethernet([2, 0, 0, 0, 0, 9]);
-        target.receive((&sender, None), &peer, &mut packet);
+        target.receive(Arrival { sender: &sender, waker: None, peer: &peer }, &mut packet);
     }
     assert_eq!(target.unfinished(), 8);
     assert!(target.status().is_empty());

@@ -15,7 +15,7 @@ use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 use sawmill_link::{PackedDevice, Unpack};
 
 use crate::network::{Dice, WorldClock};
@@ -141,7 +141,8 @@ impl World {
 
     pub(crate) fn to_target(&self, from: u8, bytes: &mut [u8]) {
         let sender: Arc<dyn Sender> = Arc::new(WireSender(Arc::clone(&self.wire), TARGET));
-        self.target.receive((&sender, None), &Peer::Ethernet([from; 6]), bytes);
+        let peer = &Peer::Ethernet([from; 6]);
+        self.target.receive(Arrival { sender: &sender, waker: None, peer }, bytes);
     }
 
     pub(crate) fn run(&mut self, most_ns: u64) {

@@ -13,7 +13,7 @@ use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 use crate::network::{Dice, WorldClock};
 
@@ -120,7 +120,7 @@ impl Scene {
                         self.said.push(bytes.clone());
                     }
                     let sender: Arc<dyn Sender> = Arc::new(self.way(to));
-                    self.target.receive((&sender, None), &from, &mut bytes);
+                    self.target.receive(Arrival { sender: &sender, waker: None, peer: &from }, &mut bytes);
                 }
                 USER => self.user.receive(&from, &mut bytes),
                 _ => self.heard.push((to, bytes)),

@@ -12,7 +12,7 @@ use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::session::{PreSharedKey, Security};
-use sawmill_link::target::{Target, TargetOptions};
+use sawmill_link::target::{Arrival, Target, TargetOptions};
 
 use crate::network::{Dice, Side, WorldClock};
 
@@ -81,7 +81,8 @@ impl World {
             for (to, mut bytes) in come {
                 match to {
                     Side::Target if bytes.len() <= self.carries_bytes[0] => {
-                        self.target.receive((&back, None), &Peer::Ethernet([2; 6]), &mut bytes);
+                        let from = Arrival { sender: &back, waker: None, peer: &Peer::Ethernet([2; 6]) };
+                        self.target.receive(from, &mut bytes);
                     }
                     Side::Initiator if bytes.len() <= self.carries_bytes[1] => {
                         self.initiator.receive(&Peer::Ethernet([1; 6]), &mut bytes);

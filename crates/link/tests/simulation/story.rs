@@ -13,7 +13,7 @@ use sawmill_device::ErrorKind;
 use sawmill_link::Unpack;
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Answer, OpenMode};
-use sawmill_link::target::{KeepStanding, Standing, Target, TargetOptions};
+use sawmill_link::target::{Arrival, KeepStanding, Standing, Target, TargetOptions};
 
 use crate::disk::Disk;
 use crate::load::{Asked, Drawn, Ended, Kind, SIZE_BYTES, draw, submit};
@@ -321,7 +321,8 @@ impl Story {
                         touched.push(connection);
                     }
                     let sender = self.place.sender(flying.link, Side::Initiator, Some(run));
-                    self.target.receive((&sender, None), &peer(), &mut flying.bytes);
+                    let from = Arrival { sender: &sender, waker: None, peer: &peer() };
+                    self.target.receive(from, &mut flying.bytes);
                 }
             }
         }

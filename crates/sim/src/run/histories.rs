@@ -17,7 +17,7 @@ use sawmill_store::ObjectStore;
 use sawmill_volume::{FlushMode, OpenOptions, Stepped, World};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
-use crate::client::{Client, Excuses};
+use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
 use crate::oracle::{Loss, Oracle};
@@ -312,8 +312,11 @@ impl Run {
                 match choice {
                     0 => client.flush(&volume, oracle),
                     1..3 => client.read(&volume, oracle, (address, length)),
-                    3 => client.change(&volume, oracle, Operation::Discard, (address, length), stamp, false),
-                    _ => client.change(&volume, oracle, Operation::Write, (address, length), stamp, false),
+                    kind => {
+                        let operation = if kind == 3 { Operation::Discard } else { Operation::Write };
+                        let change = Change { operation, range: (address, length), stamp, fua: false };
+                        client.change(&volume, oracle, change);
+                    }
                 }
                 self.step_copy(&mut attached);
             });

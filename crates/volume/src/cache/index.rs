@@ -38,6 +38,12 @@ pub(super) struct Found {
     generation: u32,
 }
 
+/// How a slot is filled: which use of it this is, and the clock of its admission.
+struct Filled {
+    generation: u32,
+    admitted: u32,
+}
+
 impl Found {
     /// Whether the entry comes from a saved index, so that its slot may have been reused since.
     pub(super) fn is_restored(self) -> bool {
@@ -186,28 +192,29 @@ impl Index {
         let entry = &self.slots[slot as usize];
         // Past RESTORED also for a slot used for the first time.
         let generation = entry.generation.load(Relaxed).max(RESTORED + 1);
-        self.fill(turn, slot, key, facts, generation.wrapping_add(1), now);
+        let filled = Filled { generation: generation.wrapping_add(1), admitted: now };
+        self.fill(turn, slot, key, facts, filled);
     }
 
     /// Fills a slot never used, from a saved index. Its hits count at once.
     pub(super) fn restore(&self, turn: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts) {
         let admitted = self.clock.load(Relaxed).wrapping_sub(self.visit_ticks);
-        self.fill(turn, slot, key, facts, RESTORED, admitted);
+        self.fill(turn, slot, key, facts, Filled { generation: RESTORED, admitted });
     }
 
-    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, generation: u32, at: u32) {
+    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, filled: Filled) {
         let entry = &self.slots[slot as usize];
         entry.owner.store(key.owner.0, Relaxed);
         entry.sequence.store(key.sequence, Relaxed);
         entry.frame.store(key.frame, Relaxed);
         entry.epoch.store(key.epoch, Relaxed);
         entry.data_bytes.store(facts.data_bytes, Relaxed);
-        entry.admitted.store(at, Relaxed);
+        entry.admitted.store(filled.admitted, Relaxed);
         for (cell, crc) in entry.crcs.iter().zip(facts.crcs) {
             cell.store(crc, Relaxed);
         }
         self.visited[slot as usize].store(false, Relaxed);
-        entry.generation.store(generation, Release);
+        entry.generation.store(filled.generation, Release);
 
         let hash = hash(key);
         let mut at = place(hash, self.table.len());

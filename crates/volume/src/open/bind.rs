@@ -91,7 +91,9 @@ pub(super) fn bind(
     // Only now, when the disk has all of it, may the old memory go.
     let volume_id = stored.record.volume_id;
     let staging_path = staging_path(&options.staging_folder, volume_id, tag);
-    let (ring, consumer) = new_ring(stored, &staging_path, options, &memory, tag, position, staging)?;
+    let (capacity, boot_id) = (options.staging_bytes, memory.boot_id);
+    let header = StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
+    let (ring, consumer) = new_ring(&staging_path, options, &header, position, staging)?;
     // The other copy too: if one is lost later, the other must still know whose records count. Before
     // anything is accepted it says where the memory is.
     superblock.write(|block| block.memory = Some(memory))?;
@@ -140,11 +142,9 @@ fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u6
 
 /// The memory of the new attachment in the place of the `old` one.
 fn new_ring(
-    stored: &Stored,
     path: &Path,
     options: &OpenOptions,
-    memory: &Memory,
-    tag: u64,
+    header: &StagingHeader,
     position: u64,
     old: Option<StagingFile>,
 ) -> Result<(Arc<Ring>, Consumer)> {
@@ -156,7 +156,7 @@ fn new_ring(
         );
         Error::new(kind_of(&error), text)
     };
-    let spare = spare_path(stored.record.volume_id, options);
+    let spare = spare_path(header.volume_id, options);
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
         Ok(Some(staging)) => {
             // Users wait for this attach, and need not wait until all the pages have gone.
@@ -168,13 +168,6 @@ fn new_ring(
             drop(old);
             StagingFile::create(path, options.staging_bytes).map_err(failed)?
         }
-    };
-    let header = StagingHeader {
-        volume_id: stored.record.volume_id,
-        journal_tag: tag,
-        capacity_bytes: options.staging_bytes,
-        boot_id: memory.boot_id,
-        epoch: stored.end.epoch,
     };
     Ok(staging.into_ring(position, &header.encode()))
 }

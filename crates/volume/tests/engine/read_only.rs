@@ -113,17 +113,10 @@ fn many_readers_open_and_read_while_a_writer_deletes_under_them() {
             scope.spawn(|| {
                 let mut opened = 0;
                 while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    let machine = reader(&writer);
-                    let read = machine.open();
-                    let mut newest = 0;
-                    for slot in [0, 1, 2, 3, 0] {
-                        let version = slot_version(&read, slot, 200);
-                        assert!(version >= 1);
-                        if slot == 0 {
-                            assert!(version >= newest, "a reader never goes back");
-                            newest = version;
-                        }
-                    }
+                    let read = reader(&writer).open();
+                    let versions = [0, 1, 2, 3, 0].map(|slot| slot_version(&read, slot, 200));
+                    assert!(versions.iter().all(|version| *version >= 1));
+                    assert!(versions[4] >= versions[0], "a reader never goes back");
                     opened += 1;
                 }
                 opened

@@ -10,7 +10,7 @@ use sawmill_device::{Exchange, Outcome};
 
 use super::Queue;
 use crate::vhost::protocol::{HEADER_BYTES, Status};
-use crate::vhost::ring::{Chain, total};
+use crate::vhost::ring::Chain;
 
 /// One request in flight.
 pub(super) struct Ticket {
@@ -63,8 +63,6 @@ impl Ticket {
     /// Tells the guest how it went; `data` goes where it wants to read it, if all is well.
     pub(super) fn answer(&self, status: Status, data: &[u8]) {
         let data = if status == Status::Ok { data } else { &[] };
-        // The whole of what the guest lets us write, as if it were written: the last byte is.
-        let written = u32::try_from(total(&self.chain.writable)).unwrap_or(u32::MAX);
-        self.queue.answer(self.head, &self.chain.writable, data, status, written, self.charged_bytes);
+        self.queue.answer(self, status, data);
     }
 }
