@@ -14,6 +14,8 @@ mod create;
 mod delete;
 mod device;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod door;
 mod driver;
 mod explain;
