@@ -15,8 +15,8 @@ const SEEDS: u64 = 5_000;
 /// Seeds that meet edges, from here on.
 const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
 /// What each showed is in docs/crash-consistency.md. Worlds change, so most have a test of their own.
-const BROKEN_ONCE: [u64; 8] =
-    [6_066_635, 6_285_258, 6_317_270, 6_772_301, 6_873_676, 7_163_045, 7_465_330, 9_213_382];
+const BROKEN_ONCE: [u64; 9] =
+    [6_066_635, 6_285_258, 6_317_270, 6_772_301, 6_873_676, 7_163_045, 7_465_330, 9_213_382, 150_014_269];
 const EDGE_SEEDS: u64 = 20_000;
 
 /// Runs `work` for every number below `count`, on all processors, each with a folder in memory of its own.

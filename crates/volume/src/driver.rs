@@ -31,6 +31,8 @@ pub(crate) struct Orders {
     abandon: AtomicBool,
     /// Everything is stored: the journal may say so and end.
     clean: AtomicBool,
+    /// The journal says so, durably.
+    is_said: AtomicBool,
     end: AtomicBool,
 }
 
@@ -120,6 +122,11 @@ impl Driver {
         let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
         let abandoned = self.orders.abandon.load(Ordering::Acquire);
         self.orders.clean.store(!dead && !abandoned, Ordering::Release);
+    }
+
+    /// Whether the journal says that everything is stored: nobody will look for its memory.
+    pub(crate) fn is_memory_done(&self) -> bool {
+        self.orders.is_said.load(Ordering::Acquire)
     }
 
     pub(crate) fn orders(&self) -> Arc<Orders> {
@@ -264,8 +271,9 @@ impl JournalLoop {
             true => self.writer.leave(),
             false => self.writer.close(clean),
         };
-        if let Err(error) = ended {
-            tracing::error!("{error}");
+        match ended {
+            Ok(()) => self.orders.is_said.store(clean, Ordering::Release),
+            Err(error) => tracing::error!("{error}"),
         }
     }
 }

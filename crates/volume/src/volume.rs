@@ -439,9 +439,11 @@ impl Volume {
         match (dead, closed) {
             (Some(error), _) => Err(error),
             (None, true) => {
-                // Everything is in the store and the journal says so: the memory has done its duty.
-                for path in &self.memory {
-                    let _ = std::fs::remove_file(path);
+                // Everything is in the store. Where the disk did not take that, it still asks for the memory.
+                if self.driver.is_memory_done() {
+                    for path in &self.memory {
+                        let _ = std::fs::remove_file(path);
+                    }
                 }
                 Ok(())
             }

@@ -279,11 +279,15 @@ impl Engine {
         if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
             self.checkpoints.want_deletes();
         }
+        // Nothing follows the one that says that the volume was closed cleanly: it would say something else.
+        if self.closed {
+            return;
+        }
         let is_closing = !self.checkpoints.is_clean() && self.is_drained();
         let ordered = self.context.mailbox.take_checkpoint_orders();
         let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
         if (is_due || is_closing || !ordered.is_empty())
-            && let Err(error) = self.begin_checkpoint(is_closing)
+            && let Err(error) = self.begin_checkpoint(self.is_drained())
         {
             self.context.write.fail(error);
         }

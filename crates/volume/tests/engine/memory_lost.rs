@@ -1,10 +1,17 @@
 //! Memory that outlives the process, and does not: gone with a container, in another folder, damaged, of
 //! others. What was accepted is never dropped without a word.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use crate::faulty::{Machine, root_put, write_slot};
 use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_testkit::wait_until;
+use sawmill_volume::{Disk, Disks, Lock, RealDisks, RealWorld, Safety, Seen, Stepped, World};
 
 const SECRET: &[u8] = b"accepted, and nowhere but in memory";
 
@@ -105,4 +112,140 @@ fn after_a_clean_end_no_memory_is_missed() {
     volume.write_at(0, SECRET).unwrap();
     volume.close().unwrap();
     rig.open().close().unwrap();
+}
+
+/// A machine whose disks refuse to write superblocks, once they are told to.
+#[derive(Clone, Default)]
+struct Worn {
+    world: Arc<RealWorld>,
+    refuses: Arc<AtomicBool>,
+    /// Time that has passed beside the real one.
+    passed_s: Arc<AtomicU64>,
+}
+
+struct WornDisk(Arc<dyn Disk>, Arc<AtomicBool>);
+
+impl Disk for WornDisk {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, into)
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_now(offset, into)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if offset < 8192 && self.1.load(Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.0.write_at(offset, bytes)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+    fn has_name(&self) -> bool {
+        self.0.has_name()
+    }
+}
+
+impl Disks for Worn {
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        RealDisks.lock(path)
+    }
+    fn lock_file(&self, path: &Path) -> io::Result<Lock> {
+        RealDisks.lock_file(path)
+    }
+    fn look(&self, path: &Path) -> Seen {
+        RealDisks.look(path)
+    }
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(WornDisk(RealDisks.open(path)?, self.refuses.clone())))
+    }
+    fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(WornDisk(RealDisks.make(path, len_bytes)?, self.refuses.clone())))
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        RealDisks.rename(from, to)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        RealDisks.remove(path)
+    }
+}
+
+impl World for Worn {
+    fn now(&self) -> Duration {
+        self.world.now() + Duration::from_secs(self.passed_s.load(Ordering::SeqCst))
+    }
+    fn unix_ms(&self) -> u64 {
+        self.world.unix_ms()
+    }
+    fn random(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.world.random()
+    }
+    fn boot_id(&self) -> sawmill_volume::Result<[u8; 16]> {
+        self.world.boot_id()
+    }
+    fn disks(&self) -> &dyn Disks {
+        self
+    }
+}
+
+/// Closes a volume while the engine means to write more checkpoints than the last one. `refuses`: the disk
+/// takes no superblock at the end.
+fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
+    let rig = Machine::new();
+    let world = Worn::default();
+    let mut stepped =
+        Stepped::open(Arc::new(world.clone()), rig.store.clone(), "disk", &rig.options).unwrap();
+    let volume = stepped.volume().clone();
+    let writing = std::thread::spawn(move || {
+        (4..36).for_each(|slot| write_slot(&volume, slot, 1));
+        volume.wait(Safety::Stored, None).unwrap();
+        // Too little is dead to be worth a checkpoint while there is something to do.
+        write_slot(&volume, 4, 2);
+        volume.write_at(8192, SECRET).unwrap();
+    });
+    let step = |stepped: &mut Stepped| {
+        while stepped.step_journal_quietly() {}
+        let _ = stepped.step_engine(world.now());
+    };
+    wait_until("much is overwritten", || {
+        step(&mut stepped);
+        writing.is_finished()
+    });
+    writing.join().unwrap();
+    stepped.begin_close();
+    wait_until("everything is stored", || {
+        step(&mut stepped);
+        stepped.is_settled()
+    });
+    // The engine's thread may go round once more before it is told to end, and what it began then lands.
+    let roots = || rig.faults.calls().iter().filter(|call| root_put(call).is_some()).count();
+    let written = roots();
+    for _ in 0..100 {
+        world.passed_s.fetch_add(1, Ordering::SeqCst);
+        step(&mut stepped);
+    }
+    assert_eq!(roots(), written, "the last checkpoint is the last");
+    world.refuses.store(refuses, Ordering::SeqCst);
+    stepped.finish_close().unwrap();
+    rig
+}
+
+#[test]
+fn who_closed_cleanly_is_found_so_without_the_journal() {
+    let rig = closed_with_checkpoints_to_come(false);
+    std::fs::remove_file(rig.journal()).unwrap();
+    has_all(&rig);
+}
+
+#[test]
+fn memory_stays_where_the_disk_was_not_told_that_it_may_go() {
+    let rig = closed_with_checkpoints_to_come(true);
+    let memory = std::fs::read_dir(rig.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let is_memory = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "staging");
+    assert_eq!(memory.filter(is_memory).count(), 1, "the journal still asks for it");
+    // The next attach, on a disk that is well again.
+    has_all(&rig);
 }

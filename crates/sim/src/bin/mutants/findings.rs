@@ -39,6 +39,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Some(_) => Until { sequence: root.through_sequence, ..Until::END },",
         "Some(_) => Until { position: root.position, ..Until::END },",
     ),
+    // Clean ends.
+    caught_by(
+        &engine("memory_lost::who_closed_cleanly_is_found_so_without_the_journal"),
+        "a checkpoint may follow the last one",
+        "volume/src/engine/mod.rs",
+        "if self.closed {\n            return;",
+        "if false {\n            return;",
+    ),
+    caught_by(
+        &engine("memory_lost::memory_stays_where_the_disk_was_not_told_that_it_may_go"),
+        "memory goes although the journal still asks for it",
+        "volume/src/volume.rs",
+        "if self.driver.is_memory_done() {",
+        "if true {",
+    ),
     // The store and its copies.
     caught_by(
         &engine("histories::a_store_that_became_older_is_refused_also_without_its_journal"),
