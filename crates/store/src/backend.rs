@@ -52,7 +52,7 @@ pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length_bytes).map_err(|error| {
         let text = format!("no memory for {length_bytes} bytes: {error}");
-        StoreError::new(StoreErrorKind::Unavailable, text)
+        StoreError::new(StoreErrorKind::Unavailable, text).with_source(error)
     })?;
     Ok(bytes)
 }

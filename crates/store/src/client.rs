@@ -398,6 +398,7 @@ impl Inner {
             CallKind::Delete => "delete",
         };
         StoreError::new(error.kind(), format!("cannot {verb} {} in {}: {error}{end}", ask.what, self.name))
+            .with_source(error.clone())
     }
 }
 

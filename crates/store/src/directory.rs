@@ -391,7 +391,11 @@ fn failure(verb: &str, path: &Path, error: &io::Error) -> StoreError {
         Some(Errno::NAMETOOLONG | Errno::LOOP) => (StoreErrorKind::Invalid, "; choose another root folder"),
         _ => (StoreErrorKind::Unavailable, ""),
     };
-    StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()))
+    let failed = StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()));
+    match error.raw_os_error() {
+        Some(code) => failed.with_source(io::Error::from_raw_os_error(code)),
+        None => failed,
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! there".
 
 use std::fmt;
+use std::sync::Arc;
 
 /// What kind of failure this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,17 +23,28 @@ pub enum StoreErrorKind {
     Invalid,
 }
 
-/// A failure: its kind and one line that says what happened, to which object, and what to do.
+/// What lies below an error: of the system, or of a library.
+type Source = Arc<dyn std::error::Error + Send + Sync>;
+
+/// A failure: its kind and one line that says what happened, to which object, and what to do. The line also
+/// says the cause in words; [`source`](std::error::Error::source) has it as it was.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
+    source: Option<Source>,
 }
 
 impl StoreError {
     /// An error of `kind` with its one-line text.
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
-        StoreError { kind, message: message.into() }
+        StoreError { kind, message: message.into(), source: None }
+    }
+
+    /// The same error with its cause, which the text says already.
+    #[must_use]
+    pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        StoreError { source: Some(Arc::new(source)), ..self }
     }
 
     /// What may be concluded.
@@ -48,4 +60,8 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}

@@ -7,8 +7,8 @@ use std::time::Duration;
 use sawmill_store::ObjectStore;
 
 use crate::Result;
-use crate::driver::{Loops, Rest};
 use crate::options::OpenOptions;
+use crate::threads::{Loops, Rest};
 use crate::volume::Volume;
 use crate::world::World;
 

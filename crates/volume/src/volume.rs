@@ -17,7 +17,6 @@ use crate::attachment::Attachment;
 use crate::contexts::Contexts;
 use crate::cuts::stored_cut;
 use crate::disk::Lock;
-use crate::driver::{Driver, JournalLoop, Loops};
 use crate::engine::{Engine, EngineOptions, EngineStart, GcOrder, Resize};
 use crate::gc::{Garbage, garbage_of};
 use crate::journal::Journal;
@@ -28,6 +27,7 @@ use crate::pool::Pool;
 use crate::read::{ReadContext, fetch};
 use crate::recovery::{RecoveryReport, Reporter};
 use crate::status::{GcReport, Health, Positions, Safety, Status};
+use crate::threads::{JournalLoop, Loops, Threads};
 use crate::world::{RealWorld, World};
 use crate::write::{WriteContext, flush};
 use crate::{Error, ErrorKind, Result, limits, names, read, write};
@@ -45,16 +45,16 @@ struct Unstarted {
 
 impl Unstarted {
     fn start(self, loops: Option<(JournalWriter, Engine)>) -> Result<Arc<Volume>> {
-        let driver = Driver::start(&self.contexts, loops, self.lock.as_ref())?;
-        Ok(self.with(driver))
+        let threads = Threads::start(&self.contexts, loops, self.lock.as_ref())?;
+        Ok(self.with(threads))
     }
 
-    fn with(self, driver: Driver) -> Arc<Volume> {
+    fn with(self, threads: Threads) -> Arc<Volume> {
         let Unstarted { contexts, recovery, memory, lock } = self;
         let Contexts { attachment, write, read, collector } = contexts;
         let lock = Mutex::new(lock);
         let dropped = Mutex::default();
-        Arc::new(Volume { attachment, write, read, collector, recovery, driver, memory, lock, dropped })
+        Arc::new(Volume { attachment, write, read, collector, recovery, threads, memory, lock, dropped })
     }
 }
 
@@ -65,7 +65,7 @@ pub struct Volume {
     pub(crate) read: Arc<ReadContext>,
     collector: Arc<Pool>,
     recovery: RecoveryReport,
-    driver: Driver,
+    threads: Threads,
     /// Files in memory that a clean end removes: the staging file, and what is preallocated for the next one.
     memory: Vec<PathBuf>,
     /// Gone once this is closed; its threads hold it, too, for as long as they run.
@@ -164,22 +164,22 @@ impl Volume {
     ) -> Result<(Arc<Volume>, Loops)> {
         if options.read_only {
             let unstarted = Self::open_to_read(store, name, options, world, 0)?;
-            let driver = Driver::idle(&unstarted.contexts);
-            return Ok((unstarted.with(driver), None));
+            let threads = Threads::idle(&unstarted.contexts);
+            return Ok((unstarted.with(threads), None));
         }
         let (unstarted, writer, engine) = Self::attach(store, name, options, world, 0)?;
-        let driver = Driver::idle(&unstarted.contexts);
+        let threads = Threads::idle(&unstarted.contexts);
         let contexts = &unstarted.contexts;
         let Some(journal) = contexts.write.journal.clone() else {
             return Err(Error::new(ErrorKind::Internal, "attached without a journal"));
         };
-        let journal = JournalLoop::new(contexts, journal, writer, driver.orders());
-        Ok((unstarted.with(driver), Some((journal, engine))))
+        let journal = JournalLoop::new(contexts, journal, writer, threads.ending());
+        Ok((unstarted.with(threads), Some((journal, engine))))
     }
 
     pub(crate) fn begin_close(&self) {
         self.attachment.state.set_closing();
-        self.driver.begin_close();
+        self.threads.begin_close();
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -187,7 +187,7 @@ impl Volume {
     }
 
     pub(crate) fn allow_clean(&self) {
-        self.driver.allow_clean();
+        self.threads.allow_clean();
     }
 
     pub(crate) fn run_later(&self, now: Duration) -> Option<Duration> {
@@ -427,7 +427,7 @@ impl Volume {
             journal.when_logged(journal.ring.next(), Box::new(|_| ()));
         }
         self.attachment.state.set_closing();
-        let closed = self.driver.close();
+        let closed = self.threads.close();
         self.finish_close(closed)
     }
 
@@ -440,7 +440,7 @@ impl Volume {
             (Some(error), _) => Err(error),
             (None, true) => {
                 // Everything is in the store. Where the disk did not take that, it still asks for the memory.
-                if self.driver.is_memory_done() {
+                if self.threads.is_memory_done() {
                     for path in &self.memory {
                         let _ = std::fs::remove_file(path);
                     }
@@ -458,7 +458,7 @@ impl Volume {
     /// process.
     pub fn close_now(&self) {
         self.attachment.state.set_closing();
-        self.driver.abandon();
+        self.threads.abandon();
         self.attachment.state.set_closed();
         self.end_all();
     }

@@ -60,7 +60,7 @@ pub(super) fn explain(error: Error) -> StoreError {
     let (kind, advice) = judge(&error, answer);
     let text = summary(answer).unwrap_or_else(|| one_line(answer));
     let advice = if advice.is_empty() { String::new() } else { format!("; {advice}") };
-    StoreError::new(kind, format!("{text}{advice}"))
+    StoreError::new(kind, format!("{text}{advice}")).with_source(error)
 }
 
 /// What may be concluded from an answer, and what to do.

@@ -228,7 +228,7 @@ fn superblock() -> Superblock {
     }
 }
 
-/// The loop of `driver::run_journal`, until told to stop with nothing left to do.
+/// The loop of `threads::run_journal`, until told to stop with nothing left to do.
 fn run_journal(bench: &Bench, mut writer: JournalWriter) {
     let (journal, mut quiet) = (&bench.journal, false);
     loop {

@@ -1,10 +1,12 @@
 //! The life of a volume: written, read, closed, killed, opened again; always the same bytes.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
 use crate::rig::{MIB, Model, Rig, pattern};
-use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, Operation, Request, conformance};
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, Exchange, Flags, Operation, Outcome, Request, conformance,
+};
 use sawmill_volume::{ErrorKind, FlushMode, Safety, check, open_cache};
 
 #[test]
@@ -247,4 +249,47 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     volume.close().unwrap();
     assert!(files(&rig, "spare").is_empty(), "a clean end leaves nothing in memory");
     assert!(!volume.checkpoint(patience), "a volume that has ended writes none");
+}
+
+/// The far side of a request: how often each byte was taken from it, or put into it.
+struct Counted {
+    taken: Vec<u32>,
+    place: Vec<u8>,
+    tell: Sender<(Vec<u32>, Vec<u8>)>,
+}
+
+impl Exchange for Counted {
+    fn fill(&mut self, offset: u64, into: &mut [u8]) {
+        into.fill(7);
+        self.taken[offset as usize..][..into.len()].iter_mut().for_each(|times| *times += 1);
+    }
+
+    fn buffer(&mut self) -> &mut [u8] {
+        &mut self.place
+    }
+
+    fn complete(self: Box<Self>, outcome: Outcome) {
+        outcome.expect("no fault here");
+        self.tell.send((self.taken, self.place)).expect("the test waits");
+    }
+}
+
+#[test]
+fn each_byte_of_a_write_is_taken_from_its_door_once() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    let length = volume.geometry().request_bytes_max as usize;
+    for (address, bytes) in [(0, 4096), (1, 100), (8191, 3 * 4096 + 2), (1 << 20, length)] {
+        let (tell, hear) = channel();
+        let far = Counted { taken: vec![0; bytes], place: Vec::new(), tell };
+        let (flags, length) = (Flags::default(), bytes as u64);
+        volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(far)));
+        let (taken, _) = hear.recv().expect("an answer");
+        assert!(taken.iter().all(|times| *times == 1), "{bytes} bytes at {address}");
+        // A read is put where the door says, and nowhere else first: the bytes are there when it is answered.
+        let (tell, hear) = channel();
+        let far = Counted { taken: Vec::new(), place: vec![0; bytes], tell };
+        volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(far)));
+        assert_eq!(hear.recv().expect("an answer").1, vec![7; bytes]);
+    }
 }

@@ -51,7 +51,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("memory_lost::memory_stays_where_the_disk_was_not_told_that_it_may_go"),
         "memory goes although the journal still asks for it",
         "volume/src/volume.rs",
-        "if self.driver.is_memory_done() {",
+        "if self.threads.is_memory_done() {",
         "if true {",
     ),
     // The store and its copies.

@@ -26,7 +26,7 @@ const EXPECTED_WITHIN: Duration = Duration::from_micros(60);
 
 /// What the loops are told.
 #[derive(Default)]
-pub(crate) struct Orders {
+pub(crate) struct Ending {
     /// End now, whatever is left to do.
     abandon: AtomicBool,
     /// Everything is stored: the journal may say so and end.
@@ -37,20 +37,20 @@ pub(crate) struct Orders {
 }
 
 /// See the head of this file.
-pub(crate) struct Driver {
+pub(crate) struct Threads {
     write: Arc<WriteContext>,
     later: Arc<Later>,
-    orders: Arc<Orders>,
+    ending: Arc<Ending>,
     journal: Mutex<Option<JoinHandle<()>>>,
     engine: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Driver {
-    /// A driver without threads: somebody else runs the loops, by its orders.
+impl Threads {
+    /// A driver without threads: somebody else runs the loops, by its ending.
     pub(crate) fn idle(contexts: &Contexts) -> Self {
         let (journal, engine) = (Mutex::default(), Mutex::default());
         let (write, later) = (contexts.write.clone(), contexts.read.later.clone());
-        Driver { write, later, orders: Arc::default(), journal, engine }
+        Threads { write, later, ending: Arc::default(), journal, engine }
     }
 
     /// Starts the threads; without loops (read-only) only the one that runs jobs for later.
@@ -60,7 +60,7 @@ impl Driver {
         loops: Option<(JournalWriter, Engine)>,
         lock: Option<&Arc<Lock>>,
     ) -> Result<Self> {
-        let orders = Arc::new(Orders::default());
+        let ending = Arc::new(Ending::default());
         let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
@@ -69,10 +69,10 @@ impl Driver {
         };
         let journal = match (writer, contexts.write.journal.clone()) {
             (Some(writer), Some(journal)) => {
-                let (contexts, orders, lock) = (contexts.clone(), orders.clone(), lock.cloned());
+                let (contexts, ending, lock) = (contexts.clone(), ending.clone(), lock.cloned());
                 let run = move || {
                     let _held = lock;
-                    let run = JournalLoop::new(&contexts, journal, writer, orders);
+                    let run = JournalLoop::new(&contexts, journal, writer, ending);
                     guard(&contexts.write, "journal", || run_journal(run));
                 };
                 Some(spawn("journal", Box::new(run))?)
@@ -80,17 +80,17 @@ impl Driver {
             _ => None,
         };
         let engine = {
-            let (contexts, orders, lock) = (contexts.clone(), orders.clone(), lock.cloned());
+            let (contexts, ending, lock) = (contexts.clone(), ending.clone(), lock.cloned());
             let run = move || {
                 let _held = lock;
-                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &orders));
+                guard(&contexts.write, "engine", || run_engine(&contexts, engine, &ending));
             };
             spawn("engine", Box::new(run))?
         };
-        Ok(Driver {
+        Ok(Threads {
             write: contexts.write.clone(),
             later: contexts.read.later.clone(),
-            orders,
+            ending,
             journal: Mutex::new(journal),
             engine: Mutex::new(Some(engine)),
         })
@@ -104,7 +104,7 @@ impl Driver {
         }
         self.allow_clean();
         self.end();
-        !self.orders.abandon.load(Ordering::Acquire)
+        !self.ending.abandon.load(Ordering::Acquire)
     }
 
     /// Asks the loops to store everything.
@@ -120,28 +120,28 @@ impl Driver {
     pub(crate) fn allow_clean(&self) {
         let Some(journal) = &self.write.journal else { return };
         let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
-        let abandoned = self.orders.abandon.load(Ordering::Acquire);
-        self.orders.clean.store(!dead && !abandoned, Ordering::Release);
+        let abandoned = self.ending.abandon.load(Ordering::Acquire);
+        self.ending.clean.store(!dead && !abandoned, Ordering::Release);
     }
 
     /// Whether the journal says that everything is stored: nobody will look for its memory.
     pub(crate) fn is_memory_done(&self) -> bool {
-        self.orders.is_said.load(Ordering::Acquire)
+        self.ending.is_said.load(Ordering::Acquire)
     }
 
-    pub(crate) fn orders(&self) -> Arc<Orders> {
-        self.orders.clone()
+    pub(crate) fn ending(&self) -> Arc<Ending> {
+        self.ending.clone()
     }
 
     /// Ends the threads now.
     pub(crate) fn abandon(&self) {
-        self.orders.abandon.store(true, Ordering::Release);
+        self.ending.abandon.store(true, Ordering::Release);
         self.write.mailbox.set_closed();
         self.end();
     }
 
     fn end(&self) {
-        self.orders.end.store(true, Ordering::Release);
+        self.ending.end.store(true, Ordering::Release);
         for thread in [&self.journal, &self.engine] {
             // Held until the thread has ended: whoever closes beside us must wait for that too.
             let mut held = thread.lock();
@@ -189,7 +189,7 @@ pub(crate) struct JournalLoop {
     stored: Arc<StoredData>,
     journal: Arc<Journal>,
     writer: JournalWriter,
-    orders: Arc<Orders>,
+    ending: Arc<Ending>,
     /// Nothing came for a while.
     quiet: bool,
 }
@@ -199,10 +199,10 @@ impl JournalLoop {
         contexts: &Contexts,
         journal: Arc<Journal>,
         writer: JournalWriter,
-        orders: Arc<Orders>,
+        ending: Arc<Ending>,
     ) -> Self {
         let (write, stored) = (contexts.write.clone(), contexts.read.stored.clone());
-        JournalLoop { write, stored, journal, writer, orders, quiet: false }
+        JournalLoop { write, stored, journal, writer, ending, quiet: false }
     }
 
     pub(crate) fn nothing_came(&mut self) {
@@ -225,7 +225,7 @@ impl JournalLoop {
                 Rest::No
             }
             Ok(Step::Waiting) => Rest::Short,
-            Ok(Step::Idle | Step::Unsettled) if self.orders.end.load(Ordering::Acquire) => Rest::End,
+            Ok(Step::Idle | Step::Unsettled) if self.ending.end.load(Ordering::Acquire) => Rest::End,
             Ok(_) if !self.quiet => Rest::Settle,
             Ok(step) => {
                 self.quiet = false;
@@ -249,7 +249,7 @@ impl JournalLoop {
     /// waits for room is told.
     fn rescue(&mut self) -> Rest {
         let write = &self.write;
-        if self.orders.end.load(Ordering::Acquire) {
+        if self.ending.end.load(Ordering::Acquire) {
             return Rest::End;
         }
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
@@ -263,16 +263,16 @@ impl JournalLoop {
 
     /// The journal's last words.
     pub(crate) fn close(&mut self) {
-        let clean = self.orders.clean.load(Ordering::Acquire);
+        let clean = self.ending.clean.load(Ordering::Acquire);
         if self.journal.failure().is_some() {
             return;
         }
-        let ended = match self.orders.abandon.load(Ordering::Acquire) {
+        let ended = match self.ending.abandon.load(Ordering::Acquire) {
             true => self.writer.leave(),
             false => self.writer.close(clean),
         };
         match ended {
-            Ok(()) => self.orders.is_said.store(clean, Ordering::Release),
+            Ok(()) => self.ending.is_said.store(clean, Ordering::Release),
             Err(error) => tracing::error!("{error}"),
         }
     }
@@ -303,12 +303,12 @@ fn run_journal(mut run: JournalLoop) {
     }
 }
 
-fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, orders: &Orders) {
+fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, ending: &Ending) {
     loop {
         let now = contexts.attachment.world.now();
         let stepped = engine.as_mut().and_then(|engine| engine.step(now));
         let later = contexts.read.later.run_due(now);
-        if orders.end.load(Ordering::Acquire) {
+        if ending.end.load(Ordering::Acquire) {
             // Nobody waits longer than the volume lives.
             return contexts.read.later.close();
         }
