@@ -1,5 +1,11 @@
 //! The threads around the loops: one for the journal, one for the engine. A simulation steps the loops
-//! itself (`steps`).
+//! itself ([`steps`]). Below it: [`pool`] (readers and collectors), [`later`] (jobs that are due some time),
+//! [`wake`] (how a thread sleeps and is woken).
+
+pub(crate) mod later;
+pub(crate) mod pool;
+pub(crate) mod steps;
+pub(crate) mod wake;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +19,8 @@ use crate::disk::Lock;
 use crate::engine::Engine;
 use crate::journal::Journal;
 use crate::journal::writer::{JournalWriter, Step};
-use crate::later::Later;
 use crate::stored_data::StoredData;
+use crate::threads::later::Later;
 use crate::write::{self, WriteContext};
 use crate::{Error, ErrorKind, Result};
 

@@ -8,6 +8,8 @@ use sawmill_tests::machine::{repository, run};
 
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
+/// Source files directly in one folder.
+const FOLDER_FILES_MAX: usize = 25;
 const LINE_COLUMNS_MAX: usize = 110;
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
@@ -328,6 +330,17 @@ fn no_test_sleeps_to_wait_and_the_simulation_has_no_clock() {
         }
     }
     none(&faults);
+}
+
+#[test]
+fn no_folder_has_more_files_than_a_reader_can_scan() {
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    for (path, _) in files(&[".rs", ".py", ".go", ".c"]) {
+        let folder = path.parent().expect("a file is in a folder");
+        *count.entry(folder.display().to_string()).or_default() += 1;
+    }
+    let full = count.iter().filter(|(_, files)| **files > FOLDER_FILES_MAX);
+    none(&full.map(|(folder, files)| format!("{folder} has {files} files")).collect::<Vec<_>>());
 }
 
 #[test]

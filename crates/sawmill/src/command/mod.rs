@@ -3,46 +3,16 @@
 //! Invariants: every way out goes through [`sawmill_console::exit::TABLE`]; an error is one line on stderr
 //! that begins with `sawmill: error:`, also when clap found it.
 
-mod attach;
-mod check;
-mod clone;
-mod completions;
 mod config_file;
-mod conform;
-mod copy;
-mod create;
-mod delete;
-mod device;
-mod doctor;
+mod disks;
 #[cfg(test)]
 mod documented;
-mod door;
-mod driver;
-mod explain;
-mod export;
-mod flatten;
-mod gc;
-mod handoff;
-mod help;
-mod import;
-mod info;
-mod inspect;
-mod link;
-mod list;
-mod log;
-mod man;
+mod doors;
+mod drivers;
+mod links;
 mod opening;
-mod promote;
-mod rename;
-mod replicate;
-mod resize;
-mod rollback;
-mod run;
-mod serve;
-mod set;
-mod snapshot;
-mod target;
-mod wait;
+mod past;
+mod tools;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -54,10 +24,16 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Places, STORE_VARIABLE};
 use config_file::ConfigFile;
+use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
+use doors::{device, door, handoff};
+use drivers::{conform, driver, run};
+use links::{attach, link, target};
+use past::{clone, copy, export, flatten, import, log, promote, replicate, rollback, set, snapshot};
 use sawmill_console::Console;
 use sawmill_console::exit::{self, Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_lab::{bench, simulate, verify_crash};
+use tools::{check, completions, doctor, explain, help, inspect, man};
 
 /// Virtual disks on object stores, at the speed of a local SSD.
 ///

@@ -6,9 +6,9 @@ use super::mailbox::Mailbox;
 use crate::attachment::Attachment;
 use crate::journal::Journal;
 use crate::map::JournalMap;
-use crate::pool::Pool;
 use crate::record::Record;
 use crate::stored_data::StoredData;
+use crate::threads::pool::Pool;
 use crate::write::WriteContext;
 
 /// See the head of this file.

@@ -11,7 +11,7 @@ use sawmill_sys::sync::{AtomicBool, AtomicU64, Mutex};
 
 use crate::limits;
 use crate::record::Record;
-use crate::wake::Wake;
+use crate::threads::wake::Wake;
 
 /// See the head of this file.
 pub(crate) struct RecordIntake {

@@ -18,7 +18,7 @@ use super::messages::{Event, GcOrder, Ordered, Resize, Tell};
 use crate::attachment::Attachment;
 use crate::journal::Journal;
 use crate::status::GcReport;
-use crate::wake::Wake;
+use crate::threads::wake::Wake;
 use crate::{Error, ErrorKind, Result, limits};
 
 struct StoredWaiter {

@@ -26,7 +26,7 @@ use sawmill_sys::{Full, Ring};
 
 use crate::disk::Disk;
 use crate::record::{Record, checks_of};
-use crate::wake::Wake;
+use crate::threads::wake::Wake;
 use crate::{Error, ErrorKind, Result, limits};
 
 mod read;

@@ -18,13 +18,13 @@ use crate::attachment::Attachment;
 use crate::cache::CacheRead;
 use crate::engine::mailbox::Mailbox;
 use crate::journal::{Journal, JournalRead, Reach};
-use crate::later::Later;
 use crate::map::JournalMap;
-use crate::pool::Pool;
 use crate::readers::Reading;
 use crate::record::Record;
 use crate::stored_data::{FrameName, StoredData};
 use crate::tally::add;
+use crate::threads::later::Later;
+use crate::threads::pool::Pool;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 

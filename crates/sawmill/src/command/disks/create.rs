@@ -1,0 +1,103 @@
+//! `sawmill create`: a new volume in a store.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use sawmill_volume::{CreateOptions, FlushMode};
+
+use crate::command::Context;
+use crate::wiring;
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_size, parse_duration, parse_size, parse_size_u32};
+
+/// Create a volume.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Size of the disk: 4096, 512M, 10G, 1T (powers of 1024). Nothing is reserved; an empty disk takes no
+    /// space.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
+
+    #[command(flatten)]
+    shape: Shape,
+}
+
+/// What a volume is born with besides its size.
+#[derive(Args, Clone, Copy)]
+pub(in crate::command) struct Shape {
+    /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to it.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
+    block_size: u32,
+
+    /// Size at which a batch of writes becomes an object: a power of two from 256K to 64M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_u32, default_value = "8M")]
+    segment_bytes: u32,
+
+    /// What a completed flush guarantees: logged (on the local disk), stored (in the store) or weak (order
+    /// only: nothing is durable).
+    #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
+    flush: Flush,
+
+    /// Keep every stored moment for this long: 24h, 90m; 0: none. `sawmill set` changes it.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    retention: Duration,
+
+    /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.
+    #[arg(long)]
+    no_fencing: bool,
+}
+
+/// The flush modes as words of the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum Flush {
+    /// Flushed writes survive power loss: they are on the local disk.
+    Logged,
+    /// Flushed writes survive the loss of the machine: they are in the store.
+    Stored,
+    /// A flush only orders writes; it makes nothing durable.
+    Weak,
+}
+
+impl From<Flush> for FlushMode {
+    fn from(flush: Flush) -> Self {
+        match flush {
+            Flush::Logged => FlushMode::Logged,
+            Flush::Stored => FlushMode::Stored,
+            Flush::Weak => FlushMode::Weak,
+        }
+    }
+}
+
+impl Shape {
+    /// The same for the engine.
+    pub(in crate::command) fn options(self, size_bytes: u64) -> CreateOptions {
+        CreateOptions {
+            size_bytes,
+            block_bytes: self.block_size,
+            segment_bytes: self.segment_bytes,
+            flush: self.flush.into(),
+            retention_s: self.retention.as_secs(),
+            no_fencing: self.no_fencing,
+        }
+    }
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let store = wiring::open_store(&address.store_url)?;
+    let options = arguments.shape.options(arguments.size);
+    let record = sawmill_volume::create(&*store, &address.name, &options)?;
+    let document = super::info::RecordDocument::new(&address.store_url, &record);
+    if context.json {
+        output::json(&document)?;
+    } else {
+        let size = human_size(document.size_bytes);
+        output::line(&format!("created {} ({size}) in {}", document.name, document.store))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,117 @@
+//! `sawmill delete`: a volume and all its objects, after a question.
+
+use std::fs;
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use clap::Args;
+use sawmill_volume::{Deleted, ErrorKind};
+
+use crate::command::Context;
+use crate::config::VolumeAddress;
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
+
+/// Delete a volume with all its data.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    deleted: &'a str,
+    store: &'a str,
+    objects: u64,
+    bytes: u64,
+    /// Clones that still need the data; it goes with the last of them.
+    needed_by: &'a [String],
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let store = wiring::open_store(&address.store_url)?;
+    let record = match sawmill_volume::find(&*store, &address.name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // A delete that died has left something: there is nothing more to ask about.
+            let deleted = sawmill_volume::finish_delete(&*store, &address.name)?;
+            return report(context, &address, &deleted);
+        }
+        record => record?,
+    };
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    if let Some(served) = control::attached(&folder)? {
+        return Err(Failure::new(
+            Exit::InUse,
+            format!("volume {} is served by process {}; stop that first", address.name, served.pid),
+        ));
+    }
+    // A volume too damaged to tell its size can still be deleted.
+    let newest = sawmill_volume::inspect::checkpoint(&*store, &record, None);
+    let size_bytes = newest.map_or(record.size_bytes, |checkpoint| checkpoint.size_bytes);
+    if !arguments.yes && !agreed(&address.name, &address.store_url, size_bytes)? {
+        output::line("nothing was deleted")?;
+        return Ok(Exit::Negative);
+    }
+    let deleted = sawmill_volume::delete(&*store, &address.name)?;
+    forget_state(&folder);
+    report(context, &address, &deleted)
+}
+
+fn report(context: &Context, address: &VolumeAddress, deleted: &Deleted) -> Result<Exit> {
+    let document = Document {
+        deleted: &address.name,
+        store: &address.store_url,
+        objects: deleted.objects,
+        bytes: deleted.bytes,
+        needed_by: &deleted.pinned_by,
+    };
+    if context.json {
+        output::json(&document)?;
+    } else {
+        let bytes = human_size(deleted.bytes);
+        if !deleted.pinned_by.is_empty() {
+            let clones = deleted.pinned_by.join(", ");
+            output::line(&format!(
+                "deleted {}; its data stays until these clones no longer need it: {clones}",
+                address.name
+            ))?;
+            return Ok(Exit::Ok);
+        }
+        output::line(&format!("deleted {} ({} objects, {bytes})", address.name, deleted.objects))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(format!(
+            "cannot ask before deleting {name}: there is no terminal; pass --yes"
+        )));
+    }
+    let size = human_size(size_bytes);
+    let asked = write!(io::stderr(), "Delete {name} ({size}) in {store} with all its data? Type its name: ");
+    asked.map_err(|error| Failure::io("cannot ask", &error))?;
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut answer)
+        .map_err(|error| Failure::io("cannot read the answer", &error))?;
+    Ok(answer.trim() == name)
+}
+
+/// Removes what this machine kept for the volume. Its journal is of no use to anyone without the volume.
+fn forget_state(folder: &std::path::Path) {
+    match fs::remove_dir_all(folder) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => tracing::warn!("cannot remove {}: {error}; remove it by hand", folder.display()),
+    }
+}

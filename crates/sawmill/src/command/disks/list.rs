@@ -1,0 +1,153 @@
+//! `sawmill list`: the volumes of a store.
+
+use std::path::Path;
+
+use clap::Args;
+use sawmill_store::ObjectStore;
+use sawmill_volume::{ErrorKind, Listed, Unnamed, inspect};
+use serde::Serialize;
+
+use super::info::{Attachment, RecordDocument};
+use crate::command::Context;
+use crate::{control, wiring};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
+
+/// List the volumes of a store.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// URL of the store. Default: the default store.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Also list volumes without a name, by id: those that lost their names (`sawmill rename ID NEW` names
+    /// one), and the remains of deleted ones. Lists every object of the store.
+    #[arg(long)]
+    all: bool,
+}
+
+/// One volume of the list.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume: Option<RecordDocument>,
+    /// Of what no name means; its name here is its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unnamed: Option<UnnamedDocument>,
+    attached: Option<Attachment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct UnnamedDocument {
+    size_bytes: Option<u64>,
+    deleted: bool,
+}
+
+impl UnnamedDocument {
+    fn said(&self) -> String {
+        let size = self.size_bytes.map_or_else(|| "unreadable".to_owned(), human_size);
+        format!("{size}, {}", if self.deleted { "deleted: clones may need it" } else { "it has no name" })
+    }
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let url = match &arguments.store {
+        Some(url) => url.clone(),
+        None => context.places.default_store()?,
+    };
+    let store = wiring::open_store(&url)?;
+    let mut rows = Vec::new();
+    let listed = sawmill_volume::list(&*store)?;
+    let sizes = sizes(&*store, &listed);
+    for (listed, size_bytes) in listed.into_iter().zip(sizes) {
+        rows.push(match listed.record.and_then(|record| Ok((record, size_bytes?))) {
+            Ok((record, size_bytes)) => {
+                let folder = context.places.volume_folder(&record.volume_id.to_string(), &url)?;
+                let attached = attached_to(&folder);
+                let volume = Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
+                Row { name: listed.name, volume, unnamed: None, attached, error: None }
+            }
+            Err(error) => Row {
+                name: listed.name,
+                volume: None,
+                unnamed: None,
+                attached: None,
+                error: Some(error.to_string()),
+            },
+        });
+    }
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    if arguments.all {
+        rows.extend(sawmill_volume::unnamed(&*store)?.iter().map(unnamed_row));
+    }
+    if context.json {
+        output::json(&rows)?;
+    } else if rows.is_empty() {
+        output::line(&format!("no volumes in {url}"))?;
+    } else {
+        output::table(&["name", "size", "block", "flush", "attached"], rows.iter().map(cells).collect())?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn unnamed_row(unnamed: &Unnamed) -> Row {
+    let size_bytes = unnamed.size_bytes.as_ref().ok().copied();
+    let document = UnnamedDocument { size_bytes, deleted: unnamed.is_deleted };
+    let (name, unnamed) = (unnamed.volume_id.to_string(), Some(document));
+    Row { name, volume: None, unnamed, attached: None, error: None }
+}
+
+/// What the newest checkpoints say: a volume may have been resized since it was made. Asked side by side, as
+/// each costs a few requests.
+fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Result<u64>> {
+    const AT_ONCE: usize = 16;
+    let size = |listed: &Listed| {
+        let record = listed.record.as_ref().map_err(Clone::clone)?;
+        inspect::checkpoint(store, record, None).map(|checkpoint| checkpoint.size_bytes)
+    };
+    let mut sizes = Vec::new();
+    for chunk in listed.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
+            sizes.extend(asked.into_iter().map(|asked| {
+                let died = |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
+                asked.join().unwrap_or_else(died)
+            }));
+        });
+    }
+    sizes
+}
+
+/// Who serves the volume here; a process that does not answer must not spoil the whole list.
+fn attached_to(folder: &Path) -> Option<Attachment> {
+    control::attached(folder)
+        .unwrap_or_else(|failure| {
+            tracing::error!("{failure}");
+            None
+        })
+        .map(|process| Attachment::new(&process))
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let attached = row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
+    if let Some(unnamed) = &row.unnamed {
+        return vec![row.name.clone(), unnamed.said(), "-".into(), "-".into(), attached];
+    }
+    match (&row.volume, &row.error) {
+        (Some(volume), _) => vec![
+            row.name.clone(),
+            human_size(volume.size_bytes),
+            volume.block_bytes.to_string(),
+            volume.flush.clone(),
+            attached,
+        ],
+        (None, error) => {
+            let error = error.clone().unwrap_or_default();
+            vec![row.name.clone(), format!("unreadable: {error}"), "-".into(), "-".into(), attached]
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! `sawmill serve`: opens volumes, shows them through a front door, and closes them in order.
+//!
+//! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
+//! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::admin::Admin;
+use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
+use crate::command::Context;
+use crate::command::opening::{Opening, Tuning};
+use crate::config::Places;
+use crate::daemon::{self, DoorOf, print_event};
+use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
+use crate::handoff::again::Again;
+use crate::handoff::predecessor::Predecessor;
+use crate::handoff::{Asked, Done, successor};
+use crate::plan::Plan;
+use crate::seen;
+use crate::serving::{Served, Serving};
+use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+
+/// How long a disk may take for what memory holds.
+const LOG_WITHIN: Duration = Duration::from_secs(60);
+
+/// How often volumes are tried that could not be opened again after a hand-off that was taken back.
+const AGAIN_EVERY: Duration = Duration::from_millis(500);
+
+/// How often changes of health are looked for.
+const HEALTH_EVERY: Duration = Duration::from_secs(1);
+
+/// Serve volumes through front doors until SIGTERM.
+///
+/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Default: an
+/// NBD Unix socket (in the runtime folder). SIGTERM or SIGINT stops accepting, finishes requests, stores
+/// everything and exits with 0. A second signal exits immediately with 1: no accepted write is lost, but the
+/// newest ones are on this machine only. SIGUSR1 collects garbage now.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Names in the default store, or URLs ending in the name. With --read-only also a past state:
+    /// VOL@SNAPSHOT, VOL@2026-11-21T10:00:00Z, VOL@position:N.
+    #[arg(value_name = "VOL", required = true)]
+    volumes: Vec<String>,
+
+    #[command(flatten)]
+    opening: Opening,
+
+    /// Also serve dashboard, metrics and status over HTTP on this loopback address, for example
+    /// 127.0.0.1:9100.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
+
+    /// Replace the process behind standard input: for `sawmill handoff` only.
+    #[arg(long, hide = true)]
+    take_over: bool,
+
+    #[command(flatten)]
+    doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
+
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+pub(in crate::command) fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = resolve(text)?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err(format!("'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"))
+}
+
+/// What `--json` prints, one object per line.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready {
+        volume: &'a str,
+        /// The first of `doors`.
+        uri: String,
+        doors: Vec<DoorOf>,
+        epoch: u64,
+        read_only: bool,
+        admin: Option<String>,
+        recovery: Vec<Step>,
+    },
+    Health {
+        volume: &'a str,
+        health: &'a HealthStatus,
+    },
+    Stopping,
+    Stopped {
+        volume: &'a str,
+        everything_stored: bool,
+        positions: PositionsStatus,
+    },
+}
+
+#[derive(Serialize)]
+struct Step {
+    name: String,
+    detail: String,
+    took_ms: u64,
+}
+
+/// What the serving thread hears.
+pub(in crate::command) enum Heard {
+    Signal,
+    /// SIGUSR1.
+    Collect,
+    /// SIGHUP, where something can be read again.
+    Reload,
+    /// Another process shall take over.
+    HandOff(Asked),
+    /// The doors are shut and this volume is closed.
+    Closed(usize, Result<()>),
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    daemon::start();
+    let plan = plan(&context.places, arguments)?;
+    let (tell, hear) = sync_channel(daemon::EVENTS_MAX);
+    let started = Arc::new(AtomicBool::new(false));
+    forward_signals(tell.clone(), started.clone(), false)?;
+    let ring = tell.clone();
+    let bell = Box::new(move |asked| ring.send(Heard::HandOff(asked)).is_ok());
+    let (serving, admin) = match arguments.take_over {
+        true => successor::take_over(&context.places, plan.clone(), bell)?,
+        false => wiring::serve(&context.places, plan.clone(), bell)?,
+    };
+    started.store(true, Ordering::Release);
+    announce(context.json, &serving, &admin);
+    daemon::notify(sd_notify::NotifyState::Ready);
+    let again = Again::new(&plan, &serving);
+    match serve_on(context.json, &serving, &again, &admin, &hear) {
+        Until::HandedOver(done) => {
+            // Everything is the successor's: nothing here may be closed, stored or removed.
+            admin.finish_answers();
+            return match done.unheard {
+                false => Ok(Exit::Ok),
+                // Whoever manages services shall start another.
+                true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
+            };
+        }
+        Until::Signal => again.end(),
+    }
+    daemon::notify(sd_notify::NotifyState::Stopping);
+    if context.json {
+        print_event(&Event::Stopping);
+    }
+    tracing::info!("stopping: finishing requests and storing everything; a second signal stops immediately");
+    let outcome = close(context.json, &serving, &tell, &hear);
+    // Asked to the last: `info` and `wait` are answered while everything is being stored.
+    drop(admin);
+    outcome
+}
+
+fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
+    let volumes =
+        arguments.volumes.iter().map(|text| places.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
+    let doors = arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?;
+    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
+}
+
+/// Turns signals into words for the loop that serves, from the first moment on: who sees a door must be able
+/// to ask for a clean end. While the process starts, a second signal ends it as if nobody had listened; what
+/// was accepted survives that. Without `reloads` SIGHUP ends it, too.
+pub(in crate::command) fn forward_signals(
+    tell: SyncSender<Heard>,
+    started: Arc<AtomicBool>,
+    reloads: bool,
+) -> Result<()> {
+    let all: Vec<_> = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
+    let mut ends = 0;
+    daemon::on_signals(&all, move |signal| {
+        let word = match signal {
+            SIGUSR1 => Heard::Collect,
+            SIGHUP => Heard::Reload,
+            _ => {
+                ends += 1;
+                if !started.load(Ordering::Acquire) {
+                    if ends > 1 {
+                        let _ = emulate_default_handler(signal);
+                    }
+                    tracing::info!(
+                        "got a signal while starting: stopping once started; a second signal stops \
+                         immediately"
+                    );
+                }
+                Heard::Signal
+            }
+        };
+        tell.send(word).is_ok()
+    })
+}
+
+fn announce(json: bool, serving: &Serving, admin: &Admin) {
+    let admin = admin.url();
+    if let Some(url) = &admin {
+        tracing::info!("dashboard at {url}");
+    }
+    for served in &serving.volumes {
+        let doors = serving.doors.addresses(served.name());
+        if !json {
+            doors.iter().for_each(|(_, address)| daemon::print_line(address));
+            continue;
+        }
+        let Ok(volume) = served.volume() else { continue };
+        let (status, steps) = (volume.status(), volume.recovery().steps.iter());
+        let doors: Vec<_> = doors.into_iter().map(DoorOf::from).collect();
+        print_event(&Event::Ready {
+            volume: served.name(),
+            uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
+            doors,
+            epoch: status.epoch,
+            read_only: status.read_only,
+            admin: admin.clone(),
+            recovery: steps
+                .map(|step| Step {
+                    name: step.name.to_string(),
+                    detail: step.detail.clone(),
+                    took_ms: milliseconds(step.took),
+                })
+                .collect(),
+        });
+    }
+}
+
+/// Why serving ended.
+enum Until {
+    Signal,
+    HandedOver(Done),
+}
+
+/// Serves until the first signal or a hand-off; tells of changes of health.
+fn serve_on(
+    json: bool,
+    serving: &Arc<Serving>,
+    again: &Arc<Again>,
+    admin: &Admin,
+    hear: &Receiver<Heard>,
+) -> Until {
+    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
+    loop {
+        let is_any_away = serving.away().next().is_some();
+        match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
+            Ok(Heard::Collect) => serving.collect_all(),
+            Ok(Heard::HandOff(asked)) => {
+                if let Some(until) = hand_off(serving, again, admin, hear, &asked) {
+                    return until;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if is_any_away => again.try_all(),
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return Until::Signal,
+        }
+        serving.note_seen();
+        for (served, known) in serving.volumes.iter().zip(&mut known) {
+            let now = served.health();
+            if now.state == known.state {
+                continue;
+            }
+            let reason = now.reason.as_deref().unwrap_or("all is well");
+            if now.state == "serving" {
+                tracing::info!(volume = served.name(), "{}: {reason}", now.state);
+            } else {
+                tracing::warn!(volume = served.name(), "{}: {reason}", now.state);
+            }
+            if json {
+                print_event(&Event::Health { volume: served.name(), health: &now });
+            }
+            *known = now;
+        }
+    }
+}
+
+/// Hands everything over. `None`: this process serves on.
+fn hand_off(
+    serving: &Arc<Serving>,
+    again: &Arc<Again>,
+    admin: &Admin,
+    hear: &Receiver<Heard>,
+    asked: &Asked,
+) -> Option<Until> {
+    let outcome = Predecessor { serving, again, admin }.hand_off(&asked.wanted);
+    match &outcome {
+        Ok(done) => {
+            tracing::info!("process {} serves now, after an interruption of {} ms", done.pid, done.stall_ms)
+        }
+        Err(failure) => tracing::error!("{failure}"),
+    }
+    let done = outcome.as_ref().ok().cloned();
+    // Whoever asked may be gone.
+    let _ = asked.answer.send(outcome);
+    // Whatever was said meanwhile is heard next, if this process serves on; otherwise the server was meant.
+    let done = done?;
+    for heard in hear.try_iter() {
+        let signal = match heard {
+            Heard::Signal => Signal::TERM,
+            Heard::Collect => Signal::USR1,
+            // Who asked is told that this process is about to end.
+            Heard::Reload | Heard::HandOff(_) | Heard::Closed(..) => continue,
+        };
+        if let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+    Some(Until::HandedOver(done))
+}
+
+/// Closes the doors, then all volumes at once; a further signal cuts it short.
+pub(in crate::command) fn close(
+    json: bool,
+    serving: &Arc<Serving>,
+    tell: &SyncSender<Heard>,
+    hear: &Receiver<Heard>,
+) -> Result<Exit> {
+    serving.leave_away();
+    start_closing(serving, tell)?;
+    let mut open = serving.volumes.len();
+    let mut worst = None;
+    while open > 0 {
+        match hear.recv() {
+            Ok(Heard::Closed(index, outcome)) => {
+                open -= 1;
+                tell_stopped(json, &serving.volumes[index], outcome.is_ok());
+                if let Err(failure) = outcome {
+                    worst.get_or_insert(failure);
+                }
+            }
+            // Everything is being closed: there is nothing to collect, and nothing to hand over any more.
+            Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
+            Ok(Heard::Signal) | Err(_) => {
+                tracing::warn!("stopping immediately; unstored writes stay in the journal");
+                serving.close_now();
+                serving.doors.stop_now();
+                serving.forget_added_doors();
+                serving.save_cache();
+                return Ok(Exit::Negative);
+            }
+        }
+    }
+    serving.save_cache();
+    worst.map_or(Ok(Exit::Ok), Err)
+}
+
+/// Lets the doors finish, then closes each volume on a thread of its own: any of them may have to wait.
+fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
+    let (serving, tell) = (Arc::clone(serving), tell.clone());
+    let all = move || {
+        // Whoever asked may kill this process soon, and memory may go with it (a container's does).
+        std::thread::scope(|scope| {
+            for served in &serving.volumes {
+                scope.spawn(|| served.log_all(LOG_WITHIN));
+            }
+        });
+        serving.doors.stop();
+        serving.forget_added_doors();
+        std::thread::scope(|scope| {
+            for (index, served) in serving.volumes.iter().enumerate() {
+                let tell = tell.clone();
+                scope.spawn(move || {
+                    // One that a failed hand-off left closed has all that was accepted in its journal.
+                    let outcome =
+                        served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
+                    let outcome = outcome.and_then(|volume| {
+                        volume.close().map_err(Failure::from)?;
+                        seen::note(&served.folder, &volume);
+                        Ok(())
+                    });
+                    let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
+                    // Nobody listens any more when a further signal has cut this short.
+                    let _ = tell.send(Heard::Closed(index, outcome));
+                });
+            }
+        });
+    };
+    let started = std::thread::Builder::new().name("close".into()).spawn(all);
+    started.map(drop).map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
+}
+
+fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
+    let positions = served.positions();
+    if json {
+        print_event(&Event::Stopped { volume: served.name(), everything_stored, positions });
+    }
+    tracing::info!(volume = served.name(), everything_stored, "closed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_admin_address_must_be_of_this_machine() {
+        assert!(parse_loopback("127.0.0.1:0").is_ok());
+        assert!(parse_loopback("[::1]:9100").is_ok());
+        assert!(parse_loopback("0.0.0.0:9100").unwrap_err().contains("loopback"));
+        assert!(parse_loopback("192.0.2.7:9100").unwrap_err().contains("loopback"));
+    }
+}

@@ -1,0 +1,117 @@
+//! `sawmill door`: what shows a volume to its users, changed while it is served.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::command::Context;
+use crate::control;
+use crate::control::protocol::{ControlRequest, DoorAdded, DoorRemoved};
+use crate::doors::plan::DoorOptions;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+
+/// List, add and remove the doors of a volume that this machine serves.
+///
+/// A volume can have any set of doors at the same time; all show the same bytes. Coordinating the users of
+/// different doors is your task, as with one disk on two cables.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List the doors of a volume.
+    List(Volume),
+    /// Open more doors on a volume.
+    ///
+    /// They move with a hand-off, and return when the server restarts after a crash. A server that is stopped
+    /// cleanly forgets them: give permanent doors as options of `serve`.
+    Add(Add),
+    /// Close a door. Requests in flight finish; then its users see the device disappear.
+    Remove(Remove),
+}
+
+#[derive(Args)]
+struct Volume {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+}
+
+#[derive(Args)]
+struct Add {
+    #[command(flatten)]
+    volume: Volume,
+
+    #[command(flatten)]
+    doors: DoorOptions,
+}
+
+#[derive(Args)]
+struct Remove {
+    #[command(flatten)]
+    volume: Volume,
+
+    /// The door to close, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a loop device.
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    match &arguments.what {
+        What::List(volume) => list(context, volume),
+        What::Add(add_what) => add(context, add_what),
+        What::Remove(what) => {
+            let (folder, name) = folder_of(context, &what.volume)?;
+            let request = ControlRequest::RemoveDoor { address: what.address.clone() };
+            let DoorRemoved { removed } = control::ask_any(&folder, &name, &request)?;
+            match context.json {
+                true => output::json(&serde_json::json!({ "volume": name, "removed": removed }))?,
+                false => output::line(&format!("{name}: removed {removed}"))?,
+            }
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+/// The folder of the process that serves a volume, and the volume's name.
+fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
+    let address = context.places.resolve(&volume.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((folder, _)) = served else { return Err(control::not_served(&address.name)) };
+    Ok((folder, address.name))
+}
+
+fn add(context: &Context, arguments: &Add) -> Result<Exit> {
+    let plans = arguments.doors.plans();
+    if plans.is_empty() {
+        return Err(Failure::usage("name a door: --nbd, --ublk, --vhost-user or --fuse"));
+    }
+    let (folder, name) = folder_of(context, &arguments.volume)?;
+    for plan in plans {
+        let added: DoorAdded = control::ask_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
+        match context.json {
+            true => output::json_event(&added)?,
+            false => output::line(&added.address)?,
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn list(context: &Context, volume: &Volume) -> Result<Exit> {
+    let address = context.places.resolve(&volume.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((_, process)) = served else { return Err(control::not_served(&address.name)) };
+    let doors: Vec<_> = process.volumes.into_iter().flat_map(|volume| volume.doors).collect();
+    match context.json {
+        true => output::json(&doors)?,
+        false => {
+            let rows = doors.into_iter().map(|door| vec![door.kind, door.address]).collect();
+            output::table(&["door", "address"], rows)?;
+        }
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,72 @@
+//! `sawmill handoff`: a new process in the place of one that serves, under its users.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::command::Context;
+use crate::control;
+use crate::control::protocol::{ControlRequest, HandOff};
+use crate::handoff::Done;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::parse_duration;
+
+/// Replace the process that serves a volume with a new one, of the same or a newer version, without
+/// disconnecting clients.
+///
+/// The new process gets ready while the old one still serves. Then it takes over all volumes and doors of the
+/// old process: connections and devices stay, and requests wait a moment. If the new process is not ready in
+/// time, fails or dies, the old one resumes. `systemctl reload` does the same.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// A volume that the process serves: a name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// The program that takes over. Default: the file that the old process was started from.
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+
+    /// Time for the new process to get ready.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
+    timeout: Duration,
+
+    /// Longest interruption of service; after it, the old process resumes.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    stall_max: Duration,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve_cut(&arguments.volume)?;
+    let served = control::served(&context.places.state_folder()?, &address)?;
+    let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
+    let binary = arguments.binary.as_ref();
+    let binary = binary.map(|binary| std::path::absolute(binary).unwrap_or_else(|_| binary.clone()));
+    let request = ControlRequest::HandOff(HandOff {
+        binary,
+        timeout: arguments.timeout,
+        stall_max: arguments.stall_max,
+    });
+    let done: Done = control::ask_any(&folder, &address.name, &request)?;
+    if done.unheard {
+        let text = format!(
+            "process {} took over and then did not report: check that it serves, or start a server; accepted \
+             writes are in the journals: {}",
+            done.pid,
+            done.lost_doors.join("; ")
+        );
+        return Err(Failure::new(Exit::Unavailable, text));
+    }
+    if context.json {
+        output::json(&done)?;
+    } else {
+        output::line(&format!(
+            "process {} replaced process {}, sawmill {}; requests waited {} ms",
+            done.pid, process.pid, done.version, done.stall_ms
+        ))?;
+        done.lost_doors.iter().try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;
+    }
+    Ok(if done.lost_doors.is_empty() { Exit::Ok } else { Exit::Negative })
+}

@@ -1,0 +1,313 @@
+//! `sawmill conform`: the contract's tests on anybody's driver, in any language, behind any door.
+//!
+//! Each clause has a driver of its own: a new process, and the device zeroed where the tests look, so that a
+//! clause that is broken spoils no other. Modules: `stage` (the host, one driver, one door), `behind`
+//! (devices behind doors), `life` (what only drivers do: they die, are replaced, and end).
+//!
+//! Invariants: a request without an answer fails its clause and does not hang the command; no process and no
+//! door outlives it. Not here: the clauses of the contract (`sawmill_device::conformance`).
+
+mod behind;
+mod life;
+mod stage;
+
+use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use sawmill_device::conformance::{self, Clause};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::command::Context;
+use crate::daemon;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use stage::{Plan, Stage};
+
+/// A clause that takes longer has lost a request: those of the contract give up after two minutes themselves.
+const CLAUSE_WITHIN: Duration = Duration::from_secs(150);
+/// How often the end of the driver is looked for while a clause runs.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A reason that is longer is cut.
+const NOTE_CHARS_MAX: usize = 300;
+/// How long a clause may take to end when its device has failed.
+const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
+
+/// Judge a driver: run the tests of the block device contract on it, and kill, replace and end it.
+///
+/// Starts the command as `sawmill run` does, anew for each clause, and OVERWRITES what its device holds. The
+/// device must have 16 MiB or more. Prints a line for each clause and ends with 0 when none is broken, else
+/// with 1. For batch mode add --option mode=batch. An order that is not answered within 20 s is lost, unless
+/// --option request_timeout_s says otherwise.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Through which door the device is used.
+    #[arg(long, value_name = "DOOR", value_enum, default_value_t = DoorKind::Direct)]
+    door: DoorKind,
+
+    /// What kind of device it is: null keeps nothing, read-only takes no writes and holds zeroes.
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
+    kind: Kind,
+
+    /// An option of the device that comes before what the driver says, as in sawmill run.
+    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = super::run::parse_option)]
+    options: Vec<(String, String)>,
+
+    /// Only clauses whose name contains this; may be repeated.
+    #[arg(long = "clause", value_name = "TEXT")]
+    clauses: Vec<String>,
+
+    /// How long a driver may take to come, and to go; its process, a third of that when all is done.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(3..=3600))]
+    within: u32,
+
+    /// The driver, with its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Where requests come from.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(in crate::command) enum DoorKind {
+    /// No door: requests go from this process to the driver
+    Direct,
+    /// An NBD socket, and a client of it
+    Nbd,
+    /// A file by FUSE (may need privileges)
+    Fuse,
+    /// A loop device on that file (needs privileges)
+    Loop,
+    /// A ublk device (needs privileges and its kernel module)
+    Ublk,
+}
+
+/// What is demanded of the device.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(in crate::command) enum Kind {
+    /// Everything
+    Full,
+    /// What a device that keeps nothing can show
+    Null,
+    /// What a device that cannot be written can show
+    ReadOnly,
+}
+
+/// What became of a clause.
+enum Outcome {
+    /// Kept; perhaps with something to know.
+    Ok(String),
+    /// Broken, and why.
+    Failed(String),
+    /// Not tested, and why.
+    LeftOut(String),
+}
+
+/// One test: of the contract, or of a driver's life.
+#[derive(Clone, Copy)]
+enum Test {
+    Contract(Clause),
+    Life(life::Life),
+}
+
+#[derive(Serialize)]
+struct Row {
+    clause: &'static str,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    note: String,
+}
+
+#[derive(Serialize)]
+struct Report {
+    clauses: Vec<Row>,
+    failed: usize,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    daemon::start();
+    let within = Duration::from_secs(arguments.within.into());
+    let (door, kind) = (arguments.door, arguments.kind);
+    let mut plan = Plan::new(door, kind, &arguments.options, &arguments.command, within);
+    let wanted = |test: &Test| {
+        arguments.clauses.is_empty()
+            || arguments.clauses.iter().any(|text| test.name().contains(text.as_str()))
+    };
+    let tests: Vec<Test> = tests(arguments.kind).into_iter().filter(wanted).collect();
+    if tests.is_empty() {
+        return Err(Failure::usage("no clause has such a name; without --clause all are listed"));
+    }
+    listen_to_panics();
+    let interrupted = listen_to_signals()?;
+    plan.interrupted = Arc::clone(&interrupted);
+    let mut clauses = Vec::new();
+    for test in tests {
+        let outcome = match test.left_out(&plan) {
+            Some(why) => Outcome::LeftOut(why.to_owned()),
+            None => judge(&plan, test)?,
+        };
+        if interrupted.load(Ordering::SeqCst) {
+            return Err(Failure::new(Exit::Unavailable, format!("interrupted in {}", test.name())));
+        }
+        let (outcome, note) = match outcome {
+            Outcome::Ok(note) => ("ok", note),
+            Outcome::Failed(why) => ("FAIL", why),
+            Outcome::LeftOut(why) => ("left out", why),
+        };
+        if !context.json {
+            let note = if note.is_empty() { String::new() } else { format!(": {note}") };
+            output::line(&format!("{outcome:<8}  {}{note}", test.name()))?;
+        }
+        clauses.push(Row { clause: test.name(), outcome, note });
+    }
+    let count = |outcome| clauses.iter().filter(|row| row.outcome == outcome).count();
+    let (kept, failed) = (count("ok"), count("FAIL"));
+    let left_out = clauses.len() - kept - failed;
+    match context.json {
+        true => output::json(&Report { clauses, failed })?,
+        false => output::line(&format!("{kept} clauses kept, {failed} broken, {left_out} left out"))?,
+    }
+    Ok(if failed == 0 { Exit::Ok } else { Exit::Negative })
+}
+
+fn tests(kind: Kind) -> Vec<Test> {
+    let contract = match kind {
+        Kind::Full => conformance::ALL,
+        Kind::Null => conformance::NULL,
+        Kind::ReadOnly => conformance::READ_ONLY,
+    };
+    contract.iter().map(|clause| Test::Contract(*clause)).chain(life::ALL.map(Test::Life)).collect()
+}
+
+impl Test {
+    fn name(&self) -> &'static str {
+        match self {
+            Test::Contract(clause) => clause.name,
+            Test::Life(life) => life.name(),
+        }
+    }
+
+    /// Why it cannot be tested through this door.
+    fn left_out(&self, plan: &Plan) -> Option<&'static str> {
+        let through_kernel = !matches!(plan.door, DoorKind::Direct | DoorKind::Nbd);
+        let name = self.name();
+        if through_kernel && (name.starts_with("d6_") || name.starts_with("d7_")) {
+            return Some("the kernel refuses such requests before the driver sees them");
+        }
+        None
+    }
+}
+
+/// One clause on a driver of its own. An error: there was no driver to judge.
+fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
+    let mut stage = Stage::open(plan)?;
+    let outcome = match prepare(plan, &stage) {
+        Err(why) => Outcome::Failed(why),
+        Ok(()) => match test {
+            Test::Contract(clause) => contract(&mut stage, clause),
+            Test::Life(life) => watched(&mut stage, life),
+        },
+    };
+    Ok(match (outcome, stage.close()) {
+        (Outcome::Ok(_), Err(why)) => Outcome::Failed(format!("at the end: {why}")),
+        (outcome, _) => outcome,
+    })
+}
+
+fn prepare(plan: &Plan, stage: &Stage) -> Result<(), String> {
+    let size_bytes = stage.device().geometry().size_bytes;
+    if size_bytes < conformance::SIZE_BYTES_MIN {
+        let least = conformance::SIZE_BYTES_MIN;
+        return Err(format!("the device has {size_bytes} bytes; the tests need {least} or more"));
+    }
+    if plan.kind == Kind::ReadOnly && !stage.device().geometry().read_only {
+        return Err("the device is not read-only: add --option read_only=1".to_owned());
+    }
+    if plan.kind != Kind::Full {
+        return Ok(());
+    }
+    stage.zero().map_err(|error| format!("the device could not be zeroed for the test: {error}"))
+}
+
+/// Set by SIGINT and SIGTERM: the clause ends, and doors and drivers are seen off. A second signal ends at
+/// once.
+fn listen_to_signals() -> Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // The second one finds the flag set.
+        flag::register_conditional_shutdown(signal, 1, Arc::clone(&interrupted))
+            .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
+            .map_err(|error| Failure::io("cannot listen to signals", &error))?;
+    }
+    Ok(interrupted)
+}
+
+/// The first panic since the last clause; those of threads inside a clause come before its own.
+static PANICKED: Mutex<Option<String>> = Mutex::new(None);
+
+fn listen_to_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let payload = info.payload();
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        if let Ok(mut panicked) = PANICKED.lock() {
+            panicked.get_or_insert_with(|| text.unwrap_or_else(|| "a panic without words".to_owned()));
+        }
+    }));
+}
+
+/// What a broken clause said, on one line: of two values that differ, only that they do.
+fn take_panic() -> Option<String> {
+    let text = PANICKED.lock().ok().and_then(|mut panicked| panicked.take())?;
+    let first = text.lines().next().unwrap_or_default();
+    let told = first.strip_prefix("assertion `left == right` failed: ").unwrap_or(first);
+    Some(told.chars().take(NOTE_CHARS_MAX).collect())
+}
+
+/// A clause of the contract.
+fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
+    take_panic();
+    let (tell, hear) = sync_channel(1);
+    let device = stage.device();
+    let test = move || {
+        let kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
+        // Nobody listens any more when it took too long.
+        let _ = tell.send(kept);
+    };
+    if let Err(error) = std::thread::Builder::new().name("clause".into()).spawn(test) {
+        return Outcome::Failed(format!("no thread to test with: {error}"));
+    }
+    let deadline = Instant::now() + CLAUSE_WITHIN;
+    loop {
+        match hear.recv_timeout(LOOK_EVERY) {
+            Ok(true) => return Outcome::Ok(String::new()),
+            Ok(false) | Err(RecvTimeoutError::Disconnected) => {
+                return Outcome::Failed(take_panic().unwrap_or_else(|| "a panic without words".to_owned()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let why = match stage.driver_died() {
+            Some(how) => format!("the driver went in the middle of it: {how}"),
+            None if Instant::now() > deadline => {
+                format!("not done after {} s: a request was not answered", CLAUSE_WITHIN.as_secs())
+            }
+            None => continue,
+        };
+        // Whoever waits for an answer gets one now.
+        stage.fail(&why);
+        let _ = hear.recv_timeout(GIVES_UP_WITHIN);
+        return Outcome::Failed(why);
+    }
+}
+
+/// A clause of a driver's life: these watch over their own time.
+fn watched(stage: &mut Stage, life: life::Life) -> Outcome {
+    let judged = catch_unwind(AssertUnwindSafe(|| life.judge(stage)));
+    judged.unwrap_or_else(|_| Outcome::Failed(take_panic().unwrap_or_default()))
+}

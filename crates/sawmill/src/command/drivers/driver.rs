@@ -1,0 +1,157 @@
+//! `sawmill driver`: the devices of this user that have drivers, while they are there.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use sawmill_device::ErrorKind;
+use sawmill_driver::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket};
+use serde::Serialize;
+
+use crate::command::Context;
+use crate::config::DRIVERS_FOLDER;
+use crate::driving::SOCKET;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::human_size;
+
+/// Show, flush, end and replace devices with drivers (see `sawmill run`).
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List the devices that have a running host.
+    List,
+    /// Print the path of a device's driver socket.
+    Socket(Device),
+    /// Make the driver flush: everything it has answered becomes durable.
+    Flush(Device),
+    /// End a device: its doors close; then the driver answers and flushes everything and exits.
+    End(End),
+    /// Replace the running driver: start the driver's command again.
+    Replace(Device),
+}
+
+#[derive(Args)]
+struct Device {
+    /// The device's name.
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+#[derive(Args)]
+struct End {
+    #[command(flatten)]
+    device: Device,
+
+    /// Immediately: waiting requests fail, and unflushed writes may be lost.
+    #[arg(long)]
+    now: bool,
+}
+
+/// One device of the list.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    /// `declared`, `waiting`, `running`, `ending` or `ended`.
+    state: String,
+    size_bytes: Option<u64>,
+    driver_pid: Option<u32>,
+    host_pid: Option<u32>,
+    generation: Option<u64>,
+    socket: String,
+    doors: Vec<String>,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    match &arguments.what {
+        What::List => return list(context),
+        What::Socket(device) => {
+            let socket = socket_of(context, &device.name)?;
+            ask(&socket, &device.name, "status")?;
+            output::line(&socket.display().to_string())?;
+        }
+        What::Flush(device) => drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?),
+        What::End(end) => {
+            let what = if end.now { "fail" } else { "end" };
+            drop(ask(&socket_of(context, &end.device.name)?, &end.device.name, what)?);
+        }
+        What::Replace(device) => drop(ask(&socket_of(context, &device.name)?, &device.name, "replace")?),
+    }
+    Ok(Exit::Ok)
+}
+
+fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
+    Ok(context.places.driver_folder(name)?.join(SOCKET))
+}
+
+/// Asks a host something; what it answers.
+fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
+    let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Failure::new(
+            Exit::NotFound,
+            format!("device '{name}' has no running host here; see: sawmill driver list"),
+        ),
+        _ => error.into(),
+    })?;
+    host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    let Some(packet) = host.receive(&mut buffer)? else {
+        return Err(Failure::new(Exit::Unavailable, format!("the host of '{name}' ended without an answer")));
+    };
+    let facts = Control::decode(packet.bytes)?.facts;
+    match facts.parsed("errno")? {
+        0 => Ok(facts),
+        _ => {
+            let message = facts.get("message").unwrap_or("the host gave no reason");
+            Err(Failure::new(Exit::Unavailable, format!("{name}: {message}")))
+        }
+    }
+}
+
+fn list(context: &Context) -> Result<Exit> {
+    let folder = context.places.state_folder()?.join(DRIVERS_FOLDER);
+    let mut rows = Vec::new();
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let socket = entry.path().join(SOCKET);
+        // Whoever does not answer is not there any more.
+        if let Ok(facts) = ask(&socket, &name, "status") {
+            rows.push(row(name, socket.display().to_string(), &facts));
+        }
+    }
+    rows.sort_by(|one, other| one.name.cmp(&other.name));
+    if context.json {
+        output::json(&rows)?;
+        return Ok(Exit::Ok);
+    }
+    if rows.is_empty() {
+        output::line("no devices with drivers")?;
+        return Ok(Exit::Ok);
+    }
+    let cells = rows.into_iter().map(|row| {
+        let number = |number: Option<u32>| number.map_or_else(|| "-".into(), |number| number.to_string());
+        let size = row.size_bytes.map_or_else(|| "-".into(), human_size);
+        vec![row.name, row.state, size, number(row.driver_pid), row.doors.join(", ")]
+    });
+    output::table(&["device", "state", "size", "driver", "doors"], cells.collect())?;
+    Ok(Exit::Ok)
+}
+
+fn row(name: String, socket: String, facts: &Facts) -> Row {
+    let doors = facts.iter().filter(|(name, _)| *name == "door").filter_map(|(_, door)| door.split_once(' '));
+    Row {
+        state: facts.get("state").unwrap_or("unknown").to_owned(),
+        size_bytes: facts.parsed("size").ok(),
+        driver_pid: facts.parsed("driver_pid").ok(),
+        host_pid: facts.parsed("host_pid").ok(),
+        generation: facts.parsed("generation").ok(),
+        doors: doors.map(|(_, address)| address.to_owned()).collect(),
+        name,
+        socket,
+    }
+}

@@ -1,0 +1,147 @@
+//! `sawmill run`: a device whose driver is a program of anybody's, in any language.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::Args;
+use sawmill_driver::protocol::Facts;
+use sawmill_frontend::nbd::Listen;
+
+use crate::command::Context;
+use crate::daemon;
+use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
+use crate::driving::{self, Plan, Told};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_lab::layers::LayerOptions;
+
+/// Serve a device whose driver is another program, and start that program.
+///
+/// The device and its doors stay when the driver dies: the driver is restarted and gets its unanswered
+/// requests again. SIGHUP replaces the running driver: the command starts again. Without a command, drivers
+/// start on their own and connect to the printed socket. SIGTERM or SIGINT closes the doors, lets the driver
+/// answer and flush everything, and exits with 0; a second signal exits immediately.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// The device's name. Default: the name of the command.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// A door as one word: nbd=unix:/path, nbd=tcp:127.0.0.1:10809, ublk, ublk=3, vhost-user=/path,
+    /// fuse=/folder, loop=/folder. May be repeated. Default: an NBD Unix socket.
+    #[arg(long = "door", value_name = "DOOR", value_parser = parse_door)]
+    doors: Vec<DoorPlan>,
+
+    #[command(flatten)]
+    more_doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
+
+    /// An option of the device; it overrides what the driver says: size=1073741824, mode=batch, on_death=fail
+    /// and others. docs/format/driver.md lists them all.
+    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
+    options: Vec<(String, String)>,
+
+    /// Fail the device when the driver that this command started dies.
+    #[arg(long)]
+    no_restart: bool,
+
+    /// An environment variable to pass to the driver although it may be a secret: AWS_*, AZURE_*, GOOGLE_*
+    /// and Sawmill's own keys are withheld otherwise. May be repeated.
+    #[arg(long, value_name = "NAME")]
+    driver_env: Vec<OsString>,
+
+    #[command(flatten)]
+    layers: LayerOptions,
+
+    /// The driver, with its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+fn parse_door(text: &str) -> Result<DoorPlan, String> {
+    DoorPlan::parse(text).map_err(|failure| failure.to_string())
+}
+
+pub(in crate::command) fn parse_option(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("'{text}' is not an option; write NAME=VALUE")),
+    }
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    daemon::start();
+    let name = name_of(arguments)?;
+    let folder = context.places.driver_folder(&name)?;
+    let mut doors: Vec<DoorPlan> = arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();
+    doors.extend(arguments.more_doors.plans());
+    if doors.is_empty() {
+        doors.push(DoorPlan::Nbd { listen: Listen::Unix(folder.join("nbd.sock")), insecure: false });
+    }
+    let given = arguments.options.iter();
+    let layers = arguments.layers.clone();
+    let plan = Plan {
+        name,
+        folder,
+        given: given.fold(Facts::default(), |facts, (name, value)| facts.with(name, value)),
+        doors,
+        nbd_budget: arguments.nbd_memory.budget(),
+        command: arguments.command.clone(),
+        passed: arguments.driver_env.clone(),
+        restarts: !arguments.no_restart,
+        around: Box::new(move |device| layers.around(device)),
+    };
+    // Whoever read the events may be gone: a driver that started this host, and died. The device stays.
+    let tell = |told: &Told<'_>| tell(context.json, told).or_else(|failure| unheard(told, failure));
+    driving::drive(plan, &mut |told| tell(told))
+}
+
+/// Before drivers know where to connect somebody has to hear it.
+fn unheard(told: &Told<'_>, failure: Failure) -> Result<()> {
+    match told {
+        Told::Listening { .. } => Err(failure),
+        _ => {
+            tracing::debug!("cannot print an event: {failure}");
+            Ok(())
+        }
+    }
+}
+
+fn name_of(arguments: &Arguments) -> Result<String> {
+    if let Some(name) = &arguments.name {
+        return Ok(name.clone());
+    }
+    let program = arguments.command.first().and_then(|program| Path::new(program).file_stem());
+    program
+        .and_then(|name| name.to_str())
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::usage("the device needs a name: give --name NAME, or a command after --"))
+}
+
+/// The device is for those who use it: that whoever started it does not listen any more does not end it.
+fn tell(json: bool, told: &Told<'_>) -> Result<()> {
+    if let Err(failure) = say(json, told) {
+        tracing::debug!("cannot print an event: {failure}");
+    }
+    Ok(())
+}
+
+fn say(json: bool, told: &Told<'_>) -> Result<()> {
+    if json {
+        return output::json_event(told);
+    }
+    match told {
+        Told::Listening { name, socket } => tracing::info!("{name}: drivers connect to {socket}"),
+        Told::Ready { doors, .. } => {
+            for door in doors {
+                output::line(&door.address)?;
+            }
+        }
+        Told::Driver { state, pid, .. } => tracing::info!(pid, "driver {state}"),
+        // A failure is told as one.
+        Told::Ended { .. } => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,501 @@
+//! `sawmill attach`: a device of another machine, behind doors of this one.
+//!
+//! Invariants: doors open when the target has said what the device is; at the end doors close first, then
+//! what the cache holds is flushed, then the link ends. Whoever was cut off by another ends by itself. Not
+//! here: how a link works (`sawmill-link`), what is told of it (`link::told`).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use parking_lot::Mutex;
+use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Operation, Request};
+use sawmill_frontend::nbd::Listen;
+use sawmill_link::cache::{Cache, Options, Policy};
+use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::admin::status::{ProcessStatus, milliseconds};
+use crate::admin::{Admin, Door, Subject};
+use crate::command::Context;
+use crate::command::disks::serve::parse_loopback;
+use crate::config::check_name;
+use crate::daemon::{self, DoorOf};
+use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
+use crate::doors::{Doors, Shown};
+use crate::folders::make_folder;
+use crate::link::KeyOptions;
+use crate::link::place::LinkPlace;
+use crate::link::remote::{Remote, own_name};
+use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
+use crate::wiring::check_free;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::units::{human_size, parse_duration, parse_size};
+
+/// How often the cache is told the time, and it is looked how the link does.
+const TICK: Duration = Duration::from_secs(1);
+/// How long doors may take to close when nothing is waited for any more.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
+/// How often the target is asked whether this is still our device.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+
+/// Attach a remote export (see `sawmill target`) and expose it locally.
+///
+/// Prints one line per door when it is ready. Default: an NBD Unix socket. While the target is unreachable,
+/// requests wait for up to --timeout. SIGTERM or SIGINT closes the doors, flushes, and exits with 0. A second
+/// signal exits immediately with 1; writes in the cache that were not flushed are then lost. When another
+/// initiator takes over, the command exits with 6.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// The export: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT],
+    /// eth:INTERFACE or xdp:INTERFACE. All addresses lead to one target and are used in parallel.
+    #[arg(value_name = "LINK")]
+    link: String,
+
+    #[command(flatten)]
+    key: KeyOptions,
+
+    /// Name of the device on this machine. Default: the export's name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Attach read-only. Other initiators may read too.
+    #[arg(long)]
+    read_only: bool,
+
+    /// Take over: fence the current initiators. Their requests fail from then on.
+    #[arg(long)]
+    take_over: bool,
+
+    /// Allow concurrent initiators (each must pass --shared); write coordination is yours. Not with --cache:
+    /// a cache does not see the writes of others.
+    #[arg(long, conflicts_with_all = ["take_over", "cache"])]
+    shared: bool,
+
+    /// Fail requests after this long without contact to the target, whole seconds; 0: never.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    timeout: Duration,
+
+    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback address, for
+    /// example 127.0.0.1:9101.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
+
+    #[command(flatten)]
+    cache: CacheOptions,
+
+    #[command(flatten)]
+    doors: DoorOptions,
+
+    #[command(flatten)]
+    nbd_memory: NbdMemory,
+}
+
+/// The cache in the memory of this machine.
+#[derive(Args)]
+#[command(next_help_heading = "Cache")]
+struct CacheOptions {
+    /// Cache the device in memory. write-back answers writes immediately and sends them to the target later;
+    /// if this process dies, unflushed writes are lost, as with a disk's volatile cache. The other policies
+    /// lose nothing.
+    #[arg(long, value_name = "POLICY")]
+    cache: Option<PolicyName>,
+
+    /// Memory for the cache.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M", requires = "cache")]
+    cache_bytes: u64,
+
+    /// Dirty bytes to hold at most; above this, writers wait. Default: a quarter of --cache-bytes.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "cache")]
+    dirty_bytes: Option<u64>,
+
+    /// Interval at which dirty bytes are written back without a flush, whole seconds.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s",
+          requires = "cache")]
+    flush_interval: Duration,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PolicyName {
+    #[value(name = "write-back")]
+    Back,
+    #[value(name = "write-through")]
+    Through,
+    #[value(name = "write-around")]
+    Around,
+}
+
+impl CacheOptions {
+    /// What was asked for. Looked at before anybody is cut off for a cache that cannot be.
+    fn options(&self) -> Result<Option<Options>> {
+        let Some(policy) = self.cache else { return Ok(None) };
+        let cache_bytes = self.cache_bytes;
+        let dirty_bytes = self.dirty_bytes.unwrap_or(cache_bytes / 4);
+        if cache_bytes < Options::CACHE_BYTES_MIN {
+            let least = human_size(Options::CACHE_BYTES_MIN);
+            return Err(Failure::usage(format!(
+                "--cache-bytes {cache_bytes} is too little; give {least} or more"
+            )));
+        }
+        if !(Options::DIRTY_BYTES_MIN..=cache_bytes).contains(&dirty_bytes) {
+            let least = human_size(Options::DIRTY_BYTES_MIN);
+            let text =
+                format!("--dirty-bytes {dirty_bytes} must be from {least} to --cache-bytes ({cache_bytes})");
+            return Err(Failure::usage(text));
+        }
+        let policy = match policy {
+            PolicyName::Back => Policy::WriteBack,
+            PolicyName::Through => Policy::WriteThrough,
+            PolicyName::Around => Policy::WriteAround,
+        };
+        Ok(Some(Options {
+            policy,
+            cache_bytes_max: cache_bytes,
+            dirty_bytes_max: dirty_bytes,
+            flush_interval_s: whole_seconds(self.flush_interval),
+            ..Options::default()
+        }))
+    }
+}
+
+/// Rounded up: what is asked for is not cut to nothing, which would mean something else.
+fn whole_seconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)
+}
+
+/// What `--json` prints, one object per line.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready {
+        name: &'a str,
+        link: String,
+        size_bytes: u64,
+        read_only: bool,
+        /// The first of `doors`.
+        uri: String,
+        doors: Vec<DoorOf>,
+        admin: Option<String>,
+    },
+    Link {
+        connected: bool,
+        links_open: usize,
+        links: usize,
+    },
+    Stopping,
+    Stopped {
+        flushed: bool,
+    },
+}
+
+/// The device as doors see it.
+#[derive(Clone)]
+enum Front {
+    Plain(Arc<RemoteDevice>),
+    Cached(Arc<Cache<Arc<RemoteDevice>>>),
+}
+
+impl Front {
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Front::Plain(device) => Arc::clone(device) as Arc<dyn BlockDevice>,
+            Front::Cached(cache) => Arc::clone(cache) as Arc<dyn BlockDevice>,
+        }
+    }
+
+    fn cache_told(&self) -> Option<CacheTold> {
+        match self {
+            Front::Plain(_) => None,
+            Front::Cached(cache) => Some(CacheTold::new(cache.stats())),
+        }
+    }
+}
+
+/// What the main thread hears.
+enum Heard {
+    Signal,
+    /// The doors are closed and everything is flushed, or not.
+    Closed(Result<()>),
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    daemon::start();
+    let began = Instant::now();
+    let place = LinkPlace::parse(&arguments.link)?;
+    let export = place.export()?.to_owned();
+    let name = name_of(arguments, &export)?;
+    let folder = context.places.links_folder()?.join(&name);
+    let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
+    let security = arguments.key.security()?;
+    let timeout_s = whole_seconds(arguments.timeout);
+    let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
+    let plans = plans(&arguments.doors, &folder);
+    let cache = arguments.cache.options()?;
+    check_addresses(&plans, arguments.admin)?;
+    let remote = Remote::connect(&place, security, options)?;
+    let Arguments { read_only, take_over, shared, .. } = *arguments;
+    let device = Arc::new(remote.open(&export, OpenMode { read_only, take_over, shared })?);
+    let front = match cache {
+        Some(options) => Front::Cached(Arc::new(Cache::new(Arc::clone(&device), &options)?)),
+        None => Front::Plain(Arc::clone(&device)),
+    };
+    let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
+    let shown = Shown {
+        name: name.clone(),
+        description: place.to_string(),
+        device: front.device(),
+        folder: folder.clone(),
+        identity: place.to_string(),
+        // A target may forget what was not flushed while nobody is attached who would be told.
+        outlives_server: false,
+    };
+    let tell_main = ring.clone();
+    daemon::on_signals(&[SIGTERM, SIGINT], move |_| tell_main.send(Heard::Signal).is_ok())?;
+    make_folder(&folder)?;
+    doors.open_all(&plans, &[shown])?;
+    let tell = teller(&place, &remote, &front);
+    let _telling = Telling::start(&context.places.links_folder()?, Arc::clone(&tell))?;
+    let admin = arguments.admin.map(|at| admin(at, tell, &doors, began)).transpose()?;
+    let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
+    attachment.announce(admin.as_ref())?;
+    daemon::notify(sd_notify::NotifyState::Ready);
+    let failure = attachment.go_on(&hear);
+    daemon::notify(sd_notify::NotifyState::Stopping);
+    attachment.end(failure, &ring, &hear)
+}
+
+fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
+    match &arguments.name {
+        Some(name) => check_name(name)
+            .map(|()| name.clone())
+            .map_err(|error| Failure::usage(format!("--name: {error}"))),
+        None => {
+            let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+            let name: String = export.chars().map(plain).collect();
+            check_name(&name).map_err(|_| {
+                Failure::usage(format!(
+                    "the export name '{export}' is not a valid local name; give one: --name NAME"
+                ))
+            })?;
+            Ok(name)
+        }
+    }
+}
+
+fn plans(doors: &DoorOptions, folder: &std::path::Path) -> Vec<DoorPlan> {
+    let mut plans = doors.plans();
+    if plans.is_empty() {
+        let socket: PathBuf = folder.join("nbd.sock");
+        plans.push(DoorPlan::Nbd { listen: Listen::Unix(socket), insecure: false });
+    }
+    plans
+}
+
+/// Before anybody is cut off for a door that cannot open.
+fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> {
+    for plan in plans {
+        if let DoorPlan::Nbd { listen, .. } = plan {
+            check_free(listen, "--nbd")?;
+        }
+    }
+    admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
+}
+
+fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Result<Admin> {
+    let doors = Arc::downgrade(doors);
+    let status = move |_: Option<&str>| ProcessStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_ms: milliseconds(began.elapsed()),
+        nbd_memory: doors.upgrade().map(|doors| doors.nbd_memory()),
+        doors: doors.upgrade().map(|doors| doors.status()).unwrap_or_default(),
+        link: Some(tell()),
+        ..ProcessStatus::default()
+    };
+    let no_volume =
+        || Failure::usage("an attached device is not a volume: only its target knows what is stored");
+    let subject = Subject {
+        status: Box::new(status),
+        wait: Box::new(move |_, _, _, _| Err(no_volume())),
+        carry_out: Box::new(move |_, _| Err(no_volume())),
+    };
+    Admin::start(subject, vec![Door::Loopback(at)])
+}
+
+fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
+    // Weak, so that whoever asks cannot keep the link open.
+    let initiator = Arc::downgrade(remote.initiator());
+    let (place, front) = (place.clone(), front.clone());
+    Arc::new(move || {
+        let connection =
+            |initiator: Arc<Initiator>| ConnectionTold::new(&initiator.status(), &place.addresses);
+        EndTold {
+            kind: "attach".into(),
+            name: place.to_string(),
+            pid: std::process::id(),
+            connections: initiator.upgrade().map(connection).into_iter().collect(),
+            cache: front.cache_told(),
+        }
+    })
+}
+
+/// A device that is attached.
+struct Attachment {
+    json: bool,
+    name: String,
+    place: LinkPlace,
+    doors: Arc<Doors>,
+    front: Front,
+    device: Arc<RemoteDevice>,
+    remote: Remote,
+}
+
+impl Attachment {
+    fn announce(&self, admin: Option<&Admin>) -> Result<()> {
+        let admin = admin.and_then(Admin::url);
+        if let Some(url) = &admin {
+            tracing::info!("dashboard at {url}");
+        }
+        let addresses = self.doors.addresses(&self.name);
+        if !self.json {
+            return addresses.iter().try_for_each(|(_, address)| sawmill_console::output::line(address));
+        }
+        let geometry = self.front.device().geometry();
+        let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();
+        self.emit(&Event::Ready {
+            name: &self.name,
+            link: self.place.to_string(),
+            size_bytes: geometry.size_bytes,
+            read_only: geometry.read_only,
+            uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),
+            doors,
+            admin,
+        });
+        Ok(())
+    }
+
+    fn emit(&self, event: &Event<'_>) {
+        if self.json {
+            daemon::print_event(event);
+        }
+    }
+
+    /// Serves until a signal, or until there is nothing left to serve: why.
+    fn go_on(&self, hear: &Receiver<Heard>) -> Option<Failure> {
+        let (mut known, mut probed) = (None, Instant::now());
+        let probe = Probe::default();
+        loop {
+            match hear.recv_timeout(TICK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => return None,
+            }
+            if let Front::Cached(cache) = &self.front {
+                cache.tick(Instant::now());
+            }
+            self.look(&mut known);
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                probe.ask(&self.device);
+            }
+            if let Some(error) = self.remote.initiator().failure().or_else(|| probe.fenced()) {
+                return Some(Failure::from(error).of_volume(&self.name));
+            }
+        }
+    }
+
+    fn look(&self, known: &mut Option<(bool, usize)>) {
+        let status = self.remote.initiator().status();
+        let open = status.links.iter().filter(|link| link.open && !link.silent).count();
+        let now = (status.connected && open > 0, open);
+        let links = self.place.addresses.len();
+        if known.replace(now) == Some(now) {
+            return;
+        }
+        match now {
+            (false, _) => tracing::warn!("{}: the target is unreachable; requests wait", self.name),
+            (true, open) => tracing::info!("{}: {open} of {links} links carry requests", self.name),
+        }
+        self.emit(&Event::Link { connected: now.0, links_open: open, links });
+    }
+
+    /// Closes the doors, flushes, and ends the link; a further signal cuts it short.
+    fn end(self, failure: Option<Failure>, ring: &SyncSender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+        self.emit(&Event::Stopping);
+        let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
+        let close = move || {
+            doors.stop();
+            let device = front.device();
+            let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
+            let _ = ring.send(Heard::Closed(flushed.map_err(Failure::from)));
+        };
+        let started = std::thread::Builder::new().name("close".into()).spawn(close);
+        started.map_err(|error| Failure::io("cannot start the thread that closes the doors", &error))?;
+        let flushed = match hear.recv() {
+            Ok(Heard::Closed(flushed)) => flushed,
+            Ok(Heard::Signal) | Err(_) => {
+                tracing::warn!("exiting immediately; unflushed writes are lost");
+                // What waits for the target fails. A kernel that has a request of this process otherwise, of
+                // a thread that flushes a device of ours even, would not let the process end.
+                self.remote.initiator().close();
+                self.doors.stop_now();
+                let _ = hear.recv_timeout(CLOSED_WITHIN);
+                self.emit(&Event::Stopped { flushed: false });
+                return Ok(Exit::Negative);
+            }
+        };
+        self.emit(&Event::Stopped { flushed: flushed.is_ok() });
+        match (failure, flushed) {
+            (Some(failure), _) => Err(failure),
+            (None, Ok(())) => Ok(Exit::Ok),
+            (None, Err(failure)) => Err(Failure::new(
+                failure.exit(),
+                format!("{}: the last flush failed; the writes before it may be lost: {failure}", self.name),
+            )),
+        }
+    }
+}
+
+/// A question whose answer matters only when it is that somebody else has the device now.
+#[derive(Default)]
+struct Probe(Arc<Mutex<Asked>>);
+
+#[derive(Default)]
+struct Asked {
+    under_way: bool,
+    fenced: Option<Error>,
+}
+
+impl Probe {
+    fn ask(&self, device: &RemoteDevice) {
+        if std::mem::replace(&mut self.0.lock().under_way, true) {
+            return;
+        }
+        let asked = Arc::clone(&self.0);
+        device.submit(Request::bare(Operation::Prefetch, 0, 1, Flags::default(), move |outcome| {
+            let mut asked = asked.lock();
+            asked.under_way = false;
+            asked.fenced = outcome.err().filter(|error| error.kind() == ErrorKind::Fenced);
+        }));
+    }
+
+    fn fenced(&self) -> Option<Error> {
+        self.0.lock().fenced.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_second_is_not_for_ever() {
+        let seconds = [(0, 0), (1, 1), (1000, 1), (1001, 2), (60_000, 60)];
+        for (ms, whole) in seconds {
+            assert_eq!(whole_seconds(Duration::from_millis(ms)), whole);
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! `sawmill link`: keys, who is there, what is shown, how links do.
+//!
+//! Invariant: what is found proves nothing: a name that answered is an answer, not a target that is trusted.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use sawmill_format::link::greeting::{NAME_BYTES_MAX, Seek};
+use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
+use sawmill_link::carrier::address::AddressError;
+use sawmill_link::carrier::{Batch, LinkAddress, Peer, reach};
+use sawmill_link::initiator::InitiatorOptions;
+use sawmill_link::legible;
+use sawmill_link::session::{PreSharedKey, unguessable};
+use serde::Serialize;
+
+use crate::command::Context;
+use crate::link::place::LinkPlace;
+use crate::link::remote::{Remote, own_name};
+use crate::link::told::{self, CacheTold, ConnectionTold, EndTold, LinkTold, RateTold};
+use crate::link::{KeyOptions, key_failed};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size, parse_duration};
+
+/// How often a question is said again that may have got lost.
+const SEEK_EVERY: Duration = Duration::from_millis(250);
+/// The longest answer.
+const FOUND_BYTES_MAX: usize = 2048;
+
+/// Make keys for links, find targets, list their exports, and show link status.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Make a key for both ends of a link: a new file that only its owner can read.
+    Key(Key),
+    /// Find targets. Discovery replies are unauthenticated: they prove nothing.
+    Find(Find),
+    /// List the exports of a target.
+    List(List),
+    /// Show the links of this user's running `target` and `attach` processes.
+    Status(Status),
+}
+
+#[derive(Args)]
+struct Key {
+    /// The file to create. An existing file is never overwritten.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+#[derive(Args)]
+struct Find {
+    /// Ask by raw Ethernet on this interface (needs CAP_NET_RAW). May be repeated.
+    #[arg(long, value_name = "INTERFACE")]
+    interface: Vec<String>,
+
+    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address. May be
+    /// repeated. Without --udp and --interface, the default is a broadcast (255.255.255.255) on every
+    /// interface.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_asked)]
+    udp: Vec<AskedAt>,
+
+    /// Find only the target with this name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// How long to wait for answers.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    wait: Duration,
+}
+
+/// Where a question goes by UDP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct AskedAt {
+    to: SocketAddr,
+    /// By this interface, whatever the routes say.
+    interface: Option<String>,
+}
+
+fn parse_asked(text: &str) -> Result<AskedAt, String> {
+    let text = if text.starts_with("udp:") { text.to_owned() } else { format!("udp:{text}") };
+    let read = text.parse().map_err(|error: AddressError| error.to_string())?;
+    let LinkAddress::Udp(place) = read else {
+        return Err(format!("'{text}' is not a UDP address; write HOST[:PORT][@INTERFACE]"));
+    };
+    let to = place.resolve().map_err(|error| format!("'{text}': {error}"))?;
+    Ok(AskedAt { to, interface: place.interface })
+}
+
+/// Everybody, by each interface: without a route to all there is no one interface for them, and with one the
+/// others would not be asked.
+fn everybody() -> Vec<AskedAt> {
+    const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
+    let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
+    let hears = |path: &Path| {
+        let flags = std::fs::read_to_string(path.join("flags")).unwrap_or_default();
+        let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
+        flags.is_ok_and(|flags| flags & UP_AND_BROADCAST == UP_AND_BROADCAST)
+    };
+    let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let interfaces = interfaces.filter(|entry| hears(&entry.path()));
+    let by = |entry: std::fs::DirEntry| AskedAt { to, interface: entry.file_name().into_string().ok() };
+    let all: Vec<AskedAt> = interfaces.map(by).collect();
+    if all.is_empty() { vec![AskedAt { to, interface: None }] } else { all }
+}
+
+#[derive(Args)]
+struct List {
+    /// The target: link:ADDRESS[,ADDRESS...].
+    #[arg(value_name = "LINK")]
+    link: String,
+
+    #[command(flatten)]
+    key: KeyOptions,
+}
+
+#[derive(Args)]
+struct Status {
+    /// Measure rates over this long; 0: no rates.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    over: Duration,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    match &arguments.what {
+        What::Key(key) => {
+            PreSharedKey::random().and_then(|made| made.write(&key.file)).map_err(key_failed)?;
+            let file = key.file.display().to_string();
+            match context.json {
+                true => output::json(&serde_json::json!({ "key_file": file }))?,
+                false => {
+                    output::line(&format!("{file}: new key; copy it to the other end over a secure channel"))?
+                }
+            }
+            Ok(Exit::Ok)
+        }
+        What::Find(asked) => find(context, asked),
+        What::List(asked) => list(context, asked),
+        What::Status(asked) => status(context, asked),
+    }
+}
+
+/// A target that answered.
+#[derive(Serialize)]
+struct Found {
+    name: String,
+    /// This run of it.
+    instance: String,
+    /// Where it answered from, as `attach` takes it.
+    address: String,
+    sealed: bool,
+}
+
+fn find(context: &Context, asked: &Find) -> Result<Exit> {
+    let name = asked.name.as_deref().unwrap_or_default();
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Failure::usage(format!("--name: a target's name has at most {NAME_BYTES_MAX} bytes")));
+    }
+    let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
+    let at = if everywhere { everybody() } else { asked.udp.clone() };
+    let token = unguessable()();
+    let question = question(token, name)?;
+    let deadline = Instant::now() + asked.wait;
+    let (mut found, mut failed, mut asking) = (BTreeMap::new(), None, 0);
+    std::thread::scope(|scope| {
+        let question = &question;
+        let by_udp = at.iter().map(|at| scope.spawn(move || seek_udp(at, question, token, deadline)));
+        let by_ethernet = asked
+            .interface
+            .iter()
+            .map(|name| scope.spawn(move || seek_ethernet(name, question, token, deadline)));
+        let seekers: Vec<_> = by_udp.collect::<Vec<_>>().into_iter().chain(by_ethernet).collect();
+        for seeker in seekers {
+            let died = |_| Failure::new(Exit::Internal, "a thread that asked has died");
+            match seeker.join().map_err(died)? {
+                Ok(all) => {
+                    asking += 1;
+                    found.extend(all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)));
+                }
+                // Of all interfaces some lead nowhere.
+                Err(failure) if everywhere => failed = Some(failure),
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok::<(), Failure>(())
+    })?;
+    if let Some(failure) = failed.filter(|_| asking == 0) {
+        return Err(failure);
+    }
+    let found: Vec<Found> = found.into_values().collect();
+    if context.json {
+        output::json(&found)?;
+        return Ok(Exit::Ok);
+    }
+    if found.is_empty() {
+        output::line("no target answered")?;
+        return Ok(Exit::Ok);
+    }
+    output::table(&["target", "address", "security", "instance"], found.into_iter().map(row_of).collect())?;
+    Ok(Exit::Ok)
+}
+
+/// Anybody may have chosen the name: it must not be a command to a terminal.
+fn row_of(found: Found) -> Vec<String> {
+    let sealed = if found.sealed { "key" } else { "insecure" }.to_owned();
+    vec![legible(&found.name).into_owned(), found.address, sealed, found.instance]
+}
+
+fn question(token: u64, name: &str) -> Result<Vec<u8>> {
+    let seek = Seek { token, instance: [0; 16], sealed: false, name: name.to_owned() };
+    let body = seek.encode().map_err(|error| Failure::usage(error.to_string()))?;
+    let mut packet = vec![0; HEADER_BYTES];
+    packet.extend_from_slice(&body);
+    let length = packet.len() as u32;
+    Packet { kind: PacketKind::Seek, length, connection: 0, link: 0, number: 0 }.encode(&mut packet);
+    Ok(packet)
+}
+
+/// The answer to our question that a packet holds.
+fn found_in(packet: &[u8], token: u64, address: String) -> Option<Found> {
+    let header = Packet::decode(packet).ok().filter(|header| header.kind == PacketKind::Found)?;
+    let body = packet.get(HEADER_BYTES..header.length as usize)?;
+    let seek = Seek::decode(body).ok().filter(|seek| seek.token == token)?;
+    let instance = seek.instance.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(Found { name: seek.name, instance, address, sealed: seek.sealed })
+}
+
+fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
+    let (to, by) = (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
+    let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}{by}"), &error);
+    let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let socket = UdpSocket::bind(any).map_err(cannot)?;
+    socket.set_broadcast(true).map_err(cannot)?;
+    if let Some(name) = &at.interface {
+        sawmill_sys::net::bind_to_interface(&socket, name).map_err(cannot)?;
+    }
+    let (mut found, mut packet, mut next) = (Vec::new(), [0; FOUND_BYTES_MAX], Instant::now());
+    loop {
+        let now = Instant::now();
+        if now >= deadline {
+            return Ok(found);
+        }
+        if now >= next {
+            next = now + SEEK_EVERY;
+            socket.send_to(question, to).map_err(cannot)?;
+        }
+        let wait = deadline.min(next).saturating_duration_since(now).max(Duration::from_millis(1));
+        socket.set_read_timeout(Some(wait)).map_err(cannot)?;
+        // Nothing yet, or nobody listens there: the next question may be answered.
+        if let Ok((bytes, from)) = socket.recv_from(&mut packet) {
+            found.extend(found_in(&packet[..bytes], token, format!("udp:{from}")));
+        }
+    }
+}
+
+fn seek_ethernet(interface: &str, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
+    let address = format!("eth:{interface}");
+    let read: LinkAddress =
+        address.parse().map_err(|error| Failure::usage(format!("--interface: {error}")))?;
+    let cannot = |error: &io::Error| Failure::io("cannot ask", error);
+    let (mut carrier, everybody) = reach(&read, Duration::ZERO).map_err(|error| cannot(&error))?;
+    let mut batch = Batch::new(1, question.len());
+    // It has room for just this.
+    let _ = batch.push(question);
+    let (mut found, mut next) = (Vec::new(), Instant::now());
+    loop {
+        let now = Instant::now();
+        if now >= deadline {
+            return Ok(found);
+        }
+        if now >= next {
+            next = now + SEEK_EVERY;
+            carrier.sender.send(&everybody, &batch, 0).map_err(|error| cannot(&error))?;
+        }
+        let wait = deadline.min(next).saturating_duration_since(now);
+        let mut each = |peer: &Peer, packet: &mut [u8]| {
+            // `attach` finds it again by its interface.
+            tracing::debug!("{address}: packet from {peer:?}");
+            found.extend(found_in(packet, token, address.clone()));
+        };
+        carrier.receiver.receive(Some(wait), false, &mut each).map_err(|error| cannot(&error))?;
+    }
+}
+
+/// One export.
+#[derive(Serialize)]
+struct Shown {
+    name: String,
+    size_bytes: u64,
+}
+
+fn list(context: &Context, asked: &List) -> Result<Exit> {
+    let place = LinkPlace::parse(&asked.link)?;
+    let options = InitiatorOptions { name: own_name(), ..InitiatorOptions::default() };
+    let remote = Remote::connect(&place, asked.key.security()?, options)?;
+    let exports = remote.exports()?;
+    if exports.left_out > 0 {
+        tracing::warn!("{} more exports do not fit into the target's answer", exports.left_out);
+    }
+    let exports = exports.named.into_iter().map(|(name, size_bytes)| Shown { name, size_bytes });
+    match context.json {
+        true => output::json(&exports.collect::<Vec<_>>())?,
+        false => {
+            let rows =
+                exports.map(|export| vec![legible(&export.name).into_owned(), human_size(export.size_bytes)]);
+            output::table(&["export", "size"], rows.collect())?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn status(context: &Context, asked: &Status) -> Result<Exit> {
+    let folder = context.places.links_folder()?;
+    let (mut ends, since) = (told::ask_all(&folder), Instant::now());
+    if !asked.over.is_zero() && !ends.is_empty() {
+        std::thread::sleep(asked.over);
+        let before = std::mem::replace(&mut ends, told::ask_all(&folder));
+        measure(&before, &mut ends, since.elapsed());
+    }
+    if context.json {
+        output::json(&ends)?;
+        return Ok(Exit::Ok);
+    }
+    if ends.is_empty() {
+        output::line("no links of this user run here")?;
+        return Ok(Exit::Ok);
+    }
+    let header = [
+        "end",
+        "process",
+        "peer",
+        "link",
+        "state",
+        "sends",
+        "receives",
+        "lost",
+        "again",
+        "rtt",
+        "credits in use",
+        "waiting",
+        "packet",
+    ];
+    output::table(&header, ends.iter().flat_map(rows_of).collect())?;
+    for cache in ends.iter().filter_map(|end| end.cache.as_ref()) {
+        output::line(&cache_line(cache))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Says of each link how much passed in a second, since `before`. What began meanwhile has no rate.
+fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
+    let a_second =
+        |new: u64, old: u64| (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64;
+    for end in now {
+        let Some(old_end) = before.iter().find(|old| old.pid == end.pid) else { continue };
+        for connection in &mut end.connections {
+            let same = |old: &&ConnectionTold| old.id == connection.id && old.peer == connection.peer;
+            let Some(old) = old_end.connections.iter().find(same) else { continue };
+            for (link, old) in connection.links.iter_mut().zip(&old.links) {
+                link.rate = Some(RateTold {
+                    sent_bytes_per_s: a_second(link.sent_bytes, old.sent_bytes),
+                    received_bytes_per_s: a_second(link.received_bytes, old.received_bytes),
+                    sent_packets_per_s: a_second(link.sent_packets, old.sent_packets),
+                    received_packets_per_s: a_second(link.received_packets, old.received_packets),
+                });
+            }
+        }
+    }
+}
+
+fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
+    let first = |peer: &str| vec![end.kind.clone(), end.pid.to_string(), peer.to_owned()];
+    let mut rows = Vec::new();
+    for connection in &end.connections {
+        // An attachment is of one export, which its place ends in.
+        let export = end.name.rsplit_once('/').filter(|_| end.kind == "attach");
+        let peer = export.map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
+        let credits = match connection.slots {
+            0 => "-".to_owned(),
+            slots => format!("{}/{slots}", slots - connection.slots_free.min(slots)),
+        };
+        for link in &connection.links {
+            let mut row = first(&peer);
+            row.extend(cells_of(link));
+            row.extend([
+                credits.clone(),
+                human_count(connection.waiting as u64),
+                link.packet_bytes.to_string(),
+            ]);
+            rows.push(row);
+        }
+    }
+    if rows.is_empty() {
+        let mut row = first("nobody");
+        row.extend(vec!["-".to_owned(); 10]);
+        rows.push(row);
+    }
+    rows
+}
+
+/// Of `link` to `rtt`.
+fn cells_of(link: &LinkTold) -> [String; 7] {
+    let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
+    let rate = |bytes: fn(&RateTold) -> u64, packets: fn(&RateTold) -> u64| match &link.rate {
+        Some(rate) => format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate))),
+        None => "-".to_owned(),
+    };
+    [
+        link.address.clone().unwrap_or_else(|| link.link.to_string()),
+        format!("{} {}", link.state, human_duration(Duration::from_millis(link.state_ms))),
+        rate(|rate| rate.sent_bytes_per_s, |rate| rate.sent_packets_per_s),
+        rate(|rate| rate.received_bytes_per_s, |rate| rate.received_packets_per_s),
+        format!("{} ({lost:.2} %)", human_count(link.lost_packets)),
+        human_count(link.sent_again),
+        if link.rtt_us == 0 { "-".to_owned() } else { format!("{} us", human_count(link.rtt_us)) },
+    ]
+}
+
+fn cache_line(cache: &CacheTold) -> String {
+    format!(
+        "cache: {} dirty; {} written by users, {} sent, {} saved by {} partial writes; {} fetched",
+        human_size(cache.dirty_bytes),
+        human_size(cache.written_by_user_bytes),
+        human_size(cache.sent_bytes),
+        human_size(cache.saved_bytes),
+        human_count(cache.partial_writes),
+        human_size(cache.fetched_bytes)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_count_what_passed_meanwhile_and_not_what_passed_before() {
+        let end = |pid, id: &str, sent_bytes| {
+            let link = LinkTold { sent_bytes, received_packets: sent_bytes / 100, ..LinkTold::default() };
+            let connection = ConnectionTold { id: id.into(), links: vec![link], ..Default::default() };
+            EndTold { pid, connections: vec![connection], ..EndTold::default() }
+        };
+        let second = Duration::from_secs(1);
+        let measured = |before: &EndTold, mut now: EndTold, over| {
+            measure(std::slice::from_ref(before), std::slice::from_mut(&mut now), over);
+            now.connections[0].links[0].rate
+        };
+        let old = end(1, "a", 1000);
+        let rate = measured(&old, end(1, "a", 5000), second * 2);
+        let expected = RateTold { sent_bytes_per_s: 2000, received_packets_per_s: 20, ..RateTold::default() };
+        assert_eq!(rate, Some(expected));
+        assert_eq!(measured(&old, end(2, "a", 5000), second), None, "another process");
+        assert_eq!(measured(&old, end(1, "b", 5000), second), None, "another connection");
+        assert_eq!(measured(&old, end(1, "a", 10), second), Some(RateTold::default()), "it connected anew");
+    }
+
+    #[test]
+    fn a_place_to_ask_is_written_as_any_address_of_udp() {
+        let at = |text: &str| parse_asked(text).map(|at| (at.to.to_string(), at.interface));
+        assert_eq!(at("10.0.0.1"), Ok(("10.0.0.1:9700".into(), None)));
+        assert_eq!(at("udp:10.0.0.255:9800@eth1"), Ok(("10.0.0.255:9800".into(), Some("eth1".into()))));
+        assert!(at("tcp:10.0.0.1").is_err() && at("10.0.0.1:x").is_err());
+        let all = everybody();
+        assert!(!all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700"));
+    }
+
+    #[test]
+    fn a_name_that_a_stranger_chose_is_no_command_to_a_terminal() {
+        let name = "\x1b[2J\x1b]0;title\x07\u{202e}erots".into();
+        let row = row_of(Found { name, instance: "ab".into(), address: "udp:10.0.0.1".into(), sealed: true });
+        assert_eq!(row[0], "\\u{1b}[2J\\u{1b}]0;title\\u{7}\\u{202e}erots");
+        assert_eq!(row[1..], ["udp:10.0.0.1", "key", "ab"]);
+    }
+
+    #[test]
+    fn an_answer_to_another_question_is_none() {
+        let packet = question(7, "store").unwrap();
+        assert!(found_in(&packet, 7, String::new()).is_none(), "a question is no answer");
+        let seek = Seek { token: 7, instance: [0xab; 16], sealed: true, name: "store".into() };
+        let mut answer = vec![0; HEADER_BYTES];
+        answer.extend(seek.encode().unwrap());
+        let length = answer.len() as u32;
+        Packet { kind: PacketKind::Found, length, connection: 0, link: 0, number: 0 }.encode(&mut answer);
+        assert!(found_in(&answer, 8, String::new()).is_none());
+        let found = found_in(&answer, 7, "udp:10.0.0.1:9700".into()).unwrap();
+        assert!(found.sealed && found.name == "store" && found.instance.starts_with("abab"));
+        assert!(found_in(&answer[..30], 7, String::new()).is_none());
+    }
+}

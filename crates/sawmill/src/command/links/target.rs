@@ -1,0 +1,516 @@
+//! `sawmill target`: shows volumes, files and disks to other machines over a link.
+//!
+//! Invariants: a device is shown when all of them are open, and closed when no connection leads to it any
+//! more; what a volume accepted is safe as with `serve`. Not here: who may open what, and the packets
+//! (`sawmill-link`), opening volumes (`wiring`).
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use clap::Args;
+use sawmill_device::layer::ReadOnly;
+use sawmill_device::{BlockDevice, MemoryDevice, NullDevice};
+use sawmill_link::Unpack;
+use sawmill_link::clock::SteadyClock;
+use sawmill_link::session::{Security, unguessable};
+use sawmill_link::target::{Machine, Target, TargetOptions, read_machines};
+use sawmill_link::threads::Listener;
+use sawmill_sys::FileLock;
+use serde::Serialize;
+
+use crate::admin::Admin;
+use crate::command::Context;
+use crate::command::disks::serve::{Heard, close, forward_signals, parse_loopback};
+use crate::command::opening::{Opening, Tuning};
+use crate::config::{Places, VolumeAddress, check_name};
+use crate::daemon::{self, print_event};
+use crate::file_device::FileDevice;
+use crate::handoff::Asked;
+use crate::link::place::list_of;
+use crate::link::remote::own_name;
+use crate::link::standing::StateFile;
+use crate::link::told::{ConnectionTold, EndTold, Teller, Telling};
+use crate::link::{KeyOptions, key_failed};
+use crate::plan::{CachePlan, Plan};
+use crate::serving::Serving;
+use crate::{folders, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::units::{human_size, parse_size, parse_size_u32};
+
+/// The least of a device.
+const BLOCK_BYTES: u64 = 512;
+/// How often it is looked for signals that were lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Export volumes, files and disks to other machines, which attach them with `sawmill attach`.
+///
+/// Prints where it listens and what it exports when it is ready. SIGTERM or SIGINT ends all connections,
+/// stores everything of the volumes and exits with 0; a second signal exits immediately with 1. Attached
+/// initiators wait for the next target at the same address and resume with it.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// What to export: a volume as for `serve`, device:PATH (a block device or a file), memory:SIZE or
+    /// null:SIZE (for testing). EXPORT= before it sets the name of the export.
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+
+    /// Addresses to listen on, separated by commas: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE,
+    /// xdp:INTERFACE. udp:0.0.0.0 is every address of this machine.
+    #[arg(long, value_name = "ADDRESSES")]
+    listen: String,
+
+    #[command(flatten)]
+    key: KeyOptions,
+
+    /// A key for each machine, instead of one for all: a file with a line NAME KEY EXPORTS for each machine
+    /// that may attach. EXPORTS are names separated by commas, NAME:ro for read-only, or *. SIGHUP reloads
+    /// the file.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key_file", "insecure"])]
+    machines: Option<PathBuf>,
+
+    /// The name that `sawmill link find` shows. Default: the name of this machine.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Requests in flight per connection, at most.
+    #[arg(long, value_name = "N", default_value_t = TargetOptions::default().slots_max,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    slots: u16,
+
+    /// Bytes per request: a connection takes --slots times this much memory. Whole pages, 4K to 4M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_slot, default_value = "256K")]
+    slot_bytes: u32,
+
+    /// Concurrent connections, at most.
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    connections: u32,
+
+    /// Receiving threads per UDP address.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    receivers: u32,
+
+    #[command(flatten)]
+    opening: Opening,
+
+    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback address, for
+    /// example 127.0.0.1:9101.
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
+    admin: Option<SocketAddr>,
+
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+fn parse_slot(text: &str) -> Result<u32, String> {
+    let bytes = parse_size_u32(text)?;
+    let fits =
+        sawmill_format::link::greeting::SLOT_BYTES_RANGE.contains(&bytes) && bytes.is_multiple_of(4096);
+    fits.then_some(bytes).ok_or_else(|| format!("'{text}' is not whole pages from 4K to 4M"))
+}
+
+/// What `--json` prints, one object per line; volumes tell of their end as with `serve`.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Event<'a> {
+    Ready {
+        name: &'a str,
+        listen: &'a [String],
+        sealed: bool,
+        exports: Vec<ExportOf>,
+        /// The dashboard's address.
+        admin: Option<String>,
+    },
+    /// The file of machines was read again, and so many connections ended; or why all stayed as it was.
+    Reloaded {
+        machines: usize,
+        ended: usize,
+        error: Option<String>,
+    },
+    Stopping,
+}
+
+/// One export.
+#[derive(Serialize)]
+struct ExportOf {
+    name: String,
+    size_bytes: u64,
+    read_only: bool,
+}
+
+/// Who may attach.
+enum Trust {
+    /// Whoever has the key, or reaches the network.
+    All(Security),
+    Machines(Vec<Machine>),
+}
+
+/// One thing to show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Volume(VolumeAddress),
+    Device(PathBuf),
+    Memory(u64),
+    Null(u64),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    export: String,
+    what: What,
+}
+
+/// A device that is open, until the last connection has gone.
+struct Opened {
+    name: String,
+    device: Arc<dyn BlockDevice>,
+    /// Answered writes are there for the next process, as long as the machine runs.
+    outlives_process: bool,
+    /// What lasts of it, when it can be written and outlives the process.
+    state: Option<StateFile>,
+    _lock: Option<FileLock>,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    daemon::start();
+    let addresses = list_of(&arguments.listen)?;
+    let trust = trust(arguments)?;
+    let sealed = !matches!(trust, Trust::All(Security::Insecure));
+    let named = read_names(&context.places, arguments)?;
+    let plan = plan(&context.places, arguments, &named)?;
+    let (tell, hear) = sync_channel(crate::daemon::EVENTS_MAX);
+    let started = Arc::new(AtomicBool::new(false));
+    forward_signals(tell.clone(), Arc::clone(&started), true)?;
+    let others = open_others(&context.places, &named, arguments.opening.read_only)?;
+    let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
+    let mut shown = all(&named, others, &serving)?;
+    let name = arguments.name.clone().unwrap_or_else(own_name);
+    let target = target(arguments, &name, trust, &mut shown)?;
+    let listening = Listener::new(target, &addresses, arguments.receivers as usize);
+    let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
+    let teller = teller(&name, listener.target());
+    serving.is_end_of_link(Arc::clone(&teller));
+    let telling = Telling::start(&context.places.links_folder()?, teller)?;
+    started.store(true, Ordering::Release);
+    announce(
+        context.json,
+        &Announced { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
+    )?;
+    daemon::notify(sd_notify::NotifyState::Ready);
+    wait(&serving, &hear, || {
+        let event = reload(arguments, listener.target());
+        if let Some(event) = event.filter(|_| context.json) {
+            print_event(&event);
+        }
+    });
+    daemon::notify(sd_notify::NotifyState::Stopping);
+    if context.json {
+        print_event(&Event::Stopping);
+    }
+    tracing::info!("stopping: ending connections and storing everything; a second signal stops immediately");
+    drop(telling);
+    drop(listener);
+    let outcome = close(context.json, &serving, &tell, &hear);
+    drop(admin);
+    outcome
+}
+
+fn refuse_hand_off(asked: Asked) -> bool {
+    let text = "a target cannot be handed off: stop it and start another; attached initiators wait for it";
+    // Whoever asked may be gone.
+    let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
+    true
+}
+
+fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
+    let mut all: Vec<Named> = Vec::new();
+    for text in &arguments.names {
+        let named = read_name(places, text)?;
+        if all.iter().any(|other| other.export == named.export) {
+            return Err(Failure::usage(format!(
+                "two exports would have the name {}; give one of them another name: EXPORT={text}",
+                named.export
+            )));
+        }
+        all.push(named);
+    }
+    Ok(all)
+}
+
+fn check_export(name: &str) -> Result<()> {
+    check_name(name)
+        .map_err(|error| Failure::usage(format!("the export name before '=' is invalid: {error}")))
+}
+
+fn read_name(places: &Places, text: &str) -> Result<Named> {
+    let (export, text) = match text.split_once('=') {
+        Some((export, rest)) if !export.contains([':', '/']) => {
+            check_export(export)?;
+            (Some(export.to_owned()), rest)
+        }
+        Some((export, rest)) if ["memory:", "null:", "device:"].iter().any(|kind| rest.starts_with(kind)) => {
+            return Err(check_export(export).err().unwrap_or_else(|| Failure::usage(export)));
+        }
+        _ => (None, text),
+    };
+    let size = |size: &str| match parse_size(size) {
+        Ok(bytes) if bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES) => Ok(bytes),
+        Ok(_) => Err(Failure::usage(format!("'{text}': the size must be a multiple of {BLOCK_BYTES} bytes"))),
+        Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
+    };
+    let (usual, what) = match text.split_once(':') {
+        Some(("memory", bytes)) => ("memory".to_owned(), What::Memory(size(bytes)?)),
+        Some(("null", bytes)) => ("null".to_owned(), What::Null(size(bytes)?)),
+        Some(("device", path)) => {
+            let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if export.is_none() && check_name(name).is_err() {
+                return Err(Failure::usage(format!(
+                    "'{text}' does not end in a valid export name; write EXPORT={text}"
+                )));
+            }
+            (name.to_owned(), What::Device(path.into()))
+        }
+        _ => {
+            let address = places.resolve_cut(text)?;
+            (address.shown(), What::Volume(address))
+        }
+    };
+    Ok(Named { export: export.unwrap_or(usual), what })
+}
+
+fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan> {
+    let volumes: Vec<VolumeAddress> = named
+        .iter()
+        .filter_map(|named| match &named.what {
+            What::Volume(address) => Some(address.clone()),
+            _ => None,
+        })
+        .collect();
+    let without = volumes.is_empty();
+    let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    let cache = if without { CachePlan::None } else { plan.cache };
+    Ok(Plan { admin: arguments.admin, cache, ..plan })
+}
+
+/// Opens what is no volume.
+fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
+    let mut all = Vec::new();
+    for Named { export, what } in named {
+        let (mut lock, mut state) = (None, None);
+        let device: Arc<dyn BlockDevice> = match what {
+            What::Volume(_) => continue,
+            What::Device(path) if path.is_dir() => {
+                let text = format!("{} is a folder; name a block device or a file", path.display());
+                return Err(Failure::usage(text));
+            }
+            What::Device(path) => {
+                if !read_only {
+                    lock = Some(self::lock(path)?);
+                    let folder = places.exports_folder()?;
+                    folders::make_folder(&folder)?;
+                    state = Some(StateFile::of_device(&folder, path)?);
+                }
+                Arc::new(FileDevice::alone(path, read_only)?)
+            }
+            What::Memory(bytes) => Arc::new(MemoryDevice::new(*bytes)),
+            What::Null(bytes) => Arc::new(NullDevice::new(*bytes)),
+        };
+        let device = if read_only { Arc::new(ReadOnly::new(device)) } else { device };
+        let outlives_process = matches!(what, What::Device(_));
+        all.push(Opened { name: export.clone(), device, outlives_process, state, _lock: lock });
+    }
+    Ok(all)
+}
+
+fn lock(path: &Path) -> Result<FileLock> {
+    FileLock::take(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            let text = format!("{} is in use: it is mounted, or another process serves it", path.display());
+            Failure::new(Exit::InUse, text)
+        }
+        _ => Failure::io(format!("cannot open {}", path.display()), &error),
+    })
+}
+
+fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Vec<Opened>> {
+    for Named { export, what } in named {
+        let What::Volume(address) = what else { continue };
+        // All of the plan are open, under these names.
+        if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
+            let device = served.as_shown().device;
+            let status = served.volume()?.status();
+            let state = (!status.read_only).then(|| {
+                let id = status.volume_id.to_string();
+                StateFile::of_volume(&served.folder, id, status.epoch, status.epoch_before)
+            });
+            others.push(Opened { name: export.clone(), device, outlives_process: true, state, _lock: None });
+        }
+    }
+    Ok(others)
+}
+
+fn trust(arguments: &Arguments) -> Result<Trust> {
+    match &arguments.machines {
+        Some(path) => Ok(Trust::Machines(read_machines(path).map_err(key_failed)?)),
+        None => Ok(Trust::All(arguments.key.security()?)),
+    }
+}
+
+/// SIGHUP: what the file says counts from now on; when it says nothing that can be, all stays as it is.
+fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
+    let Some(path) = &arguments.machines else {
+        tracing::warn!("got SIGHUP to reload the machines, but there is no file of machines: see --machines");
+        return None;
+    };
+    // A pipe has said what it had to say, and the loop that hears signals must not wait for it.
+    let read = match std::fs::metadata(path) {
+        Ok(about) if !about.is_file() => Err(format!("{} is not a regular file", path.display())),
+        _ => read_machines(path).map_err(|error| error.to_string()),
+    };
+    let machines = match read {
+        Ok(machines) => machines,
+        Err(error) => {
+            tracing::error!(
+                "the file of machines was not reloaded, and the same machines may attach: {error}"
+            );
+            return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error) });
+        }
+    };
+    let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
+    let ended = target.set_machines(machines)?;
+    tracing::info!("{} machines may attach: {}; {ended} connections ended", names.len(), names.join(", "));
+    Some(Event::Reloaded { machines: names.len(), ended, error: None })
+}
+
+fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened]) -> Result<Arc<Target>> {
+    let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
+    if name.is_empty() || name.len() > most {
+        return Err(Failure::usage(format!("'{name}' cannot be a target's name; use 1 to {most} bytes")));
+    }
+    let options = TargetOptions {
+        name: name.to_owned(),
+        slots_max: arguments.slots,
+        slot_bytes_max: arguments.slot_bytes,
+        connections_max: arguments.connections as usize,
+        ..TargetOptions::default()
+    };
+    let boot =
+        sawmill_sys::boot_id().map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
+    let clock = Arc::new(SteadyClock);
+    let target = match trust {
+        Trust::All(security) => Target::new(options, security, clock, unguessable()),
+        // A file without a machine was refused.
+        Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
+            .ok_or_else(|| Failure::usage("no machine may attach"))?,
+    };
+    for Opened { name, device, outlives_process, state, .. } in shown {
+        let device = Arc::new(Unpack::new(Arc::clone(device)));
+        match state.take() {
+            Some(state) => target.add_lasting(name, device, boot, state.take_up()?, Box::new(state))?,
+            None => target.add(name, device, outlives_process.then_some(boot))?,
+        }
+    }
+    Ok(target)
+}
+
+fn teller(name: &str, target: &Arc<Target>) -> Teller {
+    let (name, target) = (name.to_owned(), Arc::downgrade(target));
+    Arc::new(move || {
+        let status = target.upgrade().map(|target| target.status()).unwrap_or_default();
+        let connections = status.iter().map(|status| ConnectionTold::new(status, &[]));
+        EndTold {
+            kind: "target".into(),
+            name: name.clone(),
+            pid: std::process::id(),
+            connections: connections.collect(),
+            cache: None,
+        }
+    })
+}
+
+/// What is told when everything is ready.
+struct Announced<'a> {
+    name: &'a str,
+    sealed: bool,
+    listener: &'a Listener,
+    shown: &'a [Opened],
+    admin: &'a Admin,
+}
+
+fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
+    let Announced { name, sealed, listener, shown, admin } = *told;
+    let admin = admin.url();
+    if let Some(url) = &admin {
+        tracing::info!("dashboard at {url}");
+    }
+    let exports = shown.iter().map(|opened| {
+        let geometry = opened.device.geometry();
+        ExportOf { name: opened.name.clone(), size_bytes: geometry.size_bytes, read_only: geometry.read_only }
+    });
+    if !sealed {
+        tracing::warn!("without a key: anyone who can reach the network reads and writes the exports");
+    }
+    let listen = listener.addresses();
+    if json {
+        print_event(&Event::Ready { name, listen, sealed, exports: exports.collect(), admin });
+        return Ok(());
+    }
+    for export in exports {
+        let kind = if export.read_only { ", read-only" } else { "" };
+        let size = human_size(export.size_bytes);
+        sawmill_console::output::line(&format!("link:{}/{} ({size}{kind})", listen.join(","), export.name))?;
+    }
+    Ok(())
+}
+
+/// Until the first signal that ends it.
+fn wait(serving: &Serving, hear: &Receiver<Heard>, reload: impl Fn()) {
+    loop {
+        match hear.recv_timeout(LOOK_EVERY) {
+            Ok(Heard::Reload) => reload(),
+            Ok(Heard::Collect) => serving.collect_all(),
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return,
+        }
+        serving.note_seen();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places { home: Some("/home/ada".into()), ..Places::default() }
+    }
+
+    #[test]
+    fn names_say_what_is_shown_and_under_which_name() {
+        let read = |text: &str| read_name(&places(), text).unwrap();
+        assert_eq!(read("memory:1M"), Named { export: "memory".into(), what: What::Memory(1 << 20) });
+        assert_eq!(read("x=null:1T"), Named { export: "x".into(), what: What::Null(1 << 40) });
+        let disk = What::Device("/dev/sdb".into());
+        assert_eq!(read("device:/dev/sdb"), Named { export: "sdb".into(), what: disk.clone() });
+        assert_eq!(read("db=device:/dev/sdb"), Named { export: "db".into(), what: disk });
+        let volume = read("db=s3://bucket/disks/disk1");
+        assert!(volume.export == "db" && matches!(volume.what, What::Volume(a) if a.name == "disk1"));
+        assert_eq!(read("disk1").export, "disk1");
+    }
+
+    #[test]
+    fn what_cannot_be_shown_is_refused_with_what_to_write() {
+        for (text, word) in [
+            ("memory:much", "'much'"),
+            ("a b=null:1M", "'a b'"),
+            ("device:/", "EXPORT="),
+            ("a/b", "file:///"),
+        ] {
+            let told = read_name(&places(), text).unwrap_err().to_string();
+            assert!(told.contains(word), "{text}: {told}");
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! `sawmill export`: a volume becomes a file, a disk image, or the content of somebody's NBD export.
+//!
+//! Invariant: FILE appears, or is replaced, only when it is complete and synced; until then the work lies in
+//! FILE.part beside it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::fs::{FlockOperation, RenameFlags};
+use sawmill_format::transfer::TransferProgress;
+use sawmill_format::volume_record::VolumeRecord;
+use serde::Serialize;
+
+use crate::attach::open_cut;
+use crate::command::Context;
+use crate::folders::make_volume_folder;
+use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
+use crate::transfer::image::{self, ImageServer};
+use crate::transfer::image_file::Format;
+use crate::transfer::progress::ProgressFile;
+use crate::transfer::{self, Moved, Source, Start, Target};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Bar};
+use sawmill_console::units::human_size;
+
+/// Export a volume to a file or to an NBD export.
+///
+/// Exports one cut. If this machine serves the volume, everything accepted so far is stored first, and the
+/// export has the state at the start of the command. Otherwise it has what the store holds. Holes stay holes.
+/// Resumable: rerun to continue.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    #[command(flatten)]
+    to: To,
+
+    /// Format of FILE. QEMU's tools write all formats except raw.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value = "raw", conflicts_with = "to_nbd")]
+    format: Format,
+
+    /// Replace FILE if it exists. Also required for a block device, whose content is lost.
+    #[arg(long, conflicts_with = "to_nbd")]
+    overwrite: bool,
+
+    /// Start over instead of resuming an interrupted command.
+    #[arg(long)]
+    restart: bool,
+
+    /// Export what is stored, even if a journal elsewhere may hold newer writes.
+    #[arg(long)]
+    cut: bool,
+}
+
+/// Where to.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct To {
+    /// A file to create, or a block device.
+    #[arg(long, value_name = "FILE")]
+    to_file: Option<PathBuf>,
+
+    /// An NBD export at least as large as the volume; its content is lost. nbd://host/name,
+    /// nbd+unix:///name?socket=/path.
+    #[arg(long, value_name = "URI")]
+    to_nbd: Option<String>,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document<'a> {
+    volume: &'a str,
+    target: &'a str,
+    /// The cut: all writes before this position.
+    position: u64,
+    #[serde(flatten)]
+    moved: Moved,
+}
+
+/// A volume that is being exported.
+struct Job<'a> {
+    source: VolumeEnd,
+    record: VolumeRecord,
+    folder: PathBuf,
+    restart: bool,
+    bar: &'a mut Bar,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    let (volume, record) = open_cut(&context.places, &address, arguments.cut)?;
+    let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    make_volume_folder(&folder, &address.store_url)?;
+    let source = VolumeEnd::new(volume, &address.name);
+    let position = source.position();
+    let mut bar = Bar::new(format!("exporting {}", address.name));
+    let job = Job { source, record, folder, restart: arguments.restart, bar: &mut bar };
+    let (target, moved) = match (&arguments.to.to_file, &arguments.to.to_nbd) {
+        (Some(path), _) => (path.display().to_string(), job.fill_path(path, arguments)?),
+        (None, Some(uri)) => (uri.clone(), job.fill_nbd(uri)?),
+        (None, None) => return Err(Failure::usage("give --to-file FILE or --to-nbd URI")),
+    };
+    bar.end()?;
+    let document = Document { volume: &address.name, target: &target, position, moved };
+    if context.json {
+        output::json(&document)?;
+    } else {
+        let (size, written) = (human_size(moved.size_bytes), human_size(moved.written_bytes));
+        output::line(&format!("{} ({size}) is in {target}; {written} written", address.name))?;
+    }
+    Ok(Exit::Ok)
+}
+
+impl Job<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.source.size_bytes()
+    }
+
+    fn progress(&self, far_name: &str, far_state: String) -> ProgressFile {
+        let known = TransferProgress {
+            volume_id: self.record.volume_id,
+            size_bytes: self.size_bytes(),
+            done_bytes: 0,
+            epoch: 0,
+            position: self.source.position(),
+            far_name: far_name.to_owned(),
+            far_state,
+        };
+        ProgressFile::of_export(&self.folder, known)
+    }
+
+    /// How far an earlier attempt to bring this very cut to this very target got.
+    fn earlier(&self, file: &ProgressFile) -> Result<Option<u64>> {
+        let Some(earlier) = file.earlier().filter(|_| !self.restart) else { return Ok(None) };
+        let known = &file.known;
+        if earlier.position != known.position || earlier.size_bytes != known.size_bytes {
+            let text = format!(
+                "the volume has changed since its export to {} was interrupted; pass --restart to export it \
+                 as it is now",
+                known.far_name
+            );
+            return Err(Failure::new(Exit::Refused, text));
+        }
+        Ok((earlier.far_state == known.far_state).then_some(earlier.done_bytes))
+    }
+
+    fn fill_nbd(self, uri: &str) -> Result<Moved> {
+        let end = NbdEnd::connect(uri)?;
+        end.demand_writable()?;
+        if end.size_bytes() < self.size_bytes() {
+            let text = format!(
+                "the volume does not fit: {uri} has {} bytes, the volume {}",
+                end.size_bytes(),
+                self.size_bytes()
+            );
+            return Err(Failure::new(Exit::Refused, text));
+        }
+        let mut file = self.progress(uri, String::new());
+        // Who knows what became of the other end meanwhile: what was done is compared, not trusted.
+        let compare_below = self.earlier(&file)?.unwrap_or(0);
+        file.keep(compare_below)?;
+        let start = Start { from: 0, compare_below, blank: false };
+        let moved = self.transfer(&end, start, &mut file)?;
+        file.forget()?;
+        Ok(moved)
+    }
+
+    fn transfer(self, target: &dyn Target, start: Start, file: &mut ProgressFile) -> Result<Moved> {
+        let moved = transfer::transfer(&self.source, target, start, self.bar, &mut |done| file.keep(done))?;
+        transfer::settle(target)?;
+        Ok(moved)
+    }
+
+    fn fill_path(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+        match fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => self.fill_device(path, arguments),
+            Ok(found) if !found.is_file() => {
+                Err(Failure::usage(format!("{} is neither a file nor a block device", path.display())))
+            }
+            Ok(_) if !arguments.overwrite => {
+                let text = format!("{} exists already: give another name, or --overwrite", path.display());
+                Err(Failure::new(Exit::Exists, text))
+            }
+            _ => self.fill_file(path, arguments),
+        }
+    }
+
+    fn fill_device(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+        if !arguments.overwrite || arguments.format != Format::Raw {
+            let text = format!(
+                "{} is a block device, and its content would be lost; pass --overwrite, without --format",
+                path.display()
+            );
+            return Err(Failure::new(Exit::Refused, text));
+        }
+        let failed = |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+        let end = FileEnd::new(file, path)?;
+        if Source::size_bytes(&end) < self.size_bytes() {
+            let text = format!("{} is too small: the volume has {} bytes", path.display(), self.size_bytes());
+            return Err(Failure::new(Exit::Refused, text));
+        }
+        let mut file = self.progress(&name_of(path)?, String::new());
+        let compare_below = self.earlier(&file)?.unwrap_or(0);
+        file.keep(compare_below)?;
+        let moved = self.transfer(&end, Start { from: 0, compare_below, blank: false }, &mut file)?;
+        file.forget()?;
+        Ok(moved)
+    }
+
+    fn fill_file(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+        let part = Part::open(path)?;
+        let state = format!("{}, {:?}", part.state()?, arguments.format);
+        let mut file = self.progress(&name_of(path)?, state);
+        let size_bytes = self.size_bytes();
+        let earlier = self.earlier(&file)?;
+        if earlier.is_none() && !part.is_empty()? && !self.restart {
+            let text = format!(
+                "{} exists and is not an interrupted export of this volume: remove it, or pass --restart",
+                part.path.display()
+            );
+            return Err(Failure::new(Exit::Exists, text));
+        }
+        let from = earlier.unwrap_or(0);
+        if from == 0 {
+            part.empty()?;
+            file.keep(0)?;
+            match arguments.format {
+                Format::Raw => part.grow(size_bytes)?,
+                format => image::create(&part.path, format, size_bytes)?,
+            }
+        }
+        let start = Start { from, compare_below: 0, blank: true };
+        let moved = match arguments.format {
+            Format::Raw => {
+                part.grow(size_bytes)?;
+                let end = FileEnd::new(part.clone_file()?, &part.path)?;
+                self.transfer(&end, start, &mut file)?
+            }
+            format => {
+                let (server, end) = ImageServer::start(&part.path, format, false)?;
+                let moved = self.transfer(&end, start, &mut file)?;
+                drop(end);
+                server.finish()?;
+                moved
+            }
+        };
+        part.become_whole(path, arguments.overwrite)?;
+        file.forget()?;
+        Ok(moved)
+    }
+}
+
+/// The absolute path, for a file that need not be there.
+fn name_of(path: &Path) -> Result<String> {
+    let whole = std::path::absolute(path);
+    let whole = whole.map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
+    Ok(whole.display().to_string())
+}
+
+/// FILE.part, locked.
+struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+impl Part {
+    fn open(whole: &Path) -> Result<Part> {
+        let mut name = whole.as_os_str().to_owned();
+        name.push(".part");
+        let path = PathBuf::from(name);
+        let failed = |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
+        let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        let file = options().open(&path).map_err(failed)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            let text = format!("another process is exporting to {}", path.display());
+            Failure::new(Exit::InUse, text)
+        })?;
+        Ok(Part { path, file })
+    }
+
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::io(format!("cannot write {}", self.path.display()), error)
+    }
+
+    /// Which file it is: one that took its place is another.
+    fn state(&self) -> Result<String> {
+        let found = self.file.metadata().map_err(|error| self.failed(&error))?;
+        Ok(format!("file {}:{}", found.dev(), found.ino()))
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        self.file.metadata().map(|found| found.len() == 0).map_err(|error| self.failed(&error))
+    }
+
+    fn empty(&self) -> Result<()> {
+        self.file.set_len(0).map_err(|error| self.failed(&error))
+    }
+
+    fn grow(&self, size_bytes: u64) -> Result<()> {
+        self.file.set_len(size_bytes).map_err(|error| self.failed(&error))
+    }
+
+    fn clone_file(&self) -> Result<File> {
+        self.file.try_clone().map_err(|error| self.failed(&error))
+    }
+
+    /// Synced, and under its name.
+    fn become_whole(self, path: &Path, overwrite: bool) -> Result<()> {
+        let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        let here = rustix::fs::CWD;
+        let rename = || {
+            self.file.sync_all()?;
+            match rustix::fs::renameat_with(here, &self.path, here, path, flags) {
+                // A file system that cannot say "only if it is free".
+                Err(rustix::io::Errno::INVAL) => fs::rename(&self.path, path)?,
+                other => other?,
+            }
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        let renamed: io::Result<()> = rename();
+        renamed.map_err(|error| {
+            Failure::io(format!("cannot rename {} to {}", self.path.display(), path.display()), &error)
+        })
+    }
+}

@@ -1,0 +1,70 @@
+//! `sawmill flatten`: a clone gets data of its own, and lets its ancestors go.
+
+use clap::Args;
+
+use crate::attach::{Attach, served};
+use crate::command::Context;
+use crate::wiring;
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output::{self, Progress};
+use sawmill_console::units::human_size;
+
+/// Checkpoints after which nothing of the ancestors is listed any more: one that finds it dead, one that
+/// allows it to go, and two without it.
+const ROUNDS_MAX: u32 = 5;
+
+/// Copy the data that a clone shares with its ancestors into segments of its own, so that it no longer needs
+/// them.
+///
+/// The volume must not be served. Snapshots of the clone that hold shared data keep the ancestors: delete
+/// them first, then rerun the command.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "CLONE")]
+    volume: String,
+
+    #[command(flatten)]
+    attach: Attach,
+}
+
+#[derive(serde::Serialize)]
+struct Document<'a> {
+    volume: &'a str,
+    copied_bytes: u64,
+    released: bool,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let address = context.places.resolve(&arguments.volume)?;
+    if let Some((_, pid)) = served(&context.places, &address)? {
+        let text = format!("volume {} is served by process {pid}; stop that first", address.name);
+        return Err(Failure::new(Exit::InUse, text));
+    }
+    let store = wiring::open_store(&address.store_url)?;
+    let mut released = sawmill_volume::release_ancestors(&*store, &address.name)?;
+    let mut copied_bytes = 0;
+    for round in 0..ROUNDS_MAX {
+        if released {
+            break;
+        }
+        let mut progress = Progress::new("flattening");
+        arguments.attach.at_rest(&context.places, &address, |volume| {
+            if round == 0 {
+                copied_bytes = volume.flatten(&mut |done, total| progress.show(done, total))?;
+            }
+            Ok(())
+        })?;
+        released = sawmill_volume::release_ancestors(&*store, &address.name)?;
+    }
+    let size = human_size(copied_bytes);
+    if context.json {
+        output::json(&Document { volume: &address.name, copied_bytes, released })?;
+    } else if released {
+        output::line(&format!("{} no longer needs its ancestors ({size} copied)", address.name))?;
+    } else {
+        let text = format!("{}: {size} copied; a snapshot of it still needs its ancestors", address.name);
+        output::line(&text)?;
+    }
+    Ok(if released { Exit::Ok } else { Exit::Negative })
+}

@@ -1,0 +1,309 @@
+//! `sawmill replicate`: keeps a replica of a volume in a second store.
+//!
+//! The process may be killed at any moment: what it has copied is a cut, and the same command goes on from
+//! there.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use sawmill_volume::replicate::{self, Copier, CopyOptions, Round};
+use sawmill_volume::{ErrorKind, RealWorld, World};
+use serde::Serialize;
+
+use crate::admin::status::milliseconds;
+use crate::command::Context;
+use crate::config::VolumeAddress;
+use crate::{seen, wiring};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::output;
+use sawmill_console::units::{human_count, human_duration, human_size, parse_duration, parse_size};
+
+/// Copy a volume to a second store as a replica, and keep it up to date.
+///
+/// A replica is the same volume in another store. You can read it at any time (serve --read-only), and it has
+/// the state of some moment; `sawmill promote` makes it a volume of its own. Only stored data is copied, so
+/// the source can be served anywhere at the same time. You may kill the command at any time: rerun it to
+/// continue.
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// Name in the default store, or a URL ending in the name.
+    #[arg(value_name = "VOL")]
+    volume: String,
+
+    /// The replica: a URL ending in its name, s3://bucket/prefix/disk1, in a store other than the volume's.
+    #[arg(value_name = "DEST")]
+    destination: String,
+
+    /// Keep running: copy what is new, until the process is stopped.
+    #[arg(long)]
+    follow: bool,
+
+    /// With --follow: how long to wait when there is nothing new.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
+    every: Duration,
+
+    /// Bytes to copy per second at most; 0: no limit.
+    #[arg(long, value_name = "RATE", default_value = "0", value_parser = parse_size)]
+    bandwidth: u64,
+
+    /// A file to rewrite after each round, with lag and counts as Prometheus text for a node exporter.
+    #[arg(long, value_name = "FILE")]
+    metrics_file: Option<PathBuf>,
+
+    /// The destination was the primary (or was promoted) before: make it a replica. Only differences are
+    /// copied; writes that exist only at the destination are lost.
+    #[arg(long)]
+    fail_back: bool,
+}
+
+/// What `--json` prints after each round: one line each with --follow.
+#[derive(Serialize)]
+struct Document<'a> {
+    event: &'static str,
+    volume: &'a str,
+    destination: &'a str,
+    objects: u64,
+    bytes: u64,
+    deleted: u64,
+    /// All writes below this position are in the replica.
+    position: u64,
+    /// How far the replica was behind when the round began, as far as the source had stored.
+    behind_bytes: u64,
+    behind_ms: u64,
+    took_ms: u64,
+}
+
+/// What the metrics file tells.
+#[derive(Default)]
+struct Totals {
+    last: Round,
+    objects: u64,
+    bytes: u64,
+    rounds: u64,
+    failed_rounds: u64,
+    done_unix_ms: u64,
+}
+
+pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
+    let from = context.places.resolve(&arguments.volume)?;
+    let to = context.places.resolve(&arguments.destination)?;
+    if from.store_url == to.store_url {
+        return Err(Failure::usage(format!(
+            "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or `sawmill \
+             copy`",
+            to.store_url, from.name
+        )));
+    }
+    let (source, destination) = (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
+    let world = RealWorld::default();
+    replicate::demand_fencing(&*destination)?;
+    let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
+    let mut copier = Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
+    if arguments.fail_back {
+        // It gets the source's history, of which its own newest state says nothing.
+        let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
+        seen::forget(&context.places.volume_folder(&volume_id, &to.store_url)?)?;
+    }
+    let mut bucket = Bucket::new(arguments.bandwidth);
+    let mut totals = Totals::default();
+    loop {
+        let began = Instant::now();
+        let outcome = copier.round(&mut |bytes| bucket.take(bytes));
+        let is_new = totals.add(&outcome, &world);
+        if let Some(path) = &arguments.metrics_file {
+            match write_metrics(path, &totals.text(&from, &to)) {
+                // A full disk here is no reason to stop copying: the file's age tells.
+                Err(failure) if arguments.follow => tracing::warn!("{failure}"),
+                written => written?,
+            }
+        }
+        match outcome {
+            Ok(round) if is_new || !arguments.follow => {
+                tell(context, arguments.follow, (&from, &to), &round, began.elapsed())?;
+            }
+            Ok(_) => {}
+            Err(error) if arguments.follow && passes(error.kind()) => {
+                tracing::warn!("{error}; trying again");
+            }
+            Err(error) => return Err(Failure::from(error).of_volume(&from.name)),
+        }
+        if !arguments.follow {
+            return Ok(Exit::Ok);
+        }
+        if !is_new {
+            std::thread::sleep(arguments.every.max(Duration::from_millis(10)));
+        }
+    }
+}
+
+/// The address as it is typed.
+fn shown(address: &VolumeAddress) -> String {
+    format!("{}/{}", address.store_url.trim_end_matches('/'), address.name)
+}
+
+/// Whether waiting may mend it.
+fn passes(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Unavailable | ErrorKind::Denied)
+}
+
+fn tell(
+    context: &Context,
+    follow: bool,
+    (from, to): (&VolumeAddress, &VolumeAddress),
+    round: &Round,
+    took: Duration,
+) -> Result<()> {
+    let destination = shown(to);
+    if context.json {
+        let document = Document {
+            event: "round",
+            volume: &from.name,
+            destination: &destination,
+            objects: round.objects,
+            bytes: round.bytes,
+            deleted: round.deleted,
+            position: round.position,
+            behind_bytes: round.behind_bytes,
+            behind_ms: round.behind_ms,
+            took_ms: milliseconds(took),
+        };
+        return if follow { output::json_event(&document) } else { output::json(&document) };
+    }
+    output::line(&format!(
+        "{} to {destination}: {} objects, {}; it was {} and {} behind",
+        from.name,
+        human_count(round.objects),
+        human_size(round.bytes),
+        human_size(round.behind_bytes),
+        human_duration(Duration::from_millis(round.behind_ms))
+    ))
+}
+
+impl Totals {
+    /// Counts a round; whether it found anything new.
+    fn add(&mut self, outcome: &sawmill_volume::Result<Round>, world: &dyn World) -> bool {
+        self.rounds += 1;
+        let Ok(round) = outcome else {
+            self.failed_rounds += 1;
+            return false;
+        };
+        self.last = *round;
+        self.objects += round.objects;
+        self.bytes += round.bytes;
+        self.done_unix_ms = world.unix_ms();
+        round.objects > 0
+    }
+
+    fn text(&self, from: &VolumeAddress, to: &VolumeAddress) -> String {
+        let label = format!(
+            "{{volume={:?},destination={:?}}}",
+            from.name,
+            format!("{}/{}", to.store_url.trim_end_matches('/'), to.name)
+        );
+        let seconds = |ms: u64| ms as f64 / 1000.0;
+        let rows: [(&str, &str, &str, f64); 8] = [
+            (
+                "behind_seconds",
+                "gauge",
+                "How far the replica was behind when the last good round began",
+                seconds(self.last.behind_ms),
+            ),
+            ("behind_bytes", "gauge", "The same in bytes of log", self.last.behind_bytes as f64),
+            (
+                "position_bytes",
+                "gauge",
+                "All writes below this position of the log are in the replica",
+                self.last.position as f64,
+            ),
+            (
+                "last_round_timestamp_seconds",
+                "gauge",
+                "When the last good round ended; 0: none yet",
+                seconds(self.done_unix_ms),
+            ),
+            ("copied_bytes_total", "counter", "Bytes of objects copied", self.bytes as f64),
+            ("copied_objects_total", "counter", "Objects copied", self.objects as f64),
+            ("rounds_total", "counter", "Rounds, good or failed", self.rounds as f64),
+            ("rounds_failed_total", "counter", "Rounds that failed", self.failed_rounds as f64),
+        ];
+        rows.iter()
+            .map(|(name, kind, help, value)| {
+                let name = format!("sawmill_replica_{name}");
+                format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{label} {value}\n")
+            })
+            .collect()
+    }
+}
+
+/// Whole or not at all: who reads the file never sees half of it.
+fn write_metrics(path: &Path, text: &str) -> Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path));
+    written.map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))
+}
+
+/// A token bucket of one second's worth. What is larger goes on credit and is waited for afterwards.
+struct Bucket {
+    bytes_per_second: u64,
+    left: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(bytes_per_second: u64) -> Self {
+        Bucket { bytes_per_second, left: bytes_per_second as f64, filled: Instant::now() }
+    }
+
+    /// Waits until `bytes` may go.
+    fn take(&mut self, bytes: u64) {
+        let wait = self.wait(bytes, Instant::now());
+        if wait > Duration::ZERO {
+            std::thread::sleep(wait);
+        }
+    }
+
+    /// How long to wait at `now` before the next bytes, of which there are so many.
+    fn wait(&mut self, bytes: u64, now: Instant) -> Duration {
+        if self.bytes_per_second == 0 {
+            return Duration::ZERO;
+        }
+        let rate = self.bytes_per_second as f64;
+        let grown = self.left + now.saturating_duration_since(self.filled).as_secs_f64() * rate;
+        let debt = grown.min(rate).min(0.0);
+        self.left = grown.min(rate) - bytes as f64;
+        self.filled = now;
+        Duration::from_secs_f64(-debt / rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bucket_lets_through_no_more_than_its_rate() {
+        let mut bucket = Bucket::new(1000);
+        let start = Instant::now();
+        let mut now = start;
+        for _ in 0..20 {
+            now += bucket.wait(500, now);
+        }
+        let took = (now - start).as_secs_f64();
+        // Ten thousand bytes, of which a second's worth was there and the last are on credit.
+        assert!((8.4..=9.1).contains(&took), "{took}");
+        assert_eq!(Bucket::new(0).wait(u64::MAX, now), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_metrics_name_volume_and_destination() {
+        let address = |url: &str| VolumeAddress { store_url: url.into(), name: "disk".into(), cut: None };
+        let mut totals = Totals::default();
+        let round = Round { objects: 2, bytes: 10, behind_ms: 1500, ..Round::default() };
+        assert!(totals.add(&Ok(round), &RealWorld::default()));
+        let text = totals.text(&address("file:///a"), &address("file:///b"));
+        let line = "sawmill_replica_behind_seconds{volume=\"disk\",destination=\"file:///b/disk\"} 1.5\n";
+        assert!(text.contains(line), "{text}");
+    }
+}

@@ -1,0 +1,43 @@
+//! `sawmill completions`: what a shell needs to complete the commands and their options.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use clap_complete::Shell;
+
+use sawmill_console::exit::{Exit, Failure, Result};
+
+/// Print the completions for a shell.
+///
+/// For bash: sawmill completions bash > /etc/bash_completion.d/sawmill
+#[derive(Args)]
+pub(in crate::command) struct Arguments {
+    /// The shell.
+    shell: Shell,
+}
+
+pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut crate::command::command_line(), "sawmill", &mut script);
+    let mut stdout = io::stdout().lock();
+    let shown = stdout.write_all(&script).and_then(|()| stdout.flush());
+    shown.map_err(|error| Failure::io("cannot write to standard output", &error))?;
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shell_completes_every_command() {
+        let names: Vec<String> = crate::command::told_commands().into_iter().map(|(name, _)| name).collect();
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut crate::command::command_line(), "sawmill", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            let missing: Vec<_> = names.iter().filter(|name| !script.contains(name.as_str())).collect();
+            assert!(missing.is_empty(), "{shell}: {missing:?}");
+        }
+    }
+}
