@@ -15,7 +15,7 @@ export SAWMILL_STORE=file://$home/store XDG_STATE_HOME=$home/state XDG_RUNTIME_D
 mkdir "$home/store"
 server='' load=''
 end() {
-    for process in $load $server; do kill "$process" 2>/dev/null || true; done
+    for process in $load $server ${COPROC_PID:-}; do kill "$process" 2>/dev/null || true; done
     wait
     rm -rf "$home"
 }
@@ -33,7 +33,9 @@ uri=$(jq -r .uri <<<"$ready") admin=$(jq -r .admin <<<"$ready")
 fio --name=load --ioengine=nbd --uri="$uri" --rw=randrw --rwmixread=60 --bs=8k --iodepth=8 --fsync=32 \
     --rate_iops=1200,800 --size=2G --time_based --runtime=60 --minimal >/dev/null &
 load=$!
-# The page draws as time goes by: it is real time, so the browser gets some.
-chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,900 \
-    --timeout=25000 --screenshot="$PWD/docs/pictures/dashboard.png" "$admin" 2>"$home/chromium.log"
+# The page draws as time goes by, and a browser takes its picture when a page has loaded.
+coproc docs/pictures/slowly.py "$admin" 25
+read -r page <&"${COPROC[0]}"
+chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1180,870 \
+    --screenshot="$PWD/docs/pictures/dashboard.png" "$page" 2>"$home/chromium.log"
 ls -l docs/pictures/dashboard.png
