@@ -16,7 +16,8 @@ HEADING = "## Requests per second"
 WORKLOADS = ("4 KiB random writes, qd 32", "16 KiB random writes", "4 KiB random writes, fsync",
              "4 KiB random reads, warm", "64 KiB sequential reads")
 ROWS = (("raw file", "raw file: the disk's limit"), ("nbdkit null", "nbdkit null: the protocol's limit"),
-        ("**Sawmill** on file", "Sawmill, store in a folder"), ("**Sawmill** on MinIO", "Sawmill, store in MinIO"),
+        ("**Sawmill** on file", "Sawmill, store in a folder"),
+        ("**Sawmill** on MinIO", "Sawmill, store in MinIO"),
         ("nbdkit file", "nbdkit file"), ("qemu-nbd raw, cache=none", "qemu-nbd"),
         ("s3backer", "s3backer, store in MinIO"))
 OURS = "#2f6f9f"
@@ -66,7 +67,8 @@ def draw(columns, rows, date):
             parts.append(text(LEFT + length + 6, y + 12, 'fill="#555"', f"{rate:,}"))
             y += ROW
         y += 24
-    parts.append(text(0, y - 6, 'fill="#777"', f"Measured on {date}: medians of rounds, one machine, one run."))
+    said = f"Measured on {date}: medians of rounds, one machine, one run."
+    parts.append(text(0, y - 6, 'fill="#777"', said))
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
             'font-family="system-ui, sans-serif" font-size="12">\n'
             f'<rect width="{WIDTH}" height="{y}" fill="#fff"/>\n')
