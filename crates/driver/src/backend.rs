@@ -116,7 +116,7 @@ impl Life {
 
     /// Why nothing new is accepted, if so.
     pub(crate) fn refusal(&self) -> Option<Error> {
-        let closed = || Error::new(ErrorKind::Closed, "the device is being taken away");
+        let closed = || Error::new(ErrorKind::Closed, "the device is being removed");
         matches!(self.state(), State::Ending | State::Ended).then(closed)
     }
 

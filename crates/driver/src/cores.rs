@@ -29,7 +29,7 @@ impl Cores {
         let mut set = CpuSet::new();
         set.set(*core);
         if let Err(error) = sched_setaffinity(None, &set) {
-            tracing::debug!(%error, queue, "a thread could not be tied to its core");
+            tracing::debug!(%error, queue, "cannot pin a thread to its core");
         }
     }
 }

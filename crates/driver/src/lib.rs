@@ -29,7 +29,7 @@ fn check_blocks(request: &Request, unit_bytes: u64) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{:?} of {} bytes at {} is not of whole blocks of {unit_bytes} bytes",
+        "{:?} of {} bytes at {} is not whole blocks of {unit_bytes} bytes",
         request.operation, request.length, request.address
     );
     Err(Error::new(ErrorKind::Invalid, text))

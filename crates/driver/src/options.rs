@@ -88,7 +88,7 @@ impl DeviceOptions {
         let seconds = || {
             let seconds: f64 = value.trim().parse().unwrap_or(-1.0);
             let duration = Duration::try_from_secs_f64(seconds);
-            duration.map_err(|_| bad(format!("{name}={value} is no number of seconds")))
+            duration.map_err(|_| bad(format!("{name}={value} is not a number of seconds")))
         };
         match name {
             "mode" => {
@@ -175,7 +175,7 @@ impl DeviceOptions {
                 let facts = self.facts();
                 let here = facts.get(name).unwrap_or("another value");
                 return Err(bad(format!(
-                    "{name}={value}: the device has {here}, which stays while it is there"
+                    "{name}={value}: the device has {here}, which cannot change while it exists"
                 )));
             }
         }
@@ -229,7 +229,7 @@ impl DeviceOptions {
             Mode::Batch => {
                 self.batch.check()?;
                 if self.read_only {
-                    return Err(bad("read_only=1 is for mode=plain".to_owned()));
+                    return Err(bad("read_only=1 needs mode=plain".to_owned()));
                 }
             }
             Mode::Plain => {
@@ -237,7 +237,7 @@ impl DeviceOptions {
                 let (bytes, block) = (self.request_bytes_max, self.batch.blocksize);
                 if !(4096..=REQUEST_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(block) {
                     let text =
-                        format!("request_bytes_max={bytes} is no multiple of blocksize={block} from 4096");
+                        format!("request_bytes_max={bytes} is not a multiple of blocksize={block} from 4096");
                     return Err(bad(format!("{text} to {REQUEST_BYTES_MAX}")));
                 }
                 if self.memory_bytes() > MEMORY_BYTES_MAX {

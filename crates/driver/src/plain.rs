@@ -202,7 +202,7 @@ impl BlockDevice for Plain {
             Operation::Prefetch => request.done(),
             Operation::Flush if !self.options.can_flush => request.done(),
             Operation::Allocation => {
-                request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
+                request.fail(Error::new(ErrorKind::Invalid, "drivers do not report which bytes hold data"));
             }
             _ => self.hand(self.queue_here(), request),
         }
@@ -248,7 +248,7 @@ impl Backend for Plain {
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let mut pending = self.queues[lane].pending.lock();
         let Some(given) = pending.given.remove(&number) else {
-            let text = format!("queue {lane} has no order {number} with the driver");
+            let text = format!("queue {lane}: the driver has no order {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {

@@ -184,7 +184,7 @@ impl<R: Role> Connection<R> {
         }
         let mut asks = false;
         for part in Parts::new(body) {
-            match part.map_err(|_| Breach("a part that cannot be decoded"))? {
+            match part.map_err(|_| Breach("a part cannot be decoded"))? {
                 Part::Ack(ack) => self.acknowledged(&ack, now)?,
                 Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
                 Part::Word(word) => said(Said::Word(word)),

@@ -320,7 +320,7 @@ fn accept(
             Ok(None) => {}
             Err(error) => {
                 drop(streams);
-                tracing::warn!("link: accept: {error}");
+                tracing::warn!("link: cannot accept a stream: {error}");
                 stop.pause(REOPEN_FIRST);
             }
         }
@@ -391,7 +391,7 @@ fn receive_for_target(
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;
         if is_stranger && known.is_some() && now - began_ns > STRANGER_NS {
-            return io::Error::other("no packet of a connection arrived on it");
+            return io::Error::other("it carried no packet of any connection");
         }
         if !touched.is_empty() {
             known.iter().for_each(|known| known.store(true, Ordering::Relaxed));

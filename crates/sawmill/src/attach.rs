@@ -1,8 +1,8 @@
-//! A volume opened for the time of one command: for writing, with the journal that `serve` would use, or for
+//! Opens a volume for the time of one command: for writing, with the journal that `serve` would use, or for
 //! reading, as a cut.
 //!
-//! Invariants: what a command accepted is in the store before it says that it is done; a volume that somebody
-//! serves on this machine is never attached a second time.
+//! Invariants: before a command reports success, everything it wrote is in the store. A volume that this
+//! machine serves is never attached a second time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{control, memory, seen, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::parse_size;
 
-/// Where a command that attaches by itself finds what it needs.
+/// The options of a command that attaches a volume itself.
 #[derive(Args, Default)]
 pub(crate) struct Attach {
     /// The journal of the volume, if no process serves it and the journal is not in its usual place.
@@ -31,7 +31,8 @@ pub(crate) struct Attach {
     no_fencing: bool,
 }
 
-/// The same for commands that write much: as for `serve`, so that what a crash leaves is found again.
+/// The same for commands that write much. The journal is where `serve` expects it, so that the next server
+/// finds what a crash leaves.
 #[derive(Args)]
 #[command(next_help_heading = "Attaching")]
 pub(crate) struct AttachToWrite {
@@ -54,12 +55,12 @@ pub(crate) struct Attached {
     pub(crate) volume: Arc<Volume>,
     name: String,
     folder: PathBuf,
-    /// The journal, if it was made for this.
+    /// The journal, if this command created it.
     made: Option<PathBuf>,
 }
 
 impl Attach {
-    /// Attaches a volume that nobody serves, does something that writes little, and lets it go with
+    /// Attaches a volume that is not served, does `work` that writes little, and closes the volume with
     /// everything stored.
     pub(crate) fn at_rest<T>(
         &self,
@@ -111,7 +112,7 @@ impl Attached {
         record: &VolumeRecord,
         mut options: OpenOptions,
     ) -> Result<Attached> {
-        // Journals are their owner's alone.
+        // Only the owner may read a journal.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
         refuse_served(&folder, &address.name)?;
@@ -122,7 +123,7 @@ impl Attached {
         if options.staging_folder.as_os_str().is_empty() {
             options.staging_folder = memory::folder(&options.journal_path);
         }
-        // A command does what it was told; garbage that nobody ordered collected is a server's.
+        // Only servers collect garbage on their own.
         options.gc.start = 0.0;
         let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
         options.seen = seen::of(&folder, record.volume_id);
@@ -142,7 +143,7 @@ impl Attached {
         Ok(Attached { volume, name: address.name.clone(), folder, made })
     }
 
-    /// Stores everything and lets the volume go.
+    /// Stores everything and closes the volume.
     pub(crate) fn close(self) -> Result<()> {
         let closed = self.volume.close().map_err(Failure::from);
         closed.map_err(|failure| failure.of_volume(&self.name))?;
@@ -150,7 +151,7 @@ impl Attached {
         if let Some(path) = &self.made
             && let Err(error) = std::fs::remove_file(path)
         {
-            // Everything is in the store: it is only in the way.
+            // Everything is in the store, so the journal is useless.
             tracing::warn!("cannot remove the journal {}: {error}", path.display());
         }
         Ok(())
@@ -175,8 +176,8 @@ pub(crate) fn refuse_served(folder: &Path, name: &str) -> Result<()> {
     }
 }
 
-/// Opens the newest cut of a volume for reading: all that its server, if it is on this machine, has accepted
-/// by now, or all that is stored. `cut`: also when what is stored may lack what was accepted last.
+/// Opens the newest cut of a volume for reading: everything its server has accepted, if it runs on this
+/// machine, or everything that is stored. `cut` also allows a cut that may lack the newest accepted writes.
 pub(crate) fn open_cut(
     places: &Places,
     address: &VolumeAddress,

@@ -1,7 +1,7 @@
-//! Where things are: volume names to stores, and the folders for state, cache and sockets.
+//! Maps volume names to stores, and chooses the folders for state, cache and sockets.
 //!
-//! Invariants: the process environment is read here once, as a value, so that everything else can be tested
-//! with another one; nothing here touches a store or makes a file.
+//! Invariants: the process environment is read here once, as a value, so that tests can use another one.
+//! Nothing here touches a store or makes a file.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -22,15 +22,15 @@ pub(crate) const STORE_FILE: &str = "store";
 /// The folder in a user's state folder with the facts of ublk devices that are served without privileges.
 pub(crate) const UBLK_FOLDER: &str = "ublk";
 
-/// The folder in a user's state folder with a folder for each device that has a driver.
+/// The folder in a user's state folder that has one folder for each device with a driver.
 pub(crate) const DRIVERS_FOLDER: &str = "drivers";
 
-/// The folder in a user's state folder with a socket for each end of a link that runs.
+/// The folder in a user's state folder that has one socket for each running end of a link.
 const LINKS_FOLDER: &str = "links";
-/// The folder in a user's state folder with what lasts of each file and disk that a target shows.
+/// The folder in a user's state folder with the persistent state of each file and disk that a target exports.
 const EXPORTS_FOLDER: &str = "exports";
 
-/// What the process environment says about places.
+/// The variables of the process environment that determine places.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     /// `SAWMILL_STORE`.
@@ -52,12 +52,12 @@ pub(crate) struct VolumeAddress {
     pub(crate) store_url: String,
     /// Name of the volume in it.
     pub(crate) name: String,
-    /// Which state of its past, as it was written and as it is meant; `None`: the present.
+    /// The past state, as typed and as parsed; `None`: the present.
     pub(crate) cut: Option<(String, Cut)>,
 }
 
 impl VolumeAddress {
-    /// Name and cut, as people write them.
+    /// Name and cut in the form that users type.
     pub(crate) fn shown(&self) -> String {
         match &self.cut {
             Some((text, _)) => format!("{}@{text}", self.name),
@@ -79,7 +79,7 @@ impl Places {
         }
     }
 
-    /// With another default store, if one is given.
+    /// The same places with another default store, if one is given.
     pub(crate) fn with_store(self, store: Option<String>) -> Self {
         Places { store: store.filter(|url| !url.is_empty()).or(self.store), ..self }
     }
@@ -104,13 +104,13 @@ impl Places {
             .map(|folder| folder.join("sawmill"))
     }
 
-    /// Where the facts of ublk devices are that this user's servers have without privileges.
+    /// The folder with the facts of ublk devices that this user's servers run without privileges.
     pub(crate) fn ublk_folder(&self) -> Result<PathBuf> {
         Ok(self.state_folder()?.join(UBLK_FOLDER))
     }
 
-    /// The folder of one volume of one store below the state folder: named by the volume's id, or, when that
-    /// is taken by the same volume in another store (a replica), by the id and the store.
+    /// The folder of one volume of one store below the state folder. Its name is the volume's id. If the same
+    /// volume of another store (a replica) has that folder, the name is the id and the store.
     pub(crate) fn volume_folder(&self, volume_id: &str, store_url: &str) -> Result<PathBuf> {
         let plain = self.state_folder()?.join(volume_id);
         let url = store_url.trim_end_matches('/');
@@ -118,7 +118,8 @@ impl Places {
         if own.is_dir() {
             return Ok(own);
         }
-        // Without the word it is of before there were replicas, and of whoever comes first.
+        // A folder without this file is from a version without replicas; it belongs to the first volume that
+        // asks.
         let of = fs::read_to_string(plain.join(STORE_FILE));
         Ok(if of.is_ok_and(|of| of.trim_end_matches('/') != url) { own } else { plain })
     }
@@ -134,17 +135,17 @@ impl Places {
         Ok(self.state_folder()?.join(DRIVERS_FOLDER).join(name))
     }
 
-    /// The folder of the ends of links.
+    /// The folder for the sockets of link ends.
     pub(crate) fn links_folder(&self) -> Result<PathBuf> {
         Ok(self.state_folder()?.join(LINKS_FOLDER))
     }
 
-    /// The folder of what lasts of exports.
+    /// The folder for the state of exports.
     pub(crate) fn exports_folder(&self) -> Result<PathBuf> {
         Ok(self.state_folder()?.join(EXPORTS_FOLDER))
     }
 
-    /// The socket of the NBD door when none is named.
+    /// The default socket of the NBD door.
     pub(crate) fn nbd_socket(&self) -> Result<PathBuf> {
         match &self.runtime {
             Some(folder) if folder.is_dir() => Ok(folder.join("sawmill/nbd.sock")),
@@ -152,7 +153,7 @@ impl Places {
         }
     }
 
-    /// The store and name that `text` means: a name in the default store, or a URL ending in the name.
+    /// Resolves `text` to a store and a name: a name in the default store, or a URL that ends in the name.
     pub(crate) fn resolve(&self, text: &str) -> Result<VolumeAddress> {
         if text.contains(':') || text.starts_with('/') {
             let (store_url, name) = sawmill_store::split_volume_url(text)?;
@@ -192,7 +193,7 @@ impl Places {
 /// The longest name of a volume, in bytes.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Refuses names that no volume can have, before any store is asked.
+/// Refuses names that no volume can have, before any request to a store.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let well_formed = name.chars().all(allowed) && !name.starts_with('.');
@@ -205,7 +206,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What stands in a URL's path as it is, as in RFC 3986.
+/// Characters that need no encoding in a URL's path (RFC 3986).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// The `file://` URL of an absolute path, with what a URL cannot hold percent-encoded.

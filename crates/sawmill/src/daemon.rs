@@ -1,14 +1,14 @@
-//! What all commands have in common that serve until they receive SIGTERM: how they start, hear signals and
-//! tell those who started them.
+//! What all commands that serve until SIGTERM have in common: how they start, handle signals, and report to
+//! the process that started them.
 //!
-//! Not here: what they serve, and how they end it.
+//! Not here: what they serve, and how they stop.
 
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::output;
 use serde::Serialize;
 use signal_hook::iterator::Signals;
 
-/// Signals, ends and hand-offs that the main thread has not taken up yet; who has one more waits.
+/// Signals, ends and hand-offs that the main thread has not handled yet; senders of more wait.
 pub(crate) const EVENTS_MAX: usize = 1024;
 
 /// One door, as `--json` prints it.
@@ -26,8 +26,8 @@ impl From<(&'static str, String)> for DoorOf {
     }
 }
 
-/// Makes sockets, journals and caches their owner's alone, and marks the process as one that memory may be
-/// waiting for. Call it before any thread is started.
+/// Makes sockets, journals and caches accessible to their owner only, and marks the process as one that
+/// reclaiming memory may depend on. Call this before any thread starts.
 pub(crate) fn start() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
@@ -49,21 +49,21 @@ pub(crate) fn on_signals(signals: &[i32], mut hear: impl FnMut(i32) -> bool + Se
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop).map_err(cannot)
 }
 
-/// Prints an event as JSON. A server serves on when nobody reads what it prints.
+/// Prints an event as JSON. A server continues to serve if nothing reads its output.
 pub(crate) fn print_event(event: &impl Serialize) {
     if let Err(failure) = output::json_event(event) {
         tracing::debug!("cannot print an event: {failure}");
     }
 }
 
-/// Prints a line, in the same way.
+/// Prints a line. As with events, a missing reader is no error.
 pub(crate) fn print_line(text: &str) {
     if let Err(failure) = output::line(text) {
         tracing::debug!("cannot print a line: {failure}");
     }
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 pub(crate) fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!("cannot notify the service manager: {error}");

@@ -1,9 +1,9 @@
-//! A file or block device of the kernel as a device: threads that wait for the kernel, any bytes by
-//! read-modify-write of the edges.
+//! A file or block device of the kernel as a device: threads wait for the kernel, and read-modify-write of
+//! the edges allows any alignment.
 //!
-//! Invariants: reads and writes go around the page cache where that is possible; a sync that failed is never
-//! tried again, since the kernel forgets what it could not write: all later ones fail. Not here: who may have
-//! it open; what a conformance test thinks of it.
+//! Invariants: reads and writes bypass the page cache where possible. After a failed sync all later syncs
+//! fail, because the kernel forgets what it could not write. Not here: who may open the file; how a
+//! conformance test sees it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -24,17 +24,17 @@ use sawmill_sys::AlignedBytes;
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Requests of a file that are under way at a time.
+/// Requests of a file that are in flight at a time.
 const THREADS: usize = 8;
 
-/// The longest read or write of a file that stands alone.
+/// The longest read or write of a file without a door's geometry.
 const REQUEST_BYTES_MAX: u32 = 4 << 20;
 
 /// A file, or a block device.
 pub(crate) struct FileDevice(Align<Threads>);
 
 impl FileDevice {
-    /// `inner` is the geometry behind the door, for what the kernel does not say.
+    /// Opens a file behind a door. `inner` is the geometry behind the door, for what the kernel does not say.
     pub(crate) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
         let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
         let file = open(path, inner.read_only).map_err(|error| failed(&error))?;
@@ -48,7 +48,7 @@ impl FileDevice {
         Ok(FileDevice(Align::new(Threads::start(file, geometry)?, unit_bytes)?))
     }
 
-    /// A file or block device as it is: its size is what there is of it.
+    /// Opens a file or block device on its own: its geometry comes from its size.
     pub(crate) fn alone(path: &Path, read_only: bool) -> Result<Self> {
         let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
         let mut file = open(path, read_only).map_err(|error| failed(&error))?;
@@ -66,14 +66,14 @@ impl FileDevice {
             request_bytes_max: REQUEST_BYTES_MAX,
             read_only,
             shared_cache: true,
-            // What a disk holds where it was told to discard is the disk's own affair; D9 is not.
+            // What discarded ranges of a disk hold is up to the disk; D9 is not.
             operations: Operations { discard: !is_disk, write_zeroes: true, allocation: false },
         };
         Ok(FileDevice(Align::new(Threads::start(file, geometry)?, block_bytes)?))
     }
 }
 
-/// A file system may have no direct I/O.
+/// A file system may not support direct I/O.
 fn open(path: &Path, read_only: bool) -> io::Result<File> {
     let open = |flags: OFlags| {
         let flags = flags.bits().cast_signed();
@@ -92,7 +92,7 @@ impl BlockDevice for FileDevice {
     }
 }
 
-/// Threads that wait for the kernel.
+/// The threads that wait for the kernel.
 struct Threads {
     geometry: Geometry,
     queue: Arc<Queue>,
@@ -101,24 +101,24 @@ struct Threads {
 
 #[derive(Default)]
 struct Queue {
-    /// What is to be done, and whether more can come.
+    /// The work to do, and whether more can come.
     waiting: Mutex<(VecDeque<Request>, bool)>,
     changed: Condvar,
     sync: Syncs,
 }
 
-/// Syncs, until one fails.
+/// Runs syncs until one fails.
 #[derive(Default)]
 struct Syncs {
     failed: AtomicBool,
-    /// Held by each that is under way.
+    /// Held by each sync in flight.
     going: RwLock<()>,
 }
 
 impl Syncs {
     fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let lost =
-            || io::Error::other("a sync failed before: what was not durable then may be lost; open it anew");
+            || io::Error::other("a sync failed before: what was not durable then may be lost; reopen it");
         let going = self.going.read();
         if self.failed.load(Ordering::SeqCst) {
             return Err(lost());
@@ -128,7 +128,8 @@ impl Syncs {
             self.failed.store(true, Ordering::SeqCst);
         }
         drop(going);
-        // The kernel tells one of those that overlap, whosever bytes it lost: all of them are waited for.
+        // The kernel reports an error to only one of several overlapping syncs, whichever bytes were lost:
+        // wait for all of them.
         drop(self.going.write());
         if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(lost())) } else { done }
     }
@@ -206,7 +207,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
             file.write_all_at(&bytes, address)
         }
         Operation::Flush => sync.run(|| file.sync_data()),
-        // D9 lets a discard do nothing.
+        // D9 allows a discard that does nothing.
         Operation::Discard => or_else(sawmill_sys::discard(file, address, length), || Ok(())),
         Operation::WriteZeroes => write_zeroes(file, address, length),
         Operation::Prefetch | Operation::Allocation => Ok(()),
@@ -221,7 +222,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
     })
 }
 
-/// Where it is not supported, something else.
+/// Falls back to `otherwise` where the kernel does not support the call.
 fn or_else(done: io::Result<()>, otherwise: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => otherwise(),
@@ -290,7 +291,7 @@ mod tests {
             let failing = move || {
                 begun.send(()).unwrap();
                 pass.recv().unwrap();
-                // The kernel has told this one, and the other one is through already.
+                // The kernel reported the error to this one, and the other one has already completed.
                 Err(io::Error::other("the disk"))
             };
             let failing = scope.spawn(|| sync.run(failing));

@@ -7,13 +7,13 @@ use std::path::Path;
 use crate::config;
 use sawmill_console::exit::{Failure, Result};
 
-/// Makes a folder, and those above it, for the user alone.
+/// Creates a folder and its parents, for this user only.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
 }
 
-/// Makes a volume's folder, and says in it of which store it is: a volume and its replica have one id.
+/// Creates a volume's folder and notes its store in it: a volume and its replica have the same id.
 pub(crate) fn make_volume_folder(path: &Path, store_url: &str) -> Result<()> {
     make_folder(path)?;
     let word = path.join(config::STORE_FILE);

@@ -1,7 +1,7 @@
 //! Keeps the generated parts of `docs/guide` equal to the tables in the code. Tests only.
 //!
-//! A page holds its generated part between the two markers below; all else in it is written by hand.
-//! `SAWMILL_REGENERATE=1 cargo test -p sawmill` writes the generated parts anew.
+//! A page has its generated part between the two markers below; everything else in it is written by hand.
+//! `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const BEGIN: &str = "<!-- generated: begin -->\n";
 const END: &str = "<!-- generated: end -->\n";
 
-/// Fails when the generated part of `docs/guide/<page>` is not `expected`; or writes it, when asked to.
+/// Fails if the generated part of `docs/guide/<page>` is not `expected`, or writes it if requested.
 pub(crate) fn compare(page: &str, expected: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide").join(page);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

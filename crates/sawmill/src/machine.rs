@@ -1,6 +1,6 @@
-//! What this machine offers to a virtual disk: kernel interfaces, shared memory, space.
+//! What this machine offers for virtual disks: kernel interfaces, shared memory, space.
 //!
-//! Invariant: looking changes nothing; what cannot be looked at counts as missing, with the reason.
+//! Invariant: the checks change nothing. What cannot be checked counts as missing, with the reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::memory;
 use sawmill_console::exit::Result;
 use sawmill_console::units::human_size;
 
-/// Space that a usual journal and a usual cache take.
+/// Space for a journal and a cache of the default sizes.
 const JOURNAL_BYTES: u64 = 1 << 30;
 const CACHE_BYTES: u64 = 4 << 30;
 /// Staging memory of one volume.
 const STAGING_BYTES: u64 = 32 << 20;
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) name: String,
@@ -28,7 +28,7 @@ pub(crate) struct Finding {
     pub(crate) advice: String,
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
     let state = places.state_folder()?;
     Ok(vec![
@@ -90,8 +90,8 @@ fn io_uring() -> Finding {
     let outcome = match fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
         Ok(text) => match text.trim() {
             "0" => Ok("allowed by the kernel's settings".to_owned()),
-            "1" => Err("kernel.io_uring_disabled is 1: for one group only".to_owned()),
-            other => Err(format!("kernel.io_uring_disabled is {other}: for nobody")),
+            "1" => Err("kernel.io_uring_disabled is 1: allowed for one group only".to_owned()),
+            other => Err(format!("kernel.io_uring_disabled is {other}: not allowed")),
         },
         Err(_) if kernel_version().is_some_and(|version| version >= (5, 1)) => {
             Ok("the kernel has it".to_owned())
@@ -124,7 +124,7 @@ fn staging() -> Finding {
     finding("memory for accepted writes", outcome, "free some, or give --staging and --staging-bytes")
 }
 
-/// The nearest folder above `path` that exists: where it would be made.
+/// The nearest existing folder at or above `path`: there it would be created.
 fn nearest_existing(path: &Path) -> PathBuf {
     path.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
 }

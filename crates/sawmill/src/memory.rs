@@ -1,12 +1,12 @@
-//! Where memory that outlives the process lies when nobody says so: a folder in shared memory that is this
-//! user's alone, or else the journal's folder.
+//! The default place of memory that outlives the process: a folder in shared memory that belongs to this user
+//! only, otherwise the journal's folder.
 //!
 //! Invariant: shared memory is chosen only where it lasts as long as the machine runs. It does not in a
-//! container, whose /dev/shm ends with it, nor for a user who logs in, whose files there systemd removes at
-//! logout (`RemoveIPC=`). A file beside the journal is mapped just the same; it costs writes that the kernel
-//! does of it.
+//! container, because its /dev/shm ends with the container, nor for a user who logs in, because systemd
+//! removes that user's files there at logout (`RemoveIPC=`). A file beside the journal is mapped in the same
+//! way, but the kernel writes it back to the disk now and then.
 //!
-//! Not here: what is in it (`sawmill_volume`), and where it was left: the journal says that.
+//! Not here: what is in it (`sawmill_volume`), and where it was left: the journal knows that.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The kernel's own numbers of the namespaces that the machine started with.
 const INITIAL_PID: &str = "pid:[4026531836]";
 const INITIAL_IPC: &str = "ipc:[4026531839]";
-/// Users from here on may log in (systemd's boundary), or exist for one service (`DynamicUser=`).
+/// Users from this id on may log in (systemd's boundary), or exist for one service (`DynamicUser=`).
 const FIRST_LOGIN_UID: u32 = 1000;
 
 /// The folder for the memory of the journal at `journal`.
@@ -32,14 +32,14 @@ pub(crate) fn folder(journal: &Path) -> PathBuf {
     }
 }
 
-/// The journal's folder. A device's has no room for files: then the folder of temporary files that outlive
+/// The journal's folder. For a journal on a block device: the folder of temporary files that survive
 /// restarts.
 fn beside(journal: &Path) -> PathBuf {
     let parent = journal.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if parent.starts_with("/dev") { PathBuf::from("/var/tmp") } else { parent.to_path_buf() }
 }
 
-/// This user's folder in shared memory, made if need be; or why it is not to be used.
+/// This user's folder in shared memory, created if needed; or the reason not to use it.
 pub(crate) fn shared() -> Result<PathBuf, String> {
     for (kind, initial) in [("pid", INITIAL_PID), ("ipc", INITIAL_IPC)] {
         let namespace = fs::read_link(format!("/proc/self/ns/{kind}"));
@@ -55,12 +55,12 @@ pub(crate) fn shared() -> Result<PathBuf, String> {
     }
     let found = rustix::fs::statfs(SHARED).map_err(|error| format!("{SHARED}: {error}"))?;
     if found.f_type as u64 != TMPFS_MAGIC {
-        return Err(format!("{SHARED} is no file system in memory"));
+        return Err(format!("{SHARED} is not a file system in memory"));
     }
     private(Path::new(SHARED), uid)
 }
 
-/// A folder in `shared` that nobody but `uid` can look into. Everybody may make one of that name there.
+/// A folder in `shared` that only `uid` can access. Any user can create one with that name there.
 fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
     let folder = shared.join(format!("sawmill-{uid}"));
     let at = folder.display();
@@ -70,7 +70,7 @@ fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
     }
     let about = fs::symlink_metadata(&folder).map_err(|error| format!("{at}: {error}"))?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
-        return Err(format!("{at} is not a folder of user {uid} alone: somebody else may have made it"));
+        return Err(format!("{at} is not a folder of user {uid} alone: another user may have made it"));
     }
     Ok(folder)
 }

@@ -1,13 +1,13 @@
-//! States of the past as people write them: `disk1@NAME`, `disk1@2026-11-21T10:00:00Z`, `disk1@position:N`.
+//! Past states as users type them: `disk1@NAME`, `disk1@2026-11-21T10:00:00Z`, `disk1@position:N`.
 //!
-//! Invariant: what `moment` shows, `parse_cut` reads back as the same millisecond.
+//! Invariant: `parse_cut` parses what `moment` shows to the same millisecond.
 
 use chrono::{DateTime, Utc};
 use sawmill_volume::Cut;
 
 use sawmill_console::exit::{Failure, Result};
 
-/// Reads what follows the `@`, or `--to`.
+/// Parses what follows the `@`, or `--to`.
 pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
     let wrong = |why: &str| {
         Failure::usage(format!(
@@ -16,14 +16,14 @@ pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
         ))
     };
     if let Some(number) = text.strip_prefix("position:") {
-        return number.parse().map(Cut::Position).map_err(|_| wrong("the position is no whole number"));
+        return number.parse().map(Cut::Position).map_err(|_| wrong("the position is not a whole number"));
     }
     if text.contains(':') {
-        return parse_moment(text).map(Cut::Time).ok_or_else(|| wrong("it is no time"));
+        return parse_moment(text).map(Cut::Time).ok_or_else(|| wrong("it is not a time"));
     }
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if text.is_empty() || text.len() > 128 || text.starts_with('.') || !text.chars().all(allowed) {
-        return Err(wrong("no snapshot can be called that"));
+        return Err(wrong("that is not a valid snapshot name"));
     }
     Ok(Cut::Snapshot(text.to_owned()))
 }

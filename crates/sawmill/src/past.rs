@@ -1,6 +1,6 @@
-//! Orders about a volume's past: given to the process that serves it, or carried out on a volume at rest.
+//! Orders about a volume's past: sent to the process that serves it, or carried out on a volume at rest.
 //!
-//! Not here: how it is attached for that (`attach`).
+//! Not here: how the volume is attached for that (`attach`).
 
 use sawmill_volume::{Undo, Volume};
 
@@ -11,7 +11,7 @@ use crate::control::protocol::{Changed, ControlRequest, Past};
 use sawmill_console::exit::{Failure, Result};
 
 impl Past {
-    /// Waits until it is done; says how a rollback is undone.
+    /// Waits until the order is done. Returns how to undo a rollback.
     pub(crate) fn carry_out(&self, volume: &Volume) -> sawmill_volume::Result<Option<Undo>> {
         match self {
             Past::CreateSnapshot(name) => volume.create_snapshot(name).map(|()| None),
@@ -22,8 +22,8 @@ impl Past {
     }
 }
 
-/// Carries out an order by whoever serves the volume, or by attaching. Returns the snapshot of the state
-/// before, of a rollback.
+/// Carries out an order in the process that serves the volume, or by attaching the volume. Returns the
+/// snapshot of the state before a rollback.
 pub(crate) fn order(
     places: &Places,
     address: &VolumeAddress,

@@ -1,6 +1,6 @@
-//! What `serve` is to do: which volumes, with which journals and cache, behind which doors.
+//! What `serve` must do: which volumes, with which journals and cache, behind which doors.
 //!
-//! Not here: who makes a plan of options (`command`), and who carries it out (`wiring`).
+//! Not here: making a plan from options (`command`), and carrying it out (`wiring`).
 
 use std::path::PathBuf;
 
@@ -14,11 +14,11 @@ use sawmill_console::exit::Result;
 /// The read cache to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CachePlan {
-    /// Without one.
+    /// No cache.
     None,
-    /// This file or device, and no other.
+    /// This file or device only.
     At(PathBuf),
-    /// The user's cache, or the next one of its kind that no other process holds.
+    /// The user's cache, or the next one that no other process holds.
     Default(PathBuf),
 }
 
@@ -26,9 +26,9 @@ pub(crate) enum CachePlan {
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) volumes: Vec<VolumeAddress>,
-    /// Where the journal of the volume with this id is to be, when not in its state folder.
+    /// The place of the journals.
     pub(crate) journal: JournalPlan,
-    /// Everything else about opening a volume; its journal path is filled in per volume.
+    /// All other options of opening a volume; the journal path is added for each volume.
     pub(crate) options: OpenOptions,
     pub(crate) cache: CachePlan,
     pub(crate) cache_bytes: u64,
@@ -37,12 +37,12 @@ pub(crate) struct Plan {
     pub(crate) admin: Option<std::net::SocketAddr>,
 }
 
-/// Where journals are.
+/// The place of the journals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JournalPlan {
     /// In each volume's state folder.
     State,
-    /// This file or device; there is one volume only.
+    /// This file or device, for a single volume.
     At(PathBuf),
     /// In this folder, named by the volumes' ids.
     Folder(PathBuf),

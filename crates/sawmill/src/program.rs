@@ -1,16 +1,16 @@
-//! Where this process's own program is, to start it once more: a keeper, a successor.
+//! The path of this process's own program, to start it again: a keeper, a successor.
 //!
-//! Invariant: after an upgrade the new program is meant, at the old one's place. Not here: what is started.
+//! Invariant: after an upgrade this is the new program in the old one's place. Not here: what is started.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// What the kernel writes behind the name of a program that is no more on the disk, or was replaced there.
+/// The kernel's suffix for a program that was removed from the disk or replaced there.
 const GONE: &[u8] = b" (deleted)";
 
-/// The path of the own program, or of the one that has replaced it on the disk.
+/// The path of the running program, or of the one that replaced it on the disk.
 pub(crate) fn own() -> io::Result<PathBuf> {
     std::env::current_exe().map(without_mark)
 }

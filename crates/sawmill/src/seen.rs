@@ -1,10 +1,10 @@
 //! What this machine has seen of a volume in each store: a file in the volume's state folder, written after
-//! each attach, now and then while it is served, and at each end in order. It outlives the journal, so that a
-//! store that was put back from a backup, or an old copy of it, is told also where the journal is gone.
+//! each attach, now and then while it is served, and at each clean end. It outlives the journal, so a store
+//! that was restored from a backup, or an old copy of it, is recognised even without the journal.
 //!
-//! Invariants: only who has the volume attached for writing says what was seen; a file that cannot be read
-//! says nothing, and nothing is refused for it. Not here: its bytes (`sawmill_format::newest_state`), and
-//! what is refused (`sawmill_volume::open`).
+//! Invariants: only the process that has the volume attached for writing notes what was seen. An unreadable
+//! file says nothing, and nothing is refused because of it. Not here: its bytes
+//! (`sawmill_format::newest_state`), and what is refused (`sawmill_volume::open`).
 
 use std::fs;
 use std::io;
@@ -35,8 +35,8 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
     seen.ok()
 }
 
-/// Notes what this process has of a volume that it has attached for writing. Gives its newest segment if that
-/// is noted now.
+/// Notes the newest state of a volume that this process has attached for writing. Returns its newest segment
+/// if that is noted now.
 pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     let status = volume.status();
     if status.read_only {
@@ -51,7 +51,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     let path = folder.join(FILE);
     if let Err(error) = durable::replace(&path, &state.encode()) {
         tracing::warn!("cannot write {}: {error}; an older store may go unnoticed later", path.display());
-        // One that says more than this volume has by now would have it refused the next time.
+        // A note that says more than this volume has by now would make the next start refuse it.
         if let Err(failure) = forget(folder) {
             tracing::warn!("{failure}");
         }
@@ -60,7 +60,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     Some(state.stored_sequence)
 }
 
-/// The store is to be of another history from now on: what was seen of the one before says nothing of it.
+/// The store gets another history from now on: what was seen of the old one says nothing about it.
 pub(crate) fn forget(folder: &Path) -> Result<()> {
     let path = folder.join(FILE);
     match fs::remove_file(&path) {
@@ -75,7 +75,7 @@ pub(crate) fn forget(folder: &Path) -> Result<()> {
 #[derive(Serialize)]
 pub(crate) struct Elsewhere {
     store: String,
-    /// The newest attachment of this machine there, if it noted one.
+    /// This machine's newest attachment there, if noted.
     epoch: Option<u64>,
     seen_unix_ms: Option<u64>,
 }
@@ -102,7 +102,7 @@ pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -
     found
 }
 
-/// What there is to say of a volume in `store_url` whose log ends there with `end`: an epoch and a segment.
+/// Remarks about a volume in `store_url` whose log ends there with `end`: an epoch and a segment.
 pub(crate) fn remarks(
     places: &Places,
     volume_id: VolumeId,

@@ -1,8 +1,8 @@
-//! A process that serves volumes: what it knows of them, and what it is told to do with them.
+//! A process that serves volumes: its state, and the requests it carries out.
 //!
-//! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again: requests
-//! wait meanwhile and orders are refused. One that never can be is given up: requests fail. Not here: how all
-//! of it is opened (`wiring`), and what a number means (`admin`).
+//! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again; until then
+//! its requests wait and orders are refused. A volume that can never be reopened is given up: its requests
+//! fail. Not here: how everything is opened (`wiring`), and what a number means (`admin`).
 
 use std::path::PathBuf;
 use std::process;
@@ -36,42 +36,41 @@ use crate::plan::Plan;
 use crate::seen;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How often it is noted what the store has. What was stored since is what a store that was put back may
-/// lack without a word, where the journal does not tell.
+/// Interval at which the newest stored state is noted. If a store is restored from a backup, the loss of what
+/// was stored after the last note goes unnoticed, unless the journal knows of it.
 const SEEN_EVERY: Duration = Duration::from_secs(10);
 
-/// What this process has of a volume.
+/// The state of a volume in this process.
 enum Held {
     Open(Arc<Volume>),
-    /// It was let go of in a hand-off.
+    /// It was closed for a hand-off.
     Away(Absent),
-    /// It could not be opened again and will not be, without somebody who mends something.
+    /// It could not be reopened. It stays closed until a person fixes the cause.
     GivenUp(Absent),
 }
 
 /// A volume that this process had open.
 struct Absent {
-    /// What was known when it was let go of.
+    /// The status when it was closed.
     last: VolumeStatus,
     reason: String,
 }
 
-/// One volume and what was used to open it.
+/// One volume, and what was used to open it.
 pub(crate) struct Served {
     pub(crate) address: VolumeAddress,
     pub(crate) volume_id: VolumeId,
     shown: String,
     held: RwLock<Held>,
-    /// What the doors hold: it stays when the volume is closed and opened again.
+    /// What the doors hold: it stays when the volume is closed and reopened.
     gate: Arc<Gate>,
     meter: Arc<Meter<Arc<Gate>>>,
     pub(crate) store: Arc<Client>,
     pub(crate) folder: PathBuf,
     pub(crate) journal_path: Option<PathBuf>,
-    /// Doors that were added to it. Readers have none: their folder is the writer's as well.
+    /// Doors that were added to it. Readers have none, because they share the writer's folder.
     added: Option<Added>,
-    /// When it was last looked whether more is stored than was noted, and the newest segment that this loop
-    /// has noted.
+    /// When this was last compared with what is stored, and the newest segment that this loop has noted.
     noted: Mutex<(Instant, Option<u64>)>,
 }
 
@@ -91,12 +90,12 @@ impl Served {
         Served { address, volume_id, shown, held, gate, meter, store, folder, journal_path, added, noted }
     }
 
-    /// The export's name: the volume's, with the cut that is shown.
+    /// The export's name: the volume's, with the cut that is served.
     pub(crate) fn name(&self) -> &str {
         &self.shown
     }
 
-    /// The open volume. Errors: `Unavailable` while it is away; the text says why.
+    /// The open volume. Returns `Unavailable` while it is away; the text says why.
     pub(crate) fn volume(&self) -> Result<Arc<Volume>> {
         match &*self.held.read() {
             Held::Open(volume) => Ok(Arc::clone(volume)),
@@ -107,10 +106,10 @@ impl Served {
     }
 
     /// Closes the volume as if the process had died: what was accepted is in its journal, and another process
-    /// may open it when the last of the answer is dropped. Requests from now on wait.
+    /// can open it when the last reference to the result is dropped. New requests wait.
     pub(crate) fn close_as_it_is(&self, patience: Duration) -> sawmill_device::Result<Option<Arc<Volume>>> {
         self.gate.shut(patience)?;
-        // Memory may not outlive this: what was answered goes to the disk first.
+        // Memory may not outlive this process, so answered writes go to the disk first.
         if let Err(error) = self.log_all(patience) {
             self.gate.open();
             return Err(error);
@@ -129,10 +128,10 @@ impl Served {
         Ok(Some(volume))
     }
 
-    /// Returns when everything accepted by now is logged.
+    /// Returns when everything accepted so far is logged.
     pub(crate) fn log_all(&self, patience: Duration) -> sawmill_device::Result<()> {
         let Held::Open(volume) = &*self.held.read() else { return Ok(()) };
-        // One that has failed has nothing more to log, and says so to its users.
+        // A volume that has failed has nothing more to log, and reports that to its users.
         match volume.wait(Safety::Logged, Some(patience)) {
             Ok(false) => {
                 let text = format!("the journal of {} accepted no writes for {patience:?}", self.name());
@@ -142,7 +141,7 @@ impl Served {
         }
     }
 
-    /// Puts the volume back, opened anew: its doors go on with it.
+    /// Puts the reopened volume back: its doors resume.
     pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
         self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
         *self.held.write() = Held::Open(volume);
@@ -150,14 +149,14 @@ impl Served {
         Ok(())
     }
 
-    /// The volume cannot be opened again at present: its users wait.
+    /// The volume cannot be reopened now: its users wait.
     pub(crate) fn keep_away(&self, why: &Failure) {
         if let Held::Away(absent) = &mut *self.held.write() {
             absent.reason = format!("a hand-off was rolled back; reopen failed, retrying: {why}");
         }
     }
 
-    /// The volume will not be open again in this process: its users get errors instead of waiting.
+    /// The volume will not be reopened in this process: its users get errors instead of waiting.
     pub(crate) fn give_up(&self, why: &Failure) {
         let mut held = self.held.write();
         if let Held::Away(absent) = &mut *held {
@@ -175,7 +174,7 @@ impl Served {
         matches!(*self.held.read(), Held::Away(_))
     }
 
-    /// What is known of the volume, open or not.
+    /// The newest status of the volume, open or not.
     fn known(&self) -> VolumeStatus {
         match &*self.held.read() {
             Held::Open(volume) => volume_status(volume),
@@ -185,7 +184,7 @@ impl Served {
         }
     }
 
-    /// The volume as doors show it.
+    /// The volume as doors serve it.
     pub(crate) fn as_shown(&self) -> Shown {
         Shown {
             name: self.shown.clone(),
@@ -209,7 +208,8 @@ impl Served {
         self.known().positions
     }
 
-    /// Notes now and then what the store has. Who was fenced knows no better than the one who has it now.
+    /// Notes what the store has, now and then. A fenced process knows less than the one that fenced it, so it
+    /// notes nothing.
     fn note_seen(&self) {
         let mut noted = self.noted.lock();
         if self.journal_path.is_none() || noted.0.elapsed() < SEEN_EVERY {
@@ -227,7 +227,7 @@ fn closed(reason: String) -> HealthStatus {
     HealthStatus { state: "closed".into(), since_ms: None, reason: Some(reason) }
 }
 
-/// What a volume says of itself.
+/// The status of an open volume.
 fn volume_status(volume: &Volume) -> VolumeStatus {
     let record = volume.record();
     VolumeStatus {
@@ -241,14 +241,14 @@ fn volume_status(volume: &Volume) -> VolumeStatus {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Nothing to a volume that was closed in order; the others keep what was accepted in their journal.
+        // No effect on a volume that was closed cleanly; the others keep accepted writes in their journals.
         if let Held::Open(volume) = &*self.held.read() {
             volume.close_now();
         }
     }
 }
 
-/// In the place of a volume that another process may have. Its gate is shut until it is given up.
+/// Stands in for a volume that another process may have. Its gate is closed until the volume is given up.
 struct Away(Geometry);
 
 impl BlockDevice for Away {
@@ -262,17 +262,18 @@ impl BlockDevice for Away {
     }
 }
 
-/// The read cache with the path it is at.
+/// The read cache and its path.
 #[derive(Clone)]
 pub(crate) struct Cache {
     pub(crate) path: PathBuf,
     pub(crate) cache: Arc<ReadCache>,
 }
 
-/// Tells the serving thread that a hand-off is asked for; false when it listens no more.
+/// Asks the serving thread for a hand-off. Returns false if it no longer listens.
 pub(crate) type HandOffBell = Box<dyn Fn(Asked) -> bool + Send + Sync>;
 
-/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind.
+/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind
+/// them.
 pub(crate) struct Serving {
     pub(crate) doors: Doors,
     pub(crate) volumes: Vec<Served>,
@@ -280,9 +281,9 @@ pub(crate) struct Serving {
     gc_start: f64,
     started: Instant,
     hand_off: HandOffBell,
-    /// A hand-off is on its way.
+    /// A hand-off is in progress.
     is_handing_off: AtomicBool,
-    /// Says how the links do, if the volumes are shown over some.
+    /// Reports the status of links, if the volumes are exported over some.
     link: OnceLock<Teller>,
 }
 
@@ -301,13 +302,13 @@ impl Serving {
         Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
     }
 
-    /// The volumes are shown over a link as well, which the status tells of from now on.
+    /// The volumes are exported over a link too; the status includes it from now on.
     pub(crate) fn is_end_of_link(&self, tell: Teller) {
-        // A process is one end.
+        // A process is one end at most.
         let _ = self.link.set(tell);
     }
 
-    /// The status document: of everything, or of one volume.
+    /// The status document: of the whole process, or of one volume.
     pub(crate) fn status(&self, only: Option<&str>) -> ProcessStatus {
         let asked: Vec<&Served> =
             self.volumes.iter().filter(|served| only.is_none_or(|name| served.name() == name)).collect();
@@ -336,7 +337,7 @@ impl Serving {
         }
     }
 
-    /// Whether a volume is between two processes, or with the next one already.
+    /// Whether a volume is between two processes, or already with the next one.
     fn is_at_another(&self, served: &Served) -> bool {
         self.is_handing_off.load(Ordering::Acquire) && served.is_away()
     }
@@ -345,7 +346,7 @@ impl Serving {
         let mut known = served.known();
         let meter = served.store.meter();
         if let ("serving", Some(since)) = (known.health.state.as_str(), meter.unavailable_since) {
-            // The store's calls fail; the engine hears of it only when their retries are used up.
+            // The store's calls fail; the engine learns that only when their retries are used up.
             let now = RealWorld::default().unix_ms();
             known.health = HealthStatus {
                 state: "store_unavailable".into(),
@@ -370,7 +371,7 @@ impl Serving {
         }
     }
 
-    /// Waits until everything that a volume has accepted is as safe as asked.
+    /// Waits until everything that a volume has accepted is as safe as requested.
     pub(crate) fn wait(
         &self,
         name: &str,
@@ -381,8 +382,8 @@ impl Serving {
         self.served(name)?.volume()?.wait_while(safety, timeout, is_wanted).map_err(Failure::from)
     }
 
-    /// Grows a volume under its users. Clients that connect from now on see the new size, and those at once
-    /// whose door can tell them.
+    /// Grows a volume while it is served. New clients see the new size; existing ones too if their door can
+    /// notify them.
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         let volume = self.served(name)?.volume()?;
         let current = volume.status().size_bytes;
@@ -398,7 +399,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Volumes that another process may have, or that still have to be opened again.
+    /// Volumes that another process may have, or that must still be reopened.
     pub(crate) fn away(&self) -> impl Iterator<Item = &Served> {
         self.volumes.iter().filter(|served| served.is_away())
     }
@@ -412,13 +413,13 @@ impl Serving {
         self.volumes.iter().filter_map(reason).collect()
     }
 
-    /// Doors go on that show anything that is not away. The others stay quiet, and their users wait.
+    /// Resumes the doors of all volumes that are not away. The others stay quiet, and their users wait.
     pub(crate) fn resume_doors(&self) {
         let away: Vec<&str> = self.away().map(Served::name).collect();
         self.doors.resume_but(&away);
     }
 
-    /// Leaves the doors of volumes that are away as a killed process leaves them: for its next server.
+    /// Leaves the doors of volumes that are away as a killed process does, for the next server.
     pub(crate) fn leave_away(&self) {
         let away: Vec<&str> = self.away().map(Served::name).collect();
         if !away.is_empty() {
@@ -433,7 +434,7 @@ impl Serving {
         })
     }
 
-    /// Carries a request out; blocks until it is.
+    /// Carries out a request; blocks until it is done.
     pub(crate) fn carry_out(&self, name: &str, request: ControlRequest) -> Result<serde_json::Value> {
         let served = self.served(name)?;
         Ok(match request {
@@ -464,21 +465,21 @@ impl Serving {
         if self.is_handing_off.load(Ordering::Acquire) {
             return Err(Failure::new(Exit::InUse, "a hand-off is in progress; add the door afterwards"));
         }
-        // A door to nothing would only take requests and let them wait.
+        // A door to a volume that is not open would only accept requests and let them wait.
         drop(served.volume()?);
         let opened = self.doors.open(plan.clone(), &[served.as_shown()])?;
         let (kind, address) = opened.told(served.name());
         let plan = as_noted(plan, &address);
         if let Some(Err(failure)) = served.added.as_ref().map(|added| added.note(&plan)) {
-            // Users of a door that would not come back after a crash might wait for ever.
+            // Otherwise, users of a door that does not return after a crash could hang.
             self.doors.remove(served.name(), &address)?;
             return Err(failure);
         }
         Ok(DoorAdded { door: kind.to_owned(), address })
     }
 
-    /// Opens doors that were added to a server that died. One that cannot be had is no reason to serve
-    /// nobody.
+    /// Opens doors that were added to a server that died. A door that cannot be opened does not keep the
+    /// others from serving.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
         for served in &self.volumes {
             let left = served.added.iter().flat_map(|added| added.left(of_serve));
@@ -491,13 +492,13 @@ impl Serving {
         }
     }
 
-    /// The doors were closed in order: none of what is still here comes back by itself.
+    /// The doors were closed cleanly, so none of the remaining ones returns by itself.
     pub(crate) fn forget_added_doors(&self) {
         let here = self.volumes.iter().filter(|served| !served.is_away());
         here.filter_map(|served| served.added.as_ref()).for_each(Added::forget_all);
     }
 
-    /// Asks the serving thread to hand everything over, and waits for the outcome.
+    /// Asks the serving thread to hand everything over, and waits for the result.
     fn order_hand_off(&self, wanted: HandOff) -> Result<serde_json::Value> {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
             return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
@@ -514,13 +515,13 @@ impl Serving {
         outcome.map(|done| serde_json::json!(done))
     }
 
-    /// To be called each second or so: what the store has by now is noted for a start after a crash, which
-    /// may find an older one.
+    /// Call this about once per second. It notes what the store has, for a start after a crash that may find
+    /// an older store.
     pub(crate) fn note_seen(&self) {
         self.volumes.iter().for_each(Served::note_seen);
     }
 
-    /// Begins to collect the garbage of all volumes, with the threshold they collect at by themselves.
+    /// Starts to collect the garbage of all volumes, with the threshold that they use by themselves.
     pub(crate) fn collect_all(&self) {
         for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
             let Ok(volume) = served.volume() else { continue };
@@ -537,12 +538,12 @@ impl Serving {
         }
     }
 
-    /// Stops all volumes at once. What was accepted is in their journals.
+    /// Stops all volumes immediately. Accepted writes are in their journals.
     pub(crate) fn close_now(&self) {
         self.volumes.iter().filter_map(|served| served.volume().ok()).for_each(|volume| volume.close_now());
     }
 
-    /// Keeps the read cache's index for the next start.
+    /// Saves the read cache's index for the next start.
     pub(crate) fn save_cache(&self) {
         if let Some(cache) = &*self.cache.lock() {
             cache.save();

@@ -1,9 +1,9 @@
-//! What a journal holds and its store had not, taken out into a file: for people who have to mend by hand
-//! what a take-over has overtaken.
+//! Extracts what a journal holds and its store lacked into a file, for people who must recover by hand what a
+//! take-over left behind.
 //!
-//! Invariants: both files are new; the journal is read and never changed. All that was not stored is there,
-//! and perhaps some that was: the journal learns of that a little later. Nothing here decides whose writes
-//! count: they are older than what the volume's next owner wrote at the same place.
+//! Invariants: both files are new; the journal is read and never changed. Everything that was not stored is
+//! extracted, and perhaps some of what was, because the journal learns of that later. Nothing here decides
+//! which writes count: these are older than what the volume's next owner wrote at the same place.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -16,7 +16,7 @@ use sawmill_volume::{Error, ErrorKind};
 
 use sawmill_console::exit::{Failure, Result};
 
-/// Writes each to its address in the new file `to`, and its range to `to` with `.ranges` added.
+/// Writes each write to its address in the new file `to`, and its range to `to` with `.ranges` appended.
 pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
     let mut beside = to.to_owned();
     beside.as_mut_os_string().push(".ranges");
@@ -41,7 +41,7 @@ fn make(path: &Path) -> Result<File> {
     made.map_err(|error| Failure::io(format!("cannot create the file {}", path.display()), &error))
 }
 
-/// A hole is zeroes; past the end of the file there is nothing to clear.
+/// A hole reads as zeroes; past the end of the file there is nothing to clear.
 fn put(image: &File, write: &UnstoredWrite<'_>, end: &mut u64) -> std::io::Result<()> {
     match write.payload {
         Some(bytes) => {

@@ -1,7 +1,7 @@
-//! Store, cache, volumes and doors put together: the only place that knows all of them.
+//! Puts store, cache, volumes and doors together: the only place that knows all of them.
 //!
-//! Invariants: whatever was opened is closed again when a later step fails; nothing here decides what a user
-//! meant (that is the commands' work) or what a number means (that is `admin`).
+//! Invariants: what was opened is closed again when a later step fails. Nothing here decides what a user
+//! meant (the commands do) or what a number means (`admin` does).
 
 use std::io;
 use std::net::TcpListener;
@@ -28,18 +28,18 @@ use crate::seen;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long a command that somebody waits for tries to reach a store.
+/// How long a command that a user waits for tries to reach a store.
 const COMMAND_PATIENCE_S: u64 = 20;
 
-/// Default caches that are tried in turn: one per serving process of this user.
+/// Default caches to try in turn: one for each serving process of this user.
 const CACHES_MAX: u32 = 16;
 
-/// Descriptors for the doors, the store's client and what a process has anyway.
+/// Descriptors for the doors, the store's client and the process itself.
 const DESCRIPTORS_OF_PROCESS: u64 = 32;
 /// Descriptors for a volume's files and for its requests to the store.
 const DESCRIPTORS_OF_VOLUME: u64 = 16;
 
-/// A store for a command that somebody waits for.
+/// A store for a command that a user waits for.
 pub(crate) fn open_store(url: &str) -> Result<Arc<Client>> {
     let options = StoreOptions { deadline_s: COMMAND_PATIENCE_S, ..StoreOptions::default() };
     sawmill_store::open(url, options).map_err(Failure::from)
@@ -52,12 +52,12 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
     Ok((store, record))
 }
 
-/// Opens everything in a plan. Clients are let in once all of it is open.
+/// Opens everything in a plan. Clients can connect once all of it is open.
 pub(crate) fn serve(places: &Places, plan: Plan, hand_off: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
     let started = Instant::now();
     claim_descriptors(plan.volumes.len())?;
     make_folder(&places.state_folder()?)?;
-    // Asked before anything is attached: a wrong address shall not cost an epoch.
+    // Checked before anything is attached: a wrong address must not cost an epoch.
     for door in &plan.doors {
         if let DoorPlan::Nbd { listen, .. } = door {
             check_free(listen, "--nbd")?;
@@ -113,12 +113,12 @@ impl Stores {
     }
 }
 
-/// Takes all the descriptors the hard limit allows, and refuses when that is too few to serve: a server that
+/// Raises the descriptor limit to the hard limit, and refuses if that is too low to serve: a server that
 /// cannot open its store would accept writes and never store them.
 pub(crate) fn claim_descriptors(volumes: usize) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Best effort: where raising is forbidden, what there is has to do.
+    // Best effort: if raising is not allowed, the current limit must do.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let wanted = DESCRIPTORS_OF_PROCESS + DESCRIPTORS_OF_VOLUME * volumes as u64;
     match getrlimit(Resource::Nofile).current {
@@ -174,10 +174,10 @@ fn open_served(
     Ok(Served::new(address.clone(), volume, store, folder, journal_path))
 }
 
-/// What this machine has of a volume.
+/// The files of a volume on this machine.
 pub(crate) struct Local<'a> {
     pub(crate) folder: &'a Path,
-    /// A volume that is only read has none.
+    /// None for a volume that is only read.
     pub(crate) journal_path: Option<&'a Path>,
     pub(crate) cache: Option<&'a Cache>,
 }
@@ -207,7 +207,7 @@ pub(crate) fn open_volume(
     Ok(volume)
 }
 
-/// Where the memory of the journal at this path lies.
+/// The folder of the memory of the journal at this path.
 pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBuf {
     let given = &plan.options.staging_folder;
     match journal_path {
@@ -216,7 +216,8 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
     }
 }
 
-/// Fails when somebody listens where we want to. (Who comes in between is met when we listen.)
+/// Fails if a process already listens on the address. (If one starts after this check, listening itself
+/// fails.)
 pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     let taken = match listen {
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
@@ -231,7 +232,7 @@ pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     Err(Failure::new(Exit::InUse, text))
 }
 
-/// Starts the admin server: a control socket per volume, and an address where one was asked for.
+/// Starts the admin server: a control socket per volume, and a loopback address if requested.
 pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Result<Admin> {
     let mut doors: Vec<Door> = loopback.into_iter().collect();
     for served in &serving.volumes {

@@ -83,9 +83,9 @@ fn wrong_drivers_are_found_out() {
     for (fault, options, clause, reason) in [
         ("forgets", &[][..], "d3_random", "differs from the model"),
         ("offset", &[], "d5_any", "did just that"),
-        ("dies", &[], "d1_", "the driver went in the middle"),
+        ("dies", &[], "d1_", "the driver ended during the clause"),
         ("fails", &[], "d3_reads", "failed"),
-        ("stays", &[], "driver_ends", "still there"),
+        ("stays", &[], "driver_ends", "still running"),
         ("silent", &["--option", "request_timeout_s=1"], "d1_", "did not answer an order"),
         ("backwards", &batch, "d3_random", "differs from the model"),
     ] {
@@ -101,7 +101,7 @@ fn wrong_drivers_are_found_out() {
 fn what_cannot_be_judged_is_refused_with_the_reason() {
     let place = Place::new(&store::folder());
     place.sawmill(&["conform", "--", "/no/such/driver"]).refused(3, &["/no/such/driver"]);
-    place.sawmill(&["conform", "--", "false"]).refused(7, &["the driver ended before it came"]);
+    place.sawmill(&["conform", "--", "false"]).refused(7, &["the driver ended before it connected"]);
     place.sawmill(&["conform", "--clause", "d99", "--", "true"]).refused(2, &["no clause has such a name"]);
     let finished = conform(&place, &["--clause", "d10", "--option", "size=1048576"], &[]);
     assert!(with(&finished, "FAIL")[0].1.contains("the tests need 16777216"), "{}", finished.stdout);

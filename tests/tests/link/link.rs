@@ -139,12 +139,12 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
     let client = second.connect();
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     assert!(first.connect().write(0, &[9; 4096]).is_err(), "the first one is cut off");
-    first.finished().refused_as_fenced("taken the export over");
+    first.finished().refused_as_fenced("taken over the export");
     assert_eq!(client.read(0, 4096).expect("read"), [1; 4096]);
     drop(client);
     // Also one that nobody uses hears of it.
     let third = shown.attach("third", "memory", &["--take-over"]);
-    second.finished().refused_as_fenced("taken the export over");
+    second.finished().refused_as_fenced("taken over the export");
     let _ = third.stop().ok();
     let one = shown.attach("one", "memory", &["--shared"]);
     let other = shown.attach("other", "memory", &["--shared"]);

@@ -106,7 +106,7 @@ fn a_replay_that_cannot_be_is_refused() {
     drop(small);
     let fixed = Kit::start(&place, &["--readonly", "memory", "16M"]);
     replay(&place, &trace, &fixed.1, &[]).refused(5, &["read-only"]);
-    replay(&place, &trace, &fixed.1, &["--speed", "fast"]).refused(2, &["'fast' is no speed"]);
+    replay(&place, &trace, &fixed.1, &["--speed", "fast"]).refused(2, &["'fast' is not a speed"]);
     replay(&place, "/nonexistent/trace", &fixed.1, &[]).refused(5, &["read-only"]);
     replay(&place, &trace, "nbd://127.0.0.1:1/", &[]).refused(7, &["127.0.0.1:1"]);
 }

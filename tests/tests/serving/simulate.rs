@@ -199,7 +199,7 @@ fn what_cannot_be_simulated_is_refused_with_the_documented_codes() {
     refused(&[trace, "--size", "1M"], 2, &["--size 1 MiB is too small"]);
     refused(&[trace, "--segment-bytes", "3M"], 2, &["power of two"]);
     refused(&[trace, "--gc-start", "0.8", "--gc-stop", "0.7"], 2, &["0.8", "0.7"]);
-    refused(&[trace, "--gc-start", "high"], 2, &["no ratio"]);
+    refused(&[trace, "--gc-start", "high"], 2, &["not a ratio"]);
     refused(&[trace, "--no-gc", "--gc-start", "0.5"], 2, &["--no-gc"]);
     refused(&[trace, "--repeat", "0"], 2, &["--repeat"]);
 }

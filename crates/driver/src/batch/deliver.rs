@@ -140,7 +140,7 @@ impl Batch {
             let mut writes = self.queues[queue].writes.lock();
             let item = writes.fetched.remove(&number);
             if let (Some((Item::Chunk(_), _)), Err(error)) = (&item, &outcome) {
-                tracing::error!("the writes of a chunk are lost, as the next flush tells: {error}");
+                tracing::error!("the writes of a chunk are lost; the next flush fails: {error}");
                 writes.note_failure(number, error);
             }
             item
@@ -150,7 +150,7 @@ impl Batch {
             Some((Item::Range(range), _)) => self.ranged(&range, outcome),
             Some((Item::Chunk(closed), _)) => self.settle(queue, closed),
             None => {
-                let text = format!("queue {queue} handed over nothing with the number {number}");
+                let text = format!("queue {queue} has no order with the number {number}");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
         }
@@ -262,7 +262,7 @@ impl Batch {
     pub fn acknowledge_read(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let shared = &self.queues[queue];
         let Some((mut request, lease, _)) = shared.reads.lock().fetched.remove(&number) else {
-            let text = format!("queue {queue} handed over no read with the number {number}");
+            let text = format!("queue {queue} has no read with the number {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         match outcome {

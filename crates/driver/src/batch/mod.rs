@@ -264,7 +264,7 @@ impl Batch {
             Operation::Prefetch => request.done(),
             Operation::Discard | Operation::WriteZeroes => self.wait_for_turn(queue, request),
             Operation::Allocation => {
-                request.fail(Error::new(ErrorKind::Invalid, "drivers do not say which bytes hold data"));
+                request.fail(Error::new(ErrorKind::Invalid, "drivers do not report which bytes hold data"));
             }
         }
     }

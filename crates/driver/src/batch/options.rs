@@ -109,7 +109,9 @@ impl BatchOptions {
             "chunk_age_max_ms" => self.chunk_age_max = Duration::from_millis(wide()?),
             "can_write_same" | "can_secure_erase" => {
                 if truth(name, value)? {
-                    return Err(bad(format!("{name}: kernels know no such requests any more: leave it 0")));
+                    return Err(bad(format!(
+                        "{name}: kernels do not send such requests any more; leave it at 0"
+                    )));
                 }
             }
             _ => return Err(Error::new(ErrorKind::NotFound, format!("there is no option {name}"))),
@@ -140,10 +142,11 @@ impl BatchOptions {
         let blocksize = u64::from(self.blocksize);
         let (chunk, memory) = (self.write_chunk_size, self.write_shm_size);
         if chunk == 0 || !chunk.is_multiple_of(4096) {
-            return Err(bad(format!("write_chunk_size={chunk} is no positive multiple of 4096")));
+            return Err(bad(format!("write_chunk_size={chunk} is not a positive multiple of 4096")));
         }
         if memory == 0 || !memory.is_multiple_of(chunk) || memory > SHARED_BYTES_MAX {
-            let text = format!("write_shm_size={memory} is no positive multiple of write_chunk_size={chunk}");
+            let text =
+                format!("write_shm_size={memory} is not a positive multiple of write_chunk_size={chunk}");
             return Err(bad(format!("{text}, or more than {SHARED_BYTES_MAX}")));
         }
         if self.read_shm_size < blocksize.max(4096) || self.read_shm_size > SHARED_BYTES_MAX {
@@ -152,7 +155,8 @@ impl BatchOptions {
         }
         let area = self.collision_area_size;
         if area == 0 || !area.is_multiple_of(blocksize) {
-            let text = format!("collision_area_size={area} is no positive multiple of blocksize={blocksize}");
+            let text =
+                format!("collision_area_size={area} is not a positive multiple of blocksize={blocksize}");
             return Err(bad(text));
         }
         if self.size.div_ceil(area) > AREAS_MAX {
@@ -170,11 +174,14 @@ impl BatchOptions {
             return Err(bad(format!("blocksize={} is neither 512 nor 4096", self.blocksize)));
         }
         if self.size == 0 || !self.size.is_multiple_of(blocksize) || self.size > i64::MAX as u64 {
-            return Err(bad(format!("size={} is no positive multiple of blocksize={blocksize}", self.size)));
+            return Err(bad(format!(
+                "size={} is not a positive multiple of blocksize={blocksize}",
+                self.size
+            )));
         }
         for (name, value) in [("io_min", self.io_min), ("io_opt", self.io_opt)] {
             if value != 0 && (value < self.blocksize || !value.is_power_of_two()) {
-                let text = format!("{name}={value} is neither 0 nor a power of two from {blocksize} on");
+                let text = format!("{name}={value} is neither 0 nor a power of two of at least {blocksize}");
                 return Err(bad(text));
             }
         }
@@ -218,7 +225,7 @@ pub(crate) fn number(name: &str, value: &str) -> Result<u64> {
         None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(&value[1..], 8),
         None => value.parse(),
     };
-    parsed.map_err(|_| bad(format!("{name}={value} is no number")))
+    parsed.map_err(|_| bad(format!("{name}={value} is not a number")))
 }
 
 pub(crate) fn truth(name: &str, value: &str) -> Result<bool> {

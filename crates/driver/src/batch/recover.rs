@@ -69,7 +69,7 @@ impl Batch {
     /// Takes the device away in good order: nothing new is accepted, everything accepted goes to the driver,
     /// and each queue ends behind its last item.
     pub fn end(&self) {
-        let closed = Error::new(ErrorKind::Closed, "the device is being taken away");
+        let closed = Error::new(ErrorKind::Closed, "the device is being removed");
         self.life.end();
         self.fail_stalled(&closed);
         for (number, queue) in self.queues.iter().enumerate() {

@@ -63,9 +63,10 @@ impl Abilities {
             ("byte_granular=1", options.is_true("byte_granular") && !self.any_byte),
         ];
         match missing.into_iter().find(|(_, is_missing)| *is_missing) {
-            Some((option, _)) => {
-                Err(Error::new(ErrorKind::Invalid, format!("the device has {option}, this driver cannot")))
-            }
+            Some((option, _)) => Err(Error::new(
+                ErrorKind::Invalid,
+                format!("the device has {option}, but this driver cannot do that"),
+            )),
             None => Ok(()),
         }
     }

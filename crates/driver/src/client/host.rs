@@ -40,9 +40,8 @@ pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
         named.map(str::to_owned).collect()
     };
     if doors.is_empty() {
-        let text =
-            format!("no host started this driver, and it names no door; say where in {DOORS_VARIABLE}");
-        return Err(Error::new(ErrorKind::Invalid, format!("{text}, for instance nbd=unix:/path or ublk")));
+        let text = format!("no host started this driver, and it names no door; name one in {DOORS_VARIABLE}");
+        return Err(Error::new(ErrorKind::Invalid, format!("{text}, for example nbd=unix:/path or ublk")));
     }
     Ok(doors)
 }
@@ -59,7 +58,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::new(ErrorKind::NotFound, format!("no device {name} with a driver: {told}")))
+    Err(Error::new(ErrorKind::NotFound, format!("cannot find a device {name} with a driver: {told}")))
 }
 
 impl Host {
@@ -94,7 +93,7 @@ impl Host {
                 _ => {}
             }
         }
-        Err(host.failed("it did not say why; see its messages"))
+        Err(host.failed("it gave no reason; see its messages"))
     }
 
     fn next_event(&mut self) -> Option<serde_json::Value> {

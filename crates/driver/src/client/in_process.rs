@@ -48,7 +48,7 @@ impl InProcess {
         let abilities = driver.abilities();
         let is_block = matches!(block_bytes, 512 | 4096);
         if !is_block || size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
-            let text = format!("no device has {size_bytes} bytes in blocks of {block_bytes}");
+            let text = format!("a device cannot have {size_bytes} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         // Bounded by what the doors let in at the same time.
@@ -72,9 +72,9 @@ impl InProcess {
         for _ in 0..threads.max(1) {
             let shared = Arc::clone(&shared);
             let builder = thread::Builder::new().name("sawmill-driver".to_owned());
-            let worker = builder
-                .spawn(move || shared.work())
-                .map_err(|error| Error::caused(ErrorKind::Full, "no thread for a driver", error))?;
+            let worker = builder.spawn(move || shared.work()).map_err(|error| {
+                Error::caused(ErrorKind::Full, "cannot start a thread for the driver", error)
+            })?;
             device.workers.push(worker);
         }
         Ok(device)

@@ -68,7 +68,8 @@ impl Link {
                 ControlKind::Welcome => {
                     let protocol: u32 = facts.parsed("protocol")?;
                     if protocol != PROTOCOL {
-                        let text = format!("the host speaks protocol {protocol}, this driver {PROTOCOL}");
+                        let text =
+                            format!("the host speaks protocol {protocol}, but this driver speaks {PROTOCOL}");
                         return Err(Error::new(ErrorKind::Refused, text));
                     }
                     self.device.welcome = Arc::new(facts);
@@ -164,7 +165,7 @@ fn refusal(facts: &Facts) -> Error {
         28 => ErrorKind::Full,
         _ => ErrorKind::Refused,
     };
-    Error::new(kind, format!("the host refuses: {}", facts.get("message").unwrap_or("it does not say why")))
+    Error::new(kind, format!("the host refused: {}", facts.get("message").unwrap_or("it gave no reason")))
 }
 
 pub(super) fn gone() -> Error {

@@ -123,7 +123,9 @@ impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
 
 fn metadata_bytes(device: &Device) -> Result<usize> {
     let told = device.option("metadata_bytes").and_then(|value| value.parse().ok());
-    told.ok_or_else(|| Error::new(ErrorKind::Invalid, "the host does not say where data begins in a chunk"))
+    told.ok_or_else(|| {
+        Error::new(ErrorKind::Invalid, "the host does not say where the data of a chunk starts")
+    })
 }
 
 fn no_sense() -> io::Error {

@@ -120,7 +120,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
             };
             let started = thread::Builder::new().name("sawmill-driver".to_owned()).spawn_scoped(scope, work);
             if let Err(error) = started {
-                fail(Error::caused(ErrorKind::Full, "no thread for a driver", error));
+                fail(Error::caused(ErrorKind::Full, "cannot start a thread for the driver", error));
                 break;
             }
         }
@@ -159,7 +159,7 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
     let memory = task.memory.as_deref_mut().unwrap_or_default();
     catch_unwind(AssertUnwindSafe(|| handler.handle(queue, &order, memory))).unwrap_or_else(|_| {
         let (kind, length, address) = (order.kind, order.length, order.address);
-        tracing::error!("the driver panicked at {kind:?} of {length} bytes at {address}: answered with EIO");
+        tracing::error!("the driver panicked in a {kind:?} of {length} bytes at {address}; answered EIO");
         Err(Errno::IO.into())
     })
 }

@@ -23,14 +23,14 @@ impl Host {
                 Some(device) => {
                     device.flush().map(|()| Facts::default()).map_err(|e| (e.kind().errno(), e.to_string()))
                 }
-                None => Err((19, "no driver has said yet what the device is".to_owned())),
+                None => Err((19, "no driver has declared the device yet".to_owned())),
             },
             "end" => {
                 (self.tell)(Event::EndAsked(None));
                 self.wait_for_end().map(|()| Facts::default()).map_err(|why| (5, why))
             }
             "fail" => {
-                (self.tell)(Event::EndAsked(Some("somebody asked for it".to_owned())));
+                (self.tell)(Event::EndAsked(Some("it was requested".to_owned())));
                 let _ = self.wait_for_end();
                 Ok(Facts::default())
             }

@@ -107,7 +107,7 @@ impl Host {
         if !last.has_hung_up() {
             if !hello.is_true("replace") && !is_expected {
                 let text = format!(
-                    "the device has a driver already, process {}; replace=1 comes after it",
+                    "the device has a driver already, process {}; to replace it, set replace=1",
                     last.pid
                 );
                 return Err(Error::new(ErrorKind::InUse, text));
@@ -167,7 +167,8 @@ impl Host {
             match session.hear(&mut buffer) {
                 Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
                     let failed = packet.facts.get("outcome") == Some("failed");
-                    let why = packet.facts.get("message").unwrap_or("its driver gave up").to_owned();
+                    let why =
+                        packet.facts.get("message").unwrap_or("its driver reported a failure").to_owned();
                     (self.tell)(Event::EndAsked(failed.then_some(why)));
                 }
                 Ok(Some(packet)) => {
@@ -193,7 +194,7 @@ impl Host {
         let in_order = has_all && !session.is_cut();
         if let Err(error) = served.backend.recover() {
             // Without new memory the next driver cannot come: it tries again.
-            tracing::warn!("what a driver left cannot be taken back: {error}");
+            tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
         if !in_order && served.backend.state() != State::Ended {
@@ -207,7 +208,7 @@ impl Host {
     fn stay_alone(&self, error: &Error) {
         let is_alone = self.now.lock().session.is_none();
         if let Some(served) = self.served.get().filter(|_| is_alone) {
-            self.bereave(served, &format!("the next one did not come: {error}"));
+            self.bereave(served, &format!("the next driver did not connect: {error}"));
         }
     }
 

@@ -138,10 +138,9 @@ impl Host {
             trial.set(option, value)?;
         }
         let claim = FileLock::of_name(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => Error::new(
-                ErrorKind::InUse,
-                format!("a device '{name}' is there already: {}", path.display()),
-            ),
+            std::io::ErrorKind::WouldBlock => {
+                Error::new(ErrorKind::InUse, format!("a device '{name}' already exists: {}", path.display()))
+            }
             _ => unavailable(path, &error),
         })?;
         let socket = listening(path)?;
@@ -322,13 +321,13 @@ impl Host {
     fn meet(self: &Arc<Self>, socket: OwnedFd, silent: Silent) {
         let Ok(peer) = socket_peercred(&socket) else { return };
         let Some(_place) = self.greeting.enter() else {
-            tracing::debug!("a connection of a driver was closed: too many are open");
+            tracing::debug!("closed a driver's connection: too many are open");
             return;
         };
         let control = PacketSocket::from(socket);
         let own = rustix::process::geteuid();
         if peer.uid != own && !peer.uid.is_root() {
-            let text = format!("this host serves user {} and root only", own.as_raw());
+            let text = format!("this host serves only user {} and root", own.as_raw());
             return refuse(&control, 13, &text);
         }
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
@@ -342,7 +341,7 @@ impl Host {
             Ok(Some(packet)) if packet.kind == ControlKind::Hello => self.attach(control, &packet.facts, pid),
             Ok(Some(packet)) if packet.kind == ControlKind::Ask => self.answer(&control, &packet.facts),
             Ok(Some(packet)) => {
-                refuse(&control, 71, &format!("a connection begins with HELLO, not {:?}", packet.kind))
+                refuse(&control, 71, &format!("a connection must start with HELLO, not {:?}", packet.kind))
             }
             Ok(None) => {}
             Err(error) => refuse(&control, 71, &error.to_string()),
@@ -360,7 +359,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<std::thread
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(run)
-        .map_err(|error| Error::caused(ErrorKind::Unavailable, "no thread for a driver", error))
+        .map_err(|error| Error::caused(ErrorKind::Unavailable, "cannot start a thread for a driver", error))
 }
 
 fn unavailable(path: &Path, error: &dyn std::fmt::Display) -> Error {

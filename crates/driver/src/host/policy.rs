@@ -104,7 +104,7 @@ impl Host {
         if let Some(error) = served.policy.refusal() {
             served.backend.fail_pending(&error);
         } else if is_over {
-            let text = format!("no driver came for {} s", patience.as_secs_f64());
+            let text = format!("no driver connected within {} s", patience.as_secs_f64());
             served.policy.refuse(Error::new(ErrorKind::TimedOut, text));
         }
     }
@@ -115,7 +115,7 @@ impl Host {
         if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
             // First why, then that: once it is cut, another thread tells that it is gone.
             (self.tell)(Event::Hung { pid: session.pid });
-            session.cut(&format!("it did not answer an order for {} s", patience.as_secs_f64()));
+            session.cut(&format!("it did not answer an order within {} s", patience.as_secs_f64()));
         }
     }
 }

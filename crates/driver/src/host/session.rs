@@ -84,7 +84,7 @@ impl Session {
                     Ok(handle) => threads.0.push(handle),
                     Err(error) => {
                         backend.pause();
-                        self.cut("no threads for it");
+                        self.cut("cannot start its threads");
                         threads.join();
                         return Err(error);
                     }
@@ -132,7 +132,7 @@ impl Session {
         if !has_done_all {
             *done_since = None;
         } else if done_since.get_or_insert_with(Instant::now).elapsed() > GOES_WITHIN {
-            self.cut("it did not go when all was done");
+            self.cut("it did not disconnect after all its work was done");
         }
     }
 
@@ -230,7 +230,7 @@ fn outcome_of(errno: i32) -> Result<()> {
         110 => ErrorKind::TimedOut,
         _ => ErrorKind::Unavailable,
     };
-    Err(Error::new(kind, format!("the driver could not do it: {}", std::io::Error::from_raw_os_error(errno))))
+    Err(Error::new(kind, format!("the driver failed: {}", std::io::Error::from_raw_os_error(errno))))
 }
 
 /// A socket for each lane: ours, and the driver's.

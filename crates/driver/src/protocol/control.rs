@@ -65,7 +65,7 @@ impl Facts {
     /// # Errors
     /// `Invalid` when there is none, or another thing.
     pub fn parsed<T: FromStr>(&self, name: &str) -> Result<T> {
-        let value = self.get(name).ok_or_else(|| bad(format!("a control packet lacks its {name}")))?;
+        let value = self.get(name).ok_or_else(|| bad(format!("a control packet has no {name}")))?;
         value.parse().map_err(|_| bad(format!("a control packet says {name}={value}")))
     }
 
@@ -120,7 +120,7 @@ impl Control {
         let number = u32::from_le_bytes(*kind);
         let kind = ControlKind::of(number)
             .ok_or_else(|| bad(format!("a control packet of unknown kind {number}")))?;
-        let text = std::str::from_utf8(text).map_err(|_| bad("a control packet that is no text".into()))?;
+        let text = std::str::from_utf8(text).map_err(|_| bad("a control packet that is not UTF-8".into()))?;
         let mut facts = Facts::default();
         // Not `lines`: that takes a carriage return for a part of the end.
         for line in text.split_terminator('\n') {
@@ -165,6 +165,6 @@ mod tests {
         assert!(told(&[1, 0, 0]).contains("3 bytes"));
         assert!(told(&[77, 0, 0, 0]).contains("unknown kind 77"));
         assert!(told(b"\x01\0\0\0size").contains("the line 'size'"));
-        assert!(told(b"\x01\0\0\0a=\xff\n").contains("no text"));
+        assert!(told(b"\x01\0\0\0a=\xff\n").contains("not UTF-8"));
     }
 }

@@ -91,7 +91,7 @@ impl Order {
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (orders, rest) = packet.as_chunks::<ORDER_BYTES>();
         if orders.is_empty() || !rest.is_empty() {
-            return Err(bad(format!("a packet of {} bytes holds no whole orders", packet.len())));
+            return Err(bad(format!("a packet of {} bytes does not hold whole orders", packet.len())));
         }
         orders.iter().map(Self::decode).collect()
     }
@@ -145,7 +145,7 @@ impl Answer {
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (answers, rest) = packet.as_chunks::<ANSWER_BYTES>();
         if answers.is_empty() || !rest.is_empty() {
-            return Err(bad(format!("a packet of {} bytes holds no whole answers", packet.len())));
+            return Err(bad(format!("a packet of {} bytes does not hold whole answers", packet.len())));
         }
         answers.iter().map(Self::decode).collect()
     }

@@ -57,7 +57,9 @@ impl PacketSocket {
     /// `Unavailable` when this process has no more open files to give.
     pub fn pair() -> Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|error| Error::caused(ErrorKind::Unavailable, "no socket for a driver", error))?;
+            .map_err(|error| {
+                Error::caused(ErrorKind::Unavailable, "cannot create a socket for a driver", error)
+            })?;
         Ok((PacketSocket(one), PacketSocket(other)))
     }
 

@@ -1,17 +1,17 @@
-//! What a replay writes, and so what its reads must find: every byte follows from the number of the write and
+//! What a replay writes, and so what its reads must find. Every byte follows from the number of its write and
 //! its address.
 //!
-//! Invariants: a range is told by the newest write that was handed out; nobody hands out a request that
-//! overlaps a write under way, so what is told is what a read must find. What was never written, or was
-//! discarded, is told by nobody.
+//! Invariants: the newest write that was handed out determines a range. No request is handed out that
+//! overlaps a write in flight, so the known content is what a read must find. The content of ranges that were
+//! never written, or were discarded, is unknown.
 
 use sawmill_testkit::Dice;
 use std::collections::BTreeMap;
 
-/// The number of "zeroes were written".
+/// The write number of zeroes.
 const ZEROES: u64 = 0;
 
-/// Which write told a stretch of the disk.
+/// The write that determines a stretch of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) address: u64,
@@ -19,17 +19,18 @@ pub(super) struct Told {
     pub(super) write: u64,
 }
 
-/// What the disk holds, as far as this replay knows.
+/// The content of the disk, as far as this replay knows it.
 #[derive(Default)]
 pub(super) struct Content {
-    /// Start of a stretch: its end and its write. They do not overlap.
+    /// Start of a stretch: its end and its write. Stretches do not overlap.
     stretches: BTreeMap<u64, (u64, u64)>,
     seed: u64,
     writes: u64,
 }
 
 impl Content {
-    /// Nothing is known yet. Another `seed` gives other bytes: none of an earlier replay passes for ours.
+    /// Nothing is known yet. Each `seed` gives other bytes, so data of an earlier replay cannot pass for
+    /// ours.
     pub(super) fn new(seed: u64) -> Self {
         Content { seed, ..Content::default() }
     }
@@ -45,12 +46,12 @@ impl Content {
         self.set(address, length, Some(ZEROES));
     }
 
-    /// It reads as zeroes or as before from now on.
+    /// The range reads as zeroes or as before from now on: its content is unknown.
     pub(super) fn discard(&mut self, address: u64, length: u64) {
         self.set(address, length, None);
     }
 
-    /// What is known of a range, in order.
+    /// What is known of a range, in address order.
     pub(super) fn told(&self, address: u64, length: u64) -> Vec<Told> {
         let end = address + length;
         let before = self.stretches.range(..address).next_back();
@@ -62,7 +63,7 @@ impl Content {
         before.into_iter().chain(within).filter_map(cut).collect()
     }
 
-    /// All that is known.
+    /// Everything that is known.
     pub(super) fn all(&self) -> Vec<Told> {
         self.told(0, u64::MAX)
     }
@@ -89,8 +90,8 @@ impl Content {
     }
 }
 
-/// The first byte at which what was read at `address` differs from what is told of it: its address, and the
-/// write that should be there.
+/// The first byte that differs from what is known of the range read at `address`: its address, and the write
+/// that should be there.
 pub(super) fn mismatch(seed: u64, told: &[Told], address: u64, read: &[u8]) -> Option<(u64, u64)> {
     told.iter().find_map(|told| {
         let start = (told.address - address) as usize;

@@ -1,5 +1,5 @@
-//! Requests under way to an NBD export: at most so many, none that overlaps a write under way, each timed,
-//! and each read verified when its bytes come.
+//! Requests in flight to an NBD export. Their number is bounded, none overlaps a write in flight, each is
+//! timed, and each read is verified when its bytes arrive.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,20 +14,20 @@ use sawmill_console::exit::{Exit, Failure, Result};
 pub(super) const OPERATIONS: [Operation; 5] =
     [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::Zero];
 
-/// What has come back.
+/// The results of completed requests.
 #[derive(Default)]
 pub(super) struct Done {
-    /// How long each request took, by operation.
+    /// The time each request took, by operation.
     pub(super) times_ns: [Vec<u64>; OPERATIONS.len()],
     pub(super) bytes: [u64; OPERATIONS.len()],
     pub(super) verified_bytes: u64,
     pub(super) unknown_bytes: u64,
-    /// Requests that waited for one that they overlap.
+    /// Requests that waited for a request that they overlap.
     pub(super) overlaps: u64,
     failure: Option<Failure>,
 }
 
-/// One request under way.
+/// One request in flight.
 struct Flying {
     id: u64,
     address: u64,
@@ -72,8 +72,8 @@ impl<'a> Flights<'a> {
         Flights { client, depth, seed, shared: Arc::default() }
     }
 
-    /// Waits until a request may go: there is room, and nothing under way that it may not overlap. Fails when
-    /// one before it has failed.
+    /// Waits until a request may be sent: there is room, and it conflicts with nothing in flight. Fails if an
+    /// earlier request has failed.
     pub(super) fn wait_for(&self, operation: Operation, address: u64, length: u64) -> Result<()> {
         let (end, reads) = (address + length, operation == Operation::Read);
         let mut state = lock(&self.shared);
@@ -90,7 +90,7 @@ impl<'a> Flights<'a> {
         state.done.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Sends a request that was waited for.
+    /// Sends a request for which [`wait_for`](Self::wait_for) has returned.
     pub(super) fn send(&self, flight: Flight) {
         let Flight { operation, address, length, bytes, told } = flight;
         let command = match operation {
@@ -131,7 +131,7 @@ impl<'a> Flights<'a> {
         });
     }
 
-    /// Waits for everything under way, and takes what has come back since the last time.
+    /// Waits for everything in flight, and returns what has completed since the last call.
     pub(super) fn land(&self) -> Result<Done> {
         let mut state = lock(&self.shared);
         while !state.flying.is_empty() {
@@ -155,13 +155,13 @@ fn judge(
 ) -> Result<()> {
     let reply = outcome.map_err(|unanswered| {
         let exit = if unanswered == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
-        Failure::new(exit, format!("{operation:?} at byte {address} was answered with: {unanswered}"))
+        Failure::new(exit, format!("{operation:?} at byte {address} failed: {unanswered}"))
     })?;
     match mismatch(seed, told, address, &reply.bytes) {
         None => Ok(()),
         Some((at, write)) => {
             let text = format!(
-                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 is \
+                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 means \
                  zeroes): the disk has lost or mixed up data"
             );
             Err(Failure::new(Exit::Corrupt, text))

@@ -1,4 +1,4 @@
-//! `sawmill bench`: work for a served disk, measured and verified.
+//! `sawmill bench`: workloads for a served disk, measured and verified.
 
 mod content;
 mod flight;
@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Result};
 
-/// Give a served disk work, measure it, and verify what it holds.
+/// Run a workload on a served disk, measure it, and verify the data.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -21,7 +21,7 @@ enum Work {
     Replay(replay::Arguments),
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     match &arguments.work {
         Work::Replay(arguments) => replay::run(console, arguments),

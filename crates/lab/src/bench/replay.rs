@@ -1,7 +1,7 @@
-//! `sawmill bench replay`: a block trace carried out on a served disk, with every read verified.
+//! `sawmill bench replay`: replays a block trace on a served disk and verifies every read.
 //!
-//! The trace is read twice: once to find how large a disk it takes, once to carry it out. What it wrote is
-//! not in a trace, so the replay makes up bytes that say which write they are of.
+//! The trace is read twice: once to find how large a disk it needs, once to replay it. A trace does not
+//! contain the written data, so the replay makes up bytes that identify the write they belong to.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
 use sawmill_console::units::{human_count, human_duration, human_size};
 
-/// The longest request sent; longer ones of a trace are sent in pieces.
+/// The longest request sent; longer requests of a trace are sent in pieces.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Where the disks of a trace begin on ours.
+/// Each disk of a trace starts at a multiple of this.
 const DEVICE_BYTES: u64 = 1 << 20;
 
 /// Replay a block trace on a served disk, and verify every read.
 ///
-/// All that the disk holds is lost. The trace's disks or files lie one behind another on it. Requests that
-/// overlap one under way wait for it, so that it is certain what each read must find; at the end everything
-/// written is read back. Exit code 9: a byte was not what had been written, and which.
+/// All data on the disk is lost. The disks or files of the trace are placed one after the other. A request
+/// that overlaps one in flight waits for it, so that the right result of each read is known. At the end,
+/// everything written is read back. Exit code 9: a byte is wrong; the error names its address.
 #[derive(Args)]
 pub(super) struct Arguments {
-    /// A block trace, packed or not; its format is found by its content.
+    /// A block trace, compressed or not. Its format is detected by content.
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
 
@@ -39,34 +39,34 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "URI")]
     nbd: String,
 
-    /// How fast: 1 as recorded, 10 ten times as fast; 0 as fast as it goes.
+    /// Replay speed: 1 as recorded, 10 ten times as fast, 0 as fast as possible.
     #[arg(long, value_name = "FACTOR", value_parser = parse_speed, default_value = "0")]
     speed: f64,
 
-    /// Requests under way at once.
+    /// Requests in flight, at most.
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
 
-    /// Stop after so many requests of the trace.
+    /// Stop after this many requests of the trace.
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
 
-    /// How the trace is written, if it cannot be found out.
+    /// Format of the trace, if it cannot be detected.
     #[arg(long, value_name = "FORMAT", value_enum)]
     format: Option<Format>,
 
-    /// Count lines that are no requests instead of stopping there.
+    /// Count lines that are not requests instead of stopping at the first.
     #[arg(long)]
     skip_bad_lines: bool,
 }
 
 fn parse_speed(text: &str) -> Result<f64, String> {
     let speed = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed >= 0.0);
-    speed.ok_or_else(|| format!("'{text}' is no speed; write 1 (as recorded), 10, 0.5, or 0 (no waiting)"))
+    speed.ok_or_else(|| format!("'{text}' is not a speed; write 1 (as recorded), 10, 0.5, or 0 (no waiting)"))
 }
 
-/// What one kind of request took.
+/// Times of one kind of request.
 #[derive(Serialize)]
 struct Kind {
     operation: String,
@@ -83,7 +83,7 @@ struct Kind {
 struct Document {
     trace: String,
     format: String,
-    /// The trace is of calls on files, above a page cache.
+    /// The trace has calls on files, above a page cache.
     of_files: bool,
     bad_lines: u64,
     disk_bytes: u64,
@@ -91,21 +91,21 @@ struct Document {
     requests: u64,
     requests_per_second: f64,
     kinds: Vec<Kind>,
-    /// Bytes read and found to be what was written.
+    /// Bytes read that were what this replay had written.
     verified_bytes: u64,
     /// Bytes read that this replay had not written.
     unknown_bytes: u64,
     /// Bytes read back at the end, all of them verified.
     read_back_bytes: u64,
-    /// Requests that waited for one they overlap.
+    /// Requests that waited for a request that they overlap.
     waited_for_overlaps: u64,
-    /// Requests that the disk does not offer, and that were left out.
+    /// Requests that the disk does not support; they were left out.
     left_out: u64,
-    /// How far it fell behind the trace's times at worst; null as fast as it goes.
+    /// How far the replay fell behind the trace's times at worst; null at full speed.
     behind_ms_max: Option<u64>,
 }
 
-/// How large a disk a trace takes, and where each of its disks begins.
+/// How large a disk a trace needs, and where each of its disks starts.
 struct Layout {
     bases: BTreeMap<u64, u64>,
     size_bytes: u64,
@@ -160,7 +160,7 @@ fn connect(uri: &str) -> Result<Client> {
     let client =
         client.map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
     if client.export().flags & flag::READ_ONLY != 0 {
-        return Err(Failure::new(Exit::Refused, format!("{uri} is read-only: a replay writes")));
+        return Err(Failure::new(Exit::Refused, format!("{uri} is read-only, and a replay writes")));
     }
     Ok(client)
 }
@@ -170,7 +170,7 @@ fn open(arguments: &Arguments) -> Result<Trace> {
     Trace::open(&arguments.trace, options)
 }
 
-/// Calls `each` for the requests of a trace, as many as are wanted.
+/// Calls `each` for the requests of a trace, as many as wanted.
 fn each(
     trace: &mut Trace,
     arguments: &Arguments,
@@ -269,7 +269,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Reads everything that was written. Returns how many bytes that is.
+    /// Reads everything that was written. Returns the number of bytes.
     fn read_back(&mut self) -> Result<u64> {
         for told in self.content.all() {
             let mut done = 0;
@@ -348,7 +348,8 @@ fn print(document: &Document) -> Result<()> {
         behind.unwrap_or_default(),
     ))?;
     output::line(&format!(
-        "verified: {} read on the way and {} read back at the end; {} read had never been written here",
+        "verified: {} read during the replay and {} read back at the end; {} read had never been written \
+         here",
         human_size(document.verified_bytes),
         human_size(document.read_back_bytes),
         human_size(document.unknown_bytes),

@@ -6,10 +6,10 @@
 //! `range=1M-2M` (requests that touch these bytes; a flush touches none), `after=100` (not to the first 100
 //! that match), `count=3` (no more than 3 times). Delays of several rules add up, and the first error counts.
 //!
-//! Invariants: a request that fails never reaches the device inside, and one that is late reaches it late;
-//! which of the matching requests a rate takes depends on the seed and their number alone; a device that is
-//! let go of sends what is late to the device inside at once. Not here: requests held until a test says so
-//! (`sawmill_device::layer::Fault`).
+//! Invariants: a request that fails never reaches the device inside, and a delayed request reaches it late.
+//! Which of the matching requests a rate selects depends only on the seed and their number. A device that is
+//! dropped sends delayed requests to the device inside immediately. Not here: requests held until a test
+//! releases them (`sawmill_device::layer::Fault`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -36,7 +36,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("allocation", Operation::Allocation),
 ];
 
-/// Errors by the name that users of a door see.
+/// Errors by the names that users of a door see.
 const ERRORS: [(&str, ErrorKind); 9] = [
     ("EIO", ErrorKind::Unavailable),
     ("ENOSPC", ErrorKind::Full),
@@ -63,7 +63,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Reads a rule. The error says which part is wrong, and what can stand there.
+    /// Parses a rule. The error says which part is wrong, and what is allowed there.
     pub(crate) fn parse(text: &str) -> Result<Rule, String> {
         let mut parts = text.split(':');
         let mut rule = Rule {
@@ -119,7 +119,7 @@ impl Rule {
             "after" => self.after = number()?,
             "count" => self.count = number()?,
             _ => {
-                return Err(format!("there is no '{name}'; take error, delay, rate, range, after or count"));
+                return Err(format!("there is no '{name}'; use error, delay, rate, range, after or count"));
             }
         }
         Ok(())
@@ -146,11 +146,11 @@ fn named<T: Copy>(table: &[(&str, T)], name: &str, what: &str) -> Result<T, Stri
     found.ok_or_else(|| {
         let known: Vec<_> = table.iter().map(|(known, _)| *known).collect();
         let any = if what == "operation" { ", joined by +, or any" } else { "" };
-        format!("'{name}' is no {what}; take one of {}{any}", known.join(", "))
+        format!("'{name}' is not an {what}; use one of {}{any}", known.join(", "))
     })
 }
 
-/// A rule at work.
+/// A rule that is active.
 struct Active {
     rule: Rule,
     seed: u64,
@@ -159,7 +159,7 @@ struct Active {
 }
 
 impl Active {
-    /// Whether it has to do with this request, and a number of chance for it.
+    /// Whether the rule matches this request; if so, a random number for it.
     fn hit(&self, request: &Request) -> Option<u64> {
         if !self.rule.matches(request) {
             return None;
@@ -182,7 +182,7 @@ pub(super) struct Inject {
     sender: Option<JoinHandle<()>>,
 }
 
-/// Requests that wait for their time.
+/// Requests that are being delayed.
 struct Late {
     waiting: Mutex<Waiting>,
     changed: Condvar,
@@ -190,7 +190,7 @@ struct Late {
 
 #[derive(Default)]
 struct Waiting {
-    /// By time, then in the order they came.
+    /// By time, then in the order of arrival.
     heap: BinaryHeap<Reverse<Entry>>,
     entered: u64,
     is_closed: bool,
@@ -327,7 +327,7 @@ mod tests {
     fn a_wrong_rule_is_told_which_part_and_what_could_stand_there() {
         let said = |text| Rule::parse(text).expect_err("wrong");
         for (text, part, cure) in [
-            ("reed:error=EIO", "'reed' is no operation", "read, write"),
+            ("reed:error=EIO", "'reed' is not an operation", "read, write"),
             ("read", "'read' does nothing", "add error=EIO"),
             ("read:error=EFOO", "'error=EFOO' in 'read:error=EFOO'", "EIO, ENOSPC"),
             ("read:delay=5", "'delay=5' in", "5ms"),
@@ -337,7 +337,7 @@ mod tests {
             ("read:error=EIO:range=5M", "'range=5M' in", "START-END"),
             ("read:error=EIO:count=-1", "'count=-1' in", "whole number"),
             ("read:error=EIO:error=EIO", "error twice", ""),
-            ("read:error=EIO:size=1", "there is no 'size'", "take error, delay, rate"),
+            ("read:error=EIO:size=1", "there is no 'size'", "use error, delay, rate"),
         ] {
             let said = said(text);
             assert!(said.contains(part) && said.contains(cure), "{text}: {said}");

@@ -1,8 +1,8 @@
-//! Layers around a device for who tests it or what stands on it: faults and delays (`inject`), and a record
-//! of all requests (`record`). As options of a command, and put around a device by one call.
+//! Layers around a device for testing it or what uses it: faults and delays (`inject`), and a record of all
+//! requests (`record`). They are options of a command, and one call puts them around a device.
 //!
-//! The record is outermost: it has what was asked for and what became of it, injected or not. Layers without
-//! files and threads of their own are in `sawmill_device::layer`.
+//! The record is the outermost layer: it has what was requested and the result, injected or not. Layers
+//! without files and threads of their own are in `sawmill_device::layer`.
 
 mod inject;
 mod record;
@@ -17,26 +17,27 @@ use inject::{Inject, Rule};
 use record::Record;
 use sawmill_console::exit::Result;
 
-/// Faults, delays and a record of requests, as a command is given them.
+/// Faults, delays and a record of requests, as options of a command.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Layers")]
 pub struct LayerOptions {
-    /// Faults and delays: OPERATIONS:WHAT..., as read:error=EIO:rate=0.01, write+flush:delay=5ms-20ms or
-    /// any:error=ENOSPC:range=1G-2G:after=100:count=3; see docs/guide/driver-tools.md. May be repeated.
+    /// Faults and delays: OPERATIONS:WHAT..., for example read:error=EIO:rate=0.01,
+    /// write+flush:delay=5ms-20ms or any:error=ENOSPC:range=1G-2G:after=100:count=3; see
+    /// docs/guide/driver-tools.md. May be repeated.
     #[arg(long, value_name = "SPEC", value_parser = Rule::parse)]
     inject: Vec<Rule>,
 
-    /// With --inject and rates: the seed of chance.
+    /// With --inject and rates: the random seed.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     inject_seed: u64,
 
-    /// Record every request in this file (CSV); sawmill bench replay and simulate read it.
+    /// Record every request in this file (CSV), which `sawmill bench replay` and `simulate` read.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
 
 impl LayerOptions {
-    /// The device with the layers that were asked for; the device itself where none was.
+    /// The device inside the requested layers; the device itself if there are none.
     pub fn around(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let device = match self.inject.is_empty() {
             true => device,

@@ -1,13 +1,13 @@
 //! Records every request of a device, as the CSV trace that `bench replay` and `simulate` read.
 //!
-//! A line per request, in the order of submission: when, what, where, how long, flags, how long it took and
-//! how it ended. Operations that a trace does not know (prefetch, allocation) are lines that begin with `#`.
+//! One line per request, in the order of submission: time, operation, address, length, flags, duration and
+//! result. Operations that a trace does not know (prefetch, allocation) are lines that begin with `#`.
 //!
-//! Invariants: a caller puts some bytes into memory under a short lock, and a thread writes; nothing is
-//! missing in silence: when the thread is far behind, or the disk is full, requests are counted instead, and
-//! the end of the file, the log, or both say how many are missing. Request lines wait for their answers, at
-//! most [`OPEN_MAX`] of them: then the oldest is written as `unanswered`, and a line `# answered` follows.
-//! Not here: payloads.
+//! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them. Nothing
+//! is lost silently: when the thread is far behind, or the disk is full, requests are counted instead; the
+//! end of the file, the log, or both say how many are missing. Lines wait for the answers of their requests,
+//! at most [`OPEN_MAX`] of them: then the oldest is written as `unanswered`, and a line `# answered` follows
+//! later. Not here: payloads.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -23,11 +23,11 @@ use sawmill_device::{BlockDevice, Flags, Geometry, Operation, Request};
 use sawmill_console::exit::{Failure, Result};
 
 const HEADER: &str = "time_ns,operation,address_bytes,length_bytes,flags,latency_ns,outcome";
-/// Events that the thread has not taken yet: some 50 MiB.
+/// Events that the thread has not taken yet: about 50 MiB.
 const BEHIND_MAX: usize = 1 << 20;
-/// Requests whose line waits for their answer.
+/// Requests whose lines wait for their answers.
 const OPEN_MAX: usize = 1 << 16;
-/// The thread looks so often, or when this many events wait.
+/// The thread looks this often, or when this many events wait.
 const EVERY: Duration = Duration::from_millis(100);
 const AT_ONCE: usize = 4096;
 
@@ -38,7 +38,7 @@ pub(super) struct Record {
     writer: Option<JoinHandle<()>>,
 }
 
-/// What was asked.
+/// The recorded parts of a request.
 #[derive(Clone, Copy)]
 struct Asked {
     at_ns: u64,
@@ -51,16 +51,16 @@ struct Asked {
 #[derive(Clone, Copy)]
 enum Event {
     Asked(Asked),
-    /// The number of the request, when, and how it ended.
+    /// The number of the request, the time, and the result.
     Answered(u64, u64, &'static str),
 }
 
 #[derive(Default)]
 struct Pending {
     events: Vec<Event>,
-    /// Requests recorded so far: the number of the next one.
+    /// Requests recorded so far; also the number of the next one.
     asked: u64,
-    /// Requests that found no room.
+    /// Requests for which there was no room.
     missing: u64,
     is_closed: bool,
 }
@@ -72,7 +72,7 @@ struct Journal {
 }
 
 impl Record {
-    /// Records what passes to `inner` from now on; the file is new, or emptied.
+    /// Records what passes to `inner` from now on. Creates or truncates the file.
     pub(super) fn start(inner: Arc<dyn BlockDevice>, path: &Path) -> Result<Self> {
         let cannot =
             |error: &io::Error| Failure::io(format!("cannot record requests in {}", path.display()), error);
@@ -110,7 +110,7 @@ impl Drop for Record {
         self.journal.pending.lock().is_closed = true;
         self.journal.changed.notify_one();
         if let Some(writer) = self.writer.take() {
-            // It only writes; should it have died, the file says less than it could, and that is all.
+            // It only writes. If it died, the file has less than it could, and nothing else is lost.
             let _ = writer.join();
         }
     }
@@ -142,15 +142,15 @@ impl Journal {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The number of the request; none: it is counted as missing.
+    /// The number of the request; none if it is only counted as missing.
     fn asked(&self, request: &Request) -> Option<u64> {
         let mut pending = self.pending.lock();
-        // An answer of each that was recorded finds room too.
+        // Reserves room for the answers of all recorded requests too.
         if pending.events.len() >= BEHIND_MAX {
             pending.missing += 1;
             return None;
         }
-        // Under the lock, so that times go with the order.
+        // Under the lock, so that the times are in the order of the requests.
         let at_ns = self.now_ns();
         let Request { operation, address, length, flags, .. } = *request;
         pending.events.push(Event::Asked(Asked { at_ns, operation, address, length, flags }));
@@ -191,11 +191,11 @@ impl Journal {
     }
 }
 
-/// The file, and the lines that wait for an answer.
+/// The file, and the lines that wait for answers.
 struct Lines<W: Write> {
     out: W,
     path: PathBuf,
-    /// Told once; the rest is counted.
+    /// The error is logged once; later ones are only counted.
     failed: bool,
     unwritten: u64,
     /// The number of the first line that waits.
@@ -276,7 +276,7 @@ impl<W: Write> Lines<W> {
     fn fail(&mut self, error: &io::Error) {
         self.failed = true;
         self.unwritten += 1;
-        tracing::error!("recording of requests in {} stopped: {error}", self.path.display());
+        tracing::error!("cannot record requests in {} any more: {error}", self.path.display());
     }
 
     fn end(mut self, missing: u64) {

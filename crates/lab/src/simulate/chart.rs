@@ -1,5 +1,5 @@
 //! The course of a forecast as SVG: four panels over time for each trace. Plain lines and texts, readable on
-//! light and dark pages, no script and nothing fetched.
+//! light and dark pages; no scripts, and nothing is fetched.
 
 use std::fmt::Write;
 
@@ -120,7 +120,7 @@ fn text(svg: &mut String, at: (f64, f64), anchor: &str, size: u32, content: &str
     );
 }
 
-/// As XML takes it; what it does not take at all becomes a question mark.
+/// Escapes a text for XML; characters that XML does not allow become question marks.
 fn escaped(content: &str) -> String {
     let mut escaped = String::new();
     for c in content.chars() {
@@ -145,7 +145,8 @@ fn time_unit(span_s: f64) -> (f64, &'static str) {
     }
 }
 
-/// The least of 1, 2, 4 and 8 times a power of ten that is not below `value`: ends of axes with round ticks.
+/// The smallest of 1, 2, 4 and 8 times a power of ten that is not below `value`, so that axes have round
+/// ticks.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;

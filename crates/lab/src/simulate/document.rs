@@ -190,7 +190,7 @@ impl Document {
         }
     }
 
-    /// One trace in full, or a row for each of several.
+    /// Prints one trace in full, or one row for each of several.
     pub(super) fn print(&self) -> Result<()> {
         match &self.traces[..] {
             [trace] => print_one(trace)?,
@@ -261,7 +261,7 @@ fn print_one(trace: &TraceDocument) -> Result<()> {
     output::facts(&rows)
 }
 
-/// What it costs, beside block storage.
+/// What the trace costs, compared with block storage.
 fn prices(trace: &TraceDocument) -> [(&'static str, String); 3] {
     let month = &trace.month;
     [

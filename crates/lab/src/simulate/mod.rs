@@ -1,7 +1,7 @@
-//! `sawmill simulate`: what a volume would do under recorded requests, without any data.
+//! `sawmill simulate`: predicts what a volume would do under recorded requests, without any data.
 //!
-//! Modules: `survey` (a first look at a trace), `play` (the trace through the engine's forecast), `prices`
-//! (what it would cost), `document` (what is printed), `chart` (the same over time, as a picture).
+//! Modules: `survey` (a first pass over a trace), `play` (the trace through the engine's forecast), `prices`
+//! (what it would cost), `document` (what is printed), `chart` (the course over time, as a picture).
 
 mod chart;
 mod document;
@@ -21,81 +21,83 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::{parse_duration, parse_size, parse_size_u32};
 
-/// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars a month.
+/// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars per
+/// month.
 ///
 /// Runs the requests of each TRACE through the engine's own batches, coalescing, map and garbage collection,
-/// with no data and no store. A trace may be packed with gzip, zstd, xz or bzip2. Formats, what the figures
-/// mean and what they leave out: docs/guide/simulate.md.
+/// without data or a store. A trace may be compressed with gzip, zstd, xz or bzip2. The formats, and what the
+/// figures include and omit: docs/guide/simulate.md.
 #[derive(Args)]
 pub struct Arguments {
-    /// File of recorded requests; each is simulated by itself.
+    /// Files of recorded requests. Each is simulated by itself.
     #[arg(value_name = "TRACE", required = true, num_args = 1..)]
     traces: Vec<PathBuf>,
 
-    /// How the traces are written, when that is not found out.
+    /// Format of the traces. Default: detected by content.
     #[arg(long, value_name = "FORMAT")]
     format: Option<Format>,
 
-    /// Count lines that are no requests instead of stopping there.
+    /// Count lines that are not requests instead of stopping at the first.
     #[arg(long)]
     skip_bad_lines: bool,
 
-    /// Size of the disk; without it, what the trace reaches to, in whole GiB.
+    /// Size of the disk. Default: as far as the trace reaches, in whole GiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 
-    /// Widen requests to multiples of this, as a page cache would. Calls on files (mobigen) are widened to
-    /// 4K unless told otherwise; block traces are taken as they are.
+    /// Widen requests to multiples of this size, as a page cache does. Default: 4K for calls on files
+    /// (mobigen); block traces stay as they are.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     widen: Option<u64>,
 
-    /// Play each trace so many times in a row: nearer to how it goes on.
+    /// Play each trace this many times in a row, to come closer to its steady state.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 
-    /// A batch is sealed at this many bytes.
+    /// Size at which a batch is sealed.
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size_u32)]
     segment_bytes: u32,
 
-    /// A batch is sealed at this age, even if small; 0: never by age.
+    /// Seal a batch at this age, even if it is small; 0: never by age.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
     segment_age: Duration,
 
-    /// Collect garbage when less than this part of the stored data is live.
+    /// Collect garbage when less than this share of the stored data is live.
     #[arg(long, value_name = "RATIO", default_value_t = default_gc().start, value_parser = parse_ratio)]
     gc_start: f64,
 
-    /// Stop collecting when at least this part is live.
+    /// Stop collecting when at least this share is live.
     #[arg(long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio)]
     gc_stop: f64,
 
-    /// Which segments are collected first.
+    /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
     #[arg(long, value_name = "CHOICE", default_value = "greedy")]
     gc_choice: ChoiceName,
 
-    /// Leave holes between pieces that are copied as they are, instead of plugging those of up to 8 KiB.
+    /// Leave holes between copied pieces. Otherwise, holes of up to 8 KiB are filled with other segments'
+    /// data.
     #[arg(long)]
     no_gc_plugs: bool,
 
-    /// Collect nothing: segments go when they are dead by themselves.
+    /// Do not collect garbage: a segment is deleted only when all of its data is dead.
     #[arg(long, conflicts_with_all = ["gc_start", "gc_stop", "gc_choice", "no_gc_plugs"])]
     no_gc: bool,
 
-    /// Reckon with the prices of this file; the built-in one has list prices and their date.
+    /// Use the prices in this file. The built-in file has list prices and their date.
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
 
-    /// Draw all of it over time, as SVG, into this file.
+    /// Draw the course over time into this SVG file.
     #[arg(long, value_name = "FILE")]
     chart: Option<PathBuf>,
 }
 
-/// The names of [`Choice`].
+/// The values of --gc-choice.
 #[derive(Clone, Copy, ValueEnum)]
 enum ChoiceName {
-    /// The least live data for their size.
+    /// The segments with the smallest share of live data.
     Greedy,
-    /// The most freed for what is copied, the older the sooner.
+    /// The segments that free most per byte copied, older ones first.
     CostBenefit,
 }
 
@@ -105,7 +107,7 @@ fn default_gc() -> GcPolicy {
 
 fn parse_ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
-    ratio.ok_or_else(|| format!("'{text}' is no ratio; write a number from 0 to 1, as in 0.7"))
+    ratio.ok_or_else(|| format!("'{text}' is not a ratio; write a number from 0 to 1, as in 0.7"))
 }
 
 impl Arguments {
@@ -123,7 +125,7 @@ impl Arguments {
     }
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     let prices = prices::Prices::load(arguments.prices.as_deref())?;
     let play = play::PlayOptions {

@@ -1,4 +1,4 @@
-//! A trace through the engine's forecast. The file is read twice: first to see how far its disks reach.
+//! Plays a trace through the engine's forecast. The file is read twice: first to see how far its disks reach.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::trace::{Format, Operation, ReadOptions, Request, Trace};
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::output::Progress;
 
-/// What a page cache writes at least.
+/// The smallest unit that a page cache writes.
 const PAGE_BYTES: u64 = 4096;
 
-/// How traces are read and played.
+/// How to read and play traces.
 pub(super) struct PlayOptions {
     pub(super) read: ReadOptions,
     pub(super) size_bytes: Option<u64>,
-    /// None: as the format needs it.
+    /// None: as the format requires.
     pub(super) widen_bytes: Option<u64>,
     pub(super) repeat: u32,
     pub(super) segment_bytes: u32,
@@ -27,7 +27,7 @@ pub(super) struct PlayOptions {
     pub(super) plugs: bool,
 }
 
-/// What came of one trace.
+/// The result of one trace.
 pub(super) struct Played {
     pub(super) path: PathBuf,
     pub(super) format: Format,
@@ -35,7 +35,7 @@ pub(super) struct Played {
     pub(super) survey: Survey,
     pub(super) size_bytes: u64,
     pub(super) rounds: u32,
-    /// Of all rounds.
+    /// The sum of all rounds.
     pub(super) span: Duration,
     pub(super) report: Report,
 }
@@ -60,7 +60,7 @@ pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<Played> {
     let bad_lines = trace.bad_lines();
     if survey.requests == 0 {
         let name = format.name();
-        return Err(Failure::usage(format!("{} holds no request (format {name})", path.display())));
+        return Err(Failure::usage(format!("{} has no requests (format {name})", path.display())));
     }
     let layout = survey.lay_out(options.size_bytes).map_err(|failure| failure.of_file(path))?;
     let size_bytes = layout.size_bytes;
@@ -101,7 +101,7 @@ fn too_far(path: &Path) -> Failure {
     Failure::usage(format!("{}: a request reaches past the last address", path.display()))
 }
 
-/// The request over whole multiples of `unit` bytes.
+/// The request, widened to whole multiples of `unit` bytes.
 fn widened(request: &Request, unit: u64) -> Option<Request> {
     let end = request.address.checked_add(request.length)?.checked_next_multiple_of(unit)?;
     let address = request.address - request.address % unit;
@@ -116,7 +116,7 @@ fn play_one(forecast: &mut Forecast, layout: &Layout, request: &Request, start: 
             Operation::Write => forecast.write(address, length, at),
             Operation::Discard => forecast.discard(address, length, at),
             Operation::Zero => forecast.zero(address, length, at),
-            // Nothing goes to the store for a flush: it is a matter of the local journal.
+            // A flush costs nothing in the store: it concerns the local journal.
             Operation::Flush => Ok(()),
         }
         .map_err(Failure::from)

@@ -2,10 +2,10 @@
 //! size and speed.
 //!
 //! A price file is a flat subset of TOML: comments, sections, and keys with a number or a text. Every key
-//! must be there once and no other may be, so that a slip of the pen is no price of zero. The default is
-//! `prices.toml` beside this file.
+//! must be there exactly once and no other key may be, so that a typo cannot become a price of zero. The
+//! default is `prices.toml` beside this file.
 //!
-//! Not in any figure: machines, their local disks, transfer between regions.
+//! No figure includes machines, their local disks, or transfer between regions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,15 +16,15 @@ use serde::Serialize;
 use super::survey::Busiest;
 use sawmill_console::exit::{Failure, Result};
 
-/// What is reckoned with unless told otherwise.
+/// The prices in use unless the user gives others.
 const DEFAULT: &str = include_str!("prices.toml");
 const DEFAULT_NAME: &str = "the built-in price file";
-/// As vendors count it: 730 hours.
+/// A month as vendors count it: 730 hours.
 const MONTH_S: f64 = 730.0 * 3600.0;
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// What a store takes, in dollars.
+/// The prices of a store, in dollars.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct StorePrices {
     pub(super) gib_month: f64,
@@ -34,7 +34,7 @@ pub(super) struct StorePrices {
     pub(super) delete_per_1000: f64,
 }
 
-/// What provisioned block storage takes, in dollars.
+/// The prices of provisioned block storage, in dollars.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct BlockPrices {
     pub(super) gib_month: f64,
@@ -48,7 +48,7 @@ pub(super) struct BlockPrices {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Prices {
     pub(super) name: String,
-    /// When they were looked up.
+    /// The date when the prices were looked up.
     pub(super) date: String,
     pub(super) source: String,
     pub(super) store: StorePrices,
@@ -153,12 +153,12 @@ impl<'a> Entries<'a> {
     fn finish(self) -> Result<()> {
         match self.left.first_key_value() {
             None => Ok(()),
-            Some((key, (line, _))) => Err(self.wrong(*line, &format!("{key} is no price known here"))),
+            Some((key, (line, _))) => Err(self.wrong(*line, &format!("{key} is not a known price"))),
         }
     }
 }
 
-/// The line up to a `#` that is in no text.
+/// The line up to a `#` that is not inside a text.
 fn without_comment(line: &str) -> &str {
     let mut quoted = false;
     let comment = line.find(|c| {
@@ -168,24 +168,24 @@ fn without_comment(line: &str) -> &str {
     comment.map_or(line, |at| &line[..at])
 }
 
-/// Dollars a month.
+/// Dollars per month.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Costs {
-    /// How many times the trace fits a month: what requests are multiplied by.
+    /// How many times the trace fits into a month: the factor for its requests.
     pub(super) traces_per_month: f64,
     /// What the trace left in the store.
     pub(super) storage_usd: f64,
     pub(super) puts_usd: f64,
-    /// If nothing were cached.
+    /// As if nothing were cached.
     pub(super) gets_max_usd: f64,
     pub(super) lists_usd: f64,
     pub(super) deletes_usd: f64,
-    /// All of the above.
+    /// The sum of the above.
     pub(super) total_max_usd: f64,
-    /// The same with a disk that is full, and as much dead data beside the live as at the end of the trace.
+    /// The same for a full disk with the proportion of dead data that the end of the trace has.
     pub(super) full_storage_usd: f64,
     pub(super) full_total_max_usd: f64,
-    /// Provisioned block storage of the disk's size and the trace's busiest minute.
+    /// Provisioned block storage for the disk's size and the trace's busiest minute.
     pub(super) block_capacity_usd: f64,
     pub(super) block_requests_usd: f64,
     pub(super) block_throughput_usd: f64,
@@ -200,7 +200,7 @@ impl Costs {
         disk_bytes: u64,
         span_s: f64,
     ) -> Costs {
-        // Shorter traces say nothing about a month.
+        // Traces shorter than a second are scaled as if they lasted one.
         let traces_per_month = MONTH_S / span_s.max(1.0);
         let thousands = |count: u64, price: f64| count as f64 * traces_per_month / 1000.0 * price;
         let requests = &report.requests;
@@ -295,7 +295,7 @@ mod tests {
         refused(&DEFAULT.replace("put_per_1000 = 0.005\n", ""), "store.put_per_1000 is missing");
         refused(
             &format!("{DEFAULT}discount = 1\n"),
-            &format!("line {}: block.discount is no price", DEFAULT.lines().count() + 1),
+            &format!("line {}: block.discount is not a known price", DEFAULT.lines().count() + 1),
         );
         refused(&format!("{DEFAULT}gib_month = 1\n"), "block.gib_month is set twice");
         refused(&DEFAULT.replace("0.023", "cheap"), "store.gib_month: expected a number");

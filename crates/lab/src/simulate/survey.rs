@@ -1,5 +1,5 @@
-//! A first look at a whole trace: which disks it has and how far they reach, how long it lasts, how busy it
-//! gets. And how its disks lie beside each other on the one that is simulated.
+//! A first pass over a whole trace: its disks and how far they reach, how long it lasts, and its busiest
+//! minute. Also the layout of its disks on the simulated one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,16 +11,16 @@ use sawmill_console::units::human_size;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// A disk begins at a multiple of this, so that no two share a part of the map.
+/// Each disk starts at a multiple of this, so that no two share a part of the map.
 const DISK_STEP_BYTES: u64 = 16 << 20;
-/// What is laid out together when the disks reach too far to lie side by side whole.
+/// The unit of layout when the disks reach too far to be placed whole, one after the other.
 const SLAB_BYTES: u64 = 1 << 30;
 
 /// One disk of a trace.
 #[derive(Default)]
 struct Disk {
     end: u64,
-    /// Parts that are read or written.
+    /// Parts that the trace reads or writes.
     slabs: BTreeMap<u64, ()>,
 }
 
@@ -71,9 +71,9 @@ impl Survey {
         }
     }
 
-    /// To be called behind the last request.
+    /// Call this after the last request.
     pub(super) fn close_minute(&mut self) {
-        // A trace that is shorter than a minute is as busy as it is.
+        // The rate of a trace that is shorter than a minute is that of its whole length.
         let seconds = (self.span_ns.clamp(SECOND_NS, MINUTE_NS)) as f64 / SECOND_NS as f64;
         let busiest = &mut self.busiest;
         busiest.requests_per_s = busiest.requests_per_s.max(self.minute_requests as f64 / seconds);
@@ -85,17 +85,17 @@ impl Survey {
         self.disks.len()
     }
 
-    /// How the disks lie on one of `size_bytes`, or of the least size that holds them.
+    /// The layout of the disks on one of `size_bytes`, or of the smallest size that holds them.
     pub(super) fn lay_out(&self, size_bytes: Option<u64>) -> Result<Layout> {
         let layout = self.side_by_side().unwrap_or_else(|| self.in_slabs());
         let reach = human_size(layout.least_bytes);
         match size_bytes {
             Some(size) if size < layout.least_bytes => Err(Failure::usage(format!(
-                "--size {} is too small: what the trace does reaches to {reach}",
+                "--size {} is too small: the trace reaches to {reach}",
                 human_size(size)
             ))),
             _ if layout.size_bytes > limits::SIZE_BYTES_MAX => Err(Failure::usage(format!(
-                "what the trace does reaches to {reach}; a volume has at most {}",
+                "the trace reaches to {reach}; a volume has at most {}",
                 human_size(limits::SIZE_BYTES_MAX)
             ))),
             Some(size) => Ok(Layout { size_bytes: size, ..layout }),
@@ -103,14 +103,14 @@ impl Survey {
         }
     }
 
-    /// None when they reach further than a volume can.
+    /// None if the disks together reach further than a volume can.
     fn side_by_side(&self) -> Option<Layout> {
         let mut bases = HashMap::new();
         let mut at = 0u64;
         for (device, disk) in &self.disks {
             bases.insert(*device, at);
             let next = at.checked_add(disk.end)?;
-            // The last one needs no room behind it.
+            // The last disk needs no padding after it.
             (next <= limits::SIZE_BYTES_MAX).then_some(())?;
             at = next.next_multiple_of(DISK_STEP_BYTES);
         }
@@ -119,7 +119,7 @@ impl Survey {
         Some(Layout { size_bytes, least_bytes: end, place: Place::SideBySide(bases) })
     }
 
-    /// Only the parts that are used, in order.
+    /// Only the parts in use, in order.
     fn in_slabs(&self) -> Layout {
         let disks = self.disks.iter();
         let used = disks.flat_map(|(device, disk)| disk.slabs.keys().map(|slab| (*device, *slab)));
@@ -137,14 +137,14 @@ enum Place {
 /// Where the addresses of a trace's disks are on the simulated one.
 pub(super) struct Layout {
     pub(super) size_bytes: u64,
-    /// The least that holds what the trace does.
+    /// The smallest size that holds the trace.
     least_bytes: u64,
     place: Place,
 }
 
 impl Layout {
-    /// Calls `visit(address, length)` for each part of a request's range. What is nowhere is discarded space
-    /// that nobody uses.
+    /// Calls `visit(address, length)` for each part of a request's range. A part without an address is
+    /// discarded space that the trace never reads or writes.
     pub(super) fn each(
         &self,
         request: &Request,

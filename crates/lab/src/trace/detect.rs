@@ -1,5 +1,5 @@
-//! Which format a file has, by its first bytes: binary ones by their marks, lines by who can read most of
-//! them. Names of files count for nothing.
+//! Detects the format of a file by its first bytes: binary formats by their magic numbers, formats of lines
+//! by which can parse most of them. File names do not matter.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::records::{SRT_MAGIC, VSCSI_RECORD_BYTES, is_vscsi};
 use super::{Format, csv, mobigen, octf};
 use sawmill_console::exit::{Failure, Result};
 
-/// Formats of lines; where two can read as many lines, the first is meant.
+/// Formats of lines. If two can parse the same number of lines, the earlier one wins.
 const LINES: [Format; 8] = [
     Format::Blkparse,
     Format::Blkreplay,
@@ -20,13 +20,13 @@ const LINES: [Format; 8] = [
     Format::Wiscsee,
     Format::AsciiMs,
 ];
-/// Lines and records looked at.
+/// Maximum of lines and records to look at.
 const LOOKS_MAX: usize = 1000;
 
 /// The format of the file at `path` that begins with `sample`.
 pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
     let unknown = || {
-        let text = "begins like no trace known here; name its format with --format";
+        let text = "is not in a known trace format; name its format with --format";
         Failure::usage(format!("{} {text}", path.display()))
     };
     if sample.is_empty() {
@@ -71,8 +71,8 @@ fn is_records(sample: &[u8]) -> bool {
     records.peek().is_some() && records.all(is_vscsi)
 }
 
-/// The three forms of ASCII look alike: milliseconds are written with a point and nanoseconds without, and
-/// lengths that are all multiples of 512 are bytes, as nobody asks for 256 KiB each time.
+/// Tells the three ASCII forms apart: milliseconds have a decimal point and nanoseconds do not; lengths that
+/// are all multiples of 512 are bytes, because no trace has only requests of 256 KiB.
 fn which_ascii(lines: &[&str]) -> Format {
     let fields: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
     let with_point = fields.iter().any(|words| words.first().is_some_and(|time| time.contains('.')));

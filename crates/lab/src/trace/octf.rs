@@ -1,8 +1,8 @@
-//! Open CAS telemetry: a tar whose files `octf.trace.N` (one per CPU) are protobuf messages, each behind its
-//! length. Of an event, field 1 is a header with the time (2, ns), field 2 an I/O: sector (1), sectors (2),
-//! device (4), operation (5: 1 read, 2 write, 3 discard), flush (6).
+//! Open CAS telemetry: a tar whose files `octf.trace.N` (one for each CPU) are protobuf messages, each after
+//! its length. In an event, field 1 is a header with the time (2, ns), field 2 an I/O: sector (1), sectors
+//! (2), device (4), operation (5: 1 read, 2 write, 3 discard), flush (6).
 //!
-//! The CPUs' files are each in order; the whole is sorted by time, so it is read whole.
+//! The file of each CPU is in order. The whole is sorted by time, so it is read into memory at once.
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;
@@ -88,7 +88,7 @@ fn text_of(field: &[u8]) -> Option<&str> {
     std::str::from_utf8(&field[..end]).ok()
 }
 
-/// None: no message; `Some(None)`: another kind of event.
+/// `None`: not a message; `Some(None)`: another kind of event.
 fn request(event: &[u8]) -> Option<Option<Request>> {
     let Some(io) = field(event, 2)?.bytes() else { return Some(None) };
     let at_ns = match field(event, 1)?.bytes() {
@@ -108,7 +108,7 @@ fn request(event: &[u8]) -> Option<Option<Request>> {
     Some(Some(Request { at_ns, operation, device: number(4)?, address, length }))
 }
 
-/// A field's value; absent ones are zero, as protobuf leaves zeroes out.
+/// The value of a field. Absent fields are zero, because protobuf omits zeroes.
 enum Value<'a> {
     Absent,
     Number(u64),
@@ -125,7 +125,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The last value of field `wanted`; none when the bytes are no message.
+/// The last value of field `wanted`; none if the bytes are not a message.
 fn field(mut message: &[u8], wanted: u64) -> Option<Value<'_>> {
     let mut found = Value::Absent;
     while !message.is_empty() {

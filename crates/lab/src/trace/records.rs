@@ -4,7 +4,7 @@ use super::source::Source;
 use super::{Bad, Operation, Request, Requests};
 use sawmill_console::exit::Result;
 
-/// The number of `N` bytes at `at` of a record that has them.
+/// The `N` bytes at `at` of a record, as a number; the caller checks the length.
 fn bytes_at<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     if let Some(found) = record.get(at..at + N) {
@@ -17,14 +17,14 @@ fn bad(source: &Source, expected: &str, found: String) -> Bad {
     Bad::Line { place: source.place(), expected: expected.to_owned(), found }
 }
 
-/// VMware's: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI command u16,
+/// VMware's format: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI command u16,
 /// version u16, sector u64, microseconds u64.
 pub(super) struct Vscsi;
 
 /// Bytes of a vscsi record.
 pub(super) const VSCSI_RECORD_BYTES: usize = 32;
 
-/// What a SCSI command asks; none: neither data nor a flush.
+/// The operation of a SCSI command; none for commands without data that are not a flush.
 fn scsi(command: u16) -> Option<Operation> {
     match command {
         0x08 | 0x28 | 0x88 | 0xa8 => Some(Operation::Read),
@@ -36,8 +36,8 @@ fn scsi(command: u16) -> Option<Operation> {
     }
 }
 
-/// Whether a record can be one of a vscsi trace: with a command that SCSI disks get, and a length that is
-/// whole sectors.
+/// Whether a record can be part of a vscsi trace: it has a command that SCSI disks get, and a length of whole
+/// sectors.
 pub(super) fn is_vscsi(record: &[u8]) -> bool {
     let command = u16::from_le_bytes(bytes_at(record, 12));
     let length = u32::from_le_bytes(bytes_at(record, 4));
@@ -80,8 +80,8 @@ impl Requests for Vscsi {
     }
 }
 
-/// HP's SRT 1.3: a text up to a form feed, then big-endian records of 32-bit words: size of the record, id,
-/// seconds, microseconds, start, stop, bytes, block, device, ..., flags.
+/// HP's SRT 1.3: a text that ends with a form feed, then big-endian records of 32-bit words: size of the
+/// record, id, seconds, microseconds, start, stop, bytes, block, device, ..., flags.
 #[derive(Default)]
 pub(super) struct Srt {
     past_header: bool,
@@ -89,7 +89,7 @@ pub(super) struct Srt {
 
 /// How such a file begins.
 pub(super) const SRT_MAGIC: &[u8] = b"$$TR_IOREC";
-/// Words of a record that every version has, in bytes.
+/// Bytes of the words that a record has in every version.
 const SRT_RECORD_BYTES_MIN: usize = 52;
 const SRT_RECORD_BYTES_MAX: usize = 4096;
 /// Blocks are counted in sectors of these old disks.
@@ -108,7 +108,7 @@ impl Requests for Srt {
         let word = |number: usize| u32::from_be_bytes(bytes_at(&record, 4 * number));
         let size = word(0) as usize;
         if length < record.len() || !(SRT_RECORD_BYTES_MIN..=SRT_RECORD_BYTES_MAX).contains(&size) {
-            // Where the next record begins is not known any more.
+            // The start of the next record is unknown now.
             let _ = source.rest()?;
             let found = format!("{length} bytes that give a size of {size}");
             return Err(bad(source, "a record of 52 to 4096 bytes", found));

@@ -1,7 +1,7 @@
-//! The file of a trace: decompressed on the way, read line by line or in pieces.
+//! The file of a trace: decompressed while it is read, by line or in pieces.
 //!
-//! Decompression is the work of the usual programs (`gzip`, `zstd`, `xz`, `bzip2`), which read the file while
-//! we read their output. A compressed file that is cut short or damaged is an error, never a shorter trace.
+//! The usual programs (`gzip`, `zstd`, `xz`, `bzip2`) decompress the file while we read their output. A
+//! compressed file that is truncated or damaged is an error, never a shorter trace.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};
@@ -10,12 +10,12 @@ use std::process::{Child, Command, Stdio};
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Bytes looked at to find out what a file is.
+/// Bytes to look at to detect the format.
 const SAMPLE_BYTES: u64 = 256 << 10;
-/// No format has longer lines.
+/// Longer lines are in no format.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
-/// First bytes of compressed files, and the program that undoes it.
+/// Magic numbers of compressed files, and the program that decompresses them.
 const PACKERS: [(&[u8], &str); 4] = [
     (&[0x1f, 0x8b], "gzip"),
     (&[0x28, 0xb5, 0x2f, 0xfd], "zstd"),
@@ -26,7 +26,7 @@ const PACKERS: [(&[u8], &str); 4] = [
 /// See the head of this file.
 pub(super) struct Source {
     path: PathBuf,
-    /// Shares its offset with what is read, so it tells how far that is.
+    /// Shares its offset with the reader, so it shows the progress.
     file: File,
     file_bytes: u64,
     unpacker: Option<(Child, &'static str)>,
@@ -43,7 +43,7 @@ impl Source {
         let mut file = File::open(path).map_err(cannot)?;
         let metadata = file.metadata().map_err(cannot)?;
         if !metadata.is_file() {
-            let text = format!("{} is no regular file; a trace is read twice", path.display());
+            let text = format!("{} is not a regular file, and a trace is read twice", path.display());
             return Err(Failure::usage(text));
         }
         let mut head = Vec::new();
@@ -81,12 +81,12 @@ impl Source {
         Ok(self.sample.as_deref().unwrap_or_default())
     }
 
-    /// Where the last line or record was.
+    /// The place of the last line or record.
     pub(super) fn place(&self) -> String {
         format!("{} {}", self.unit, self.count)
     }
 
-    /// How far the file was read, and its length.
+    /// Bytes of the file that were read, and its length.
     pub(super) fn progress(&mut self) -> (u64, u64) {
         (self.file.stream_position().unwrap_or(0).min(self.file_bytes), self.file_bytes)
     }
@@ -103,7 +103,7 @@ impl Source {
             return Ok(false);
         }
         if !line.ends_with(b"\n") && (read as u64) < LINE_BYTES_MAX {
-            // The last line: if the file was cut, that is what is wrong with it.
+            // The last line. If the file was truncated, that is what is wrong with the line.
             self.finish()?;
         }
         self.count += 1;
@@ -113,7 +113,7 @@ impl Source {
         Ok(true)
     }
 
-    /// Fills `record`. Returns how many bytes there were: fewer only at the end of the file.
+    /// Fills `record`. Returns the number of bytes: fewer only at the end of the file.
     pub(super) fn record(&mut self, record: &mut [u8]) -> Result<usize> {
         self.unit = "record";
         let filled = self.more(record)?;
@@ -139,7 +139,7 @@ impl Source {
         Ok(filled)
     }
 
-    /// Everything that is left.
+    /// Reads everything that is left.
     pub(super) fn rest(&mut self) -> Result<Vec<u8>> {
         let mut all = Vec::new();
         if let Some(reader) = &mut self.reader {
@@ -150,7 +150,7 @@ impl Source {
         Ok(all)
     }
 
-    /// Passes over bytes up to and with `end`; what is passed over counts for no record.
+    /// Skips bytes up to and including `end`; skipped bytes belong to no record.
     pub(super) fn skip_past(&mut self, end: u8) -> Result<bool> {
         let mut passed = Vec::new();
         let Some(reader) = &mut self.reader else { return Ok(false) };
@@ -163,7 +163,7 @@ impl Source {
         Failure::io(format!("cannot read {}", self.path.display()), error)
     }
 
-    /// At the end of the file: was it the true end?
+    /// At the end of the file: checks that it is the true end.
     fn finish(&mut self) -> Result<()> {
         self.reader = None;
         let Some((mut child, program)) = self.unpacker.take() else { return Ok(()) };
@@ -174,7 +174,7 @@ impl Source {
         let path = self.path.display();
         Err(Failure::new(
             Exit::Corrupt,
-            format!("{path} cannot be unpacked to its end ({program}: {ended}); fetch it anew"),
+            format!("{path} cannot be decompressed to its end ({program}: {ended}); get a new copy"),
         ))
     }
 }
@@ -183,7 +183,7 @@ impl Drop for Source {
     fn drop(&mut self) {
         self.reader = None;
         if let Some((child, _)) = &mut self.unpacker {
-            // It may have ended by itself, and nobody reads what it says any more.
+            // It may have exited by itself; its output is no longer needed.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -196,7 +196,7 @@ fn unpack(path: &Path, program: &'static str, file: File) -> Result<(Box<dyn Rea
     let mut child = command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             let path = path.display();
-            Failure::new(Exit::NotFound, format!("{path} is packed with {program}: install {program}"))
+            Failure::new(Exit::NotFound, format!("{path} is compressed with {program}: install {program}"))
         }
         _ => Failure::io(format!("cannot start {program}"), &error),
     })?;

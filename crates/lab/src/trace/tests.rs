@@ -289,7 +289,7 @@ fn a_file_that_is_empty_or_something_else_or_missing_is_refused() {
     let missing = Trace::open(&files.0.path().join("missing"), ReadOptions::default()).err().unwrap();
     assert_eq!(missing.exit(), sawmill_console::exit::Exit::NotFound);
     let folder = Trace::open(files.0.path(), ReadOptions::default()).err().unwrap();
-    assert!(folder.to_string().contains("no regular file"), "{folder}");
+    assert!(folder.to_string().contains("not a regular file"), "{folder}");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_packed_trace_reads_as_the_plain_one_and_a_cut_one_is_an_error() {
         let path = files.write("cut", &packed.stdout[..packed.stdout.len() * 3 / 4]);
         let error = read_with(&path, ReadOptions::default()).err();
         let error = error.unwrap_or_else(|| panic!("{program}")).to_string();
-        assert!(error.contains("cannot be unpacked to its end"), "{program}: {error}");
+        assert!(error.contains("cannot be decompressed to its end"), "{program}: {error}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! `verify-crash --target DEVICE --crash COMMAND`: a server that is really crashed, and what its device holds
-//! then.
+//! `verify-crash --target DEVICE --crash COMMAND`: crashes the server of a device and checks what the device
+//! holds then.
 //!
 //! Not here: the load and the rounds (`crates/verify/src/crash.rs`).
 
@@ -28,18 +28,18 @@ struct Document {
     unanswered: u64,
     demanded: u64,
     seed: u64,
-    /// After which crash something was wrong.
+    /// The crash after which something was wrong.
     round: Option<u64>,
     found: Option<String>,
 }
 
 pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, target: &str) -> Result<Exit> {
     if arguments.work.workload != "stamps" || arguments.work.check.is_some() {
-        let text = "--crash judges by stamps alone; leave --workload and --check away";
+        let text = "--crash judges by stamps only; omit --workload and --check";
         return Err(Failure::usage(text));
     }
     arguments.may_overwrite(target)?;
-    // Else a file system that is mounted on it would be overwritten under its users.
+    // Otherwise a file system that is mounted on it would be overwritten.
     let _held = if is_uri(target) { None } else { Some(hold(target)?) };
     let folder = tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
     let crashes = Crashes {
@@ -72,12 +72,12 @@ pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, targe
     Ok(if ok { Exit::Ok } else { Exit::Negative })
 }
 
-/// The right to overwrite a device or a file that nobody else uses.
+/// The right to overwrite a device or a file that nothing else uses.
 fn hold(target: &str) -> Result<FileLock> {
     FileLock::take(Path::new(target)).map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
             let text =
-                format!("{target} is mounted, or another process works on it; unmount it, or end that");
+                format!("{target} is mounted, or another process uses it; unmount it, or stop that process");
             Failure::new(Exit::InUse, text)
         }
         _ => Failure::io(format!("cannot open {target}"), &error),
@@ -99,7 +99,7 @@ impl Document {
         output::facts(&[
             ("crashes", human_count(self.rounds)),
             ("requests", format!("{answered} answered, {unanswered} ended with their connection")),
-            ("checked", format!("{demanded} writes that had to be there; seed {}", self.seed)),
+            ("checked", format!("{demanded} writes that had to survive; seed {}", self.seed)),
             ("found", self.found.as_ref().map_or("nothing", |_| "a loss").to_owned()),
         ])?;
         match (&self.round, &self.found) {

@@ -12,7 +12,7 @@ use sawmill_console::exit::Result;
 use sawmill_console::output;
 use sawmill_console::units::human_count;
 
-/// Findings that are printed in full; the rest are counted (and all are in the JSON).
+/// Findings that are printed in full. The others are counted; the JSON has all.
 const SHOWN_MAX: usize = 10;
 
 /// What `--json` prints.
@@ -30,7 +30,7 @@ pub(super) struct Document {
     ways: BTreeMap<&'static str, usize>,
     seed: u64,
     kept: Option<PathBuf>,
-    /// What the target itself answered wrongly while it was recorded.
+    /// What the target answered wrongly during the recording.
     target: Option<String>,
     findings: Vec<FindingDocument>,
 }
@@ -108,8 +108,8 @@ impl Document {
         }
         let found = match self.findings.len() {
             0 => "nothing".to_owned(),
-            1 => "1 image that must not be".to_owned(),
-            many => format!("{} images that must not be", count(many)),
+            1 => "1 image that is not legal".to_owned(),
+            many => format!("{} images that are not legal", count(many)),
         };
         rows.push(("found", found));
         output::facts(&rows)?;
@@ -122,13 +122,13 @@ impl Document {
         }
         let more = self.findings.len().saturating_sub(SHOWN_MAX);
         if more > 0 {
-            output::line(&format!("\nand {more} more; --json has them all"))?;
+            output::line(&format!("\nand {more} more; --json lists all"))?;
         }
         Ok(())
     }
 }
 
-/// The command that shows a finding again.
+/// The command that repeats a finding.
 fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> String {
     let subject = &arguments.subject;
     let mut words = vec!["sawmill".to_owned(), "verify-crash".to_owned(), "--write-log".to_owned()];
@@ -167,7 +167,7 @@ fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> Stri
     words.join(" ")
 }
 
-/// A text as one word of a shell.
+/// A text quoted as one word for a shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,8 +1,8 @@
-//! `sawmill verify-crash`: what a block device, and what is on it, is after power failed at any moment, or
-//! after its server was crashed.
+//! `sawmill verify-crash`: checks a block device, and what is on it, after a power failure at any moment or a
+//! crash of its server.
 //!
-//! Invariant: a finding comes with the command that shows it again, and what that command needs is kept.
-//! Not here: recording, cutting, judging (`crates/verify`).
+//! Invariant: a finding comes with the command that repeats it, and what that command needs is kept. Not
+//! here: recording, cutting, judging (`crates/verify`).
 
 mod crash;
 mod document;
@@ -27,18 +27,18 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::parse_size;
 
-/// Find out what a block device holds after power failed at any moment.
+/// Check what a block device holds after a power failure at any moment.
 ///
-/// Records every write, flush, FUA and discard while a workload runs, cuts the recording at every legal
-/// point (or as many as --images allows), makes the image of what a disk may hold then, and has it judged:
-/// by the workload's own stamps, by a file system (mount, then fsck), or by a script. Exit code 0: nothing
-/// was found; 1: findings, each with the command that shows it again.
+/// Records every write, flush, FUA and discard while a workload runs. Cuts the recording at every legal point
+/// (--images limits their number) and makes an image of what a disk may hold there. Then a judge checks each
+/// image: the stamps of the workload, a file system (mount, then fsck), or a script. Exit code 0: no
+/// findings; 1: findings, each with the command that repeats it.
 ///
-/// One of --device, --sawmill, --target, --write-log, --self-test says what is checked. Everything runs on
-/// this machine; --device and --sawmill need nbdfuse, file systems need root.
+/// Choose what to check: --device, --sawmill, --target, --write-log or --self-test. Everything runs on this
+/// machine. --device and --sawmill need nbdfuse; file systems need root.
 ///
-/// With --target and --crash nothing is recorded: the device's server is really crashed under the stamped
-/// workload, again and again, and what is there then is judged.
+/// With --target and --crash, nothing is recorded: a load with stamps runs, the command crashes the device's
+/// server again and again, and the check judges what is on the device afterwards.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[command(flatten)]
     work: WorkArguments,
 
-    /// Images to check at most. Without it 500, of file systems 60.
+    /// Check at most this many images. Default: 500; for file systems 60.
     #[arg(long, value_name = "N")]
     images: Option<usize>,
 
@@ -58,23 +58,24 @@ pub struct Arguments {
     #[command(flatten)]
     crash: CrashArguments,
 
-    /// Where chance comes from: the same seed, the same workload and the same cuts.
+    /// Seed of the random choices. The same seed gives the same workload and the same cuts.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Keep the recording and all it takes to repeat a finding in this folder, which must be empty or new.
+    /// Keep the recording, and all that a finding needs to be repeated, in this folder. It must be empty or
+    /// new.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
 
-    /// With --write-log: check this one cut, as a finding names it.
+    /// With --write-log: check only this cut, as a finding names it.
     #[arg(long, value_name = "CUT", requires = "write_log")]
     cut: Option<Cut>,
 
-    /// With --cut: how the device comes back: kept, lost, stale or elsewhere.
+    /// With --cut: how the journal comes back: kept, lost, stale or elsewhere.
     #[arg(long, value_name = "WAY", requires = "cut", default_value = "kept")]
     way: Way,
 
-    /// With --way stale: the entry before which the stale disk was kept.
+    /// With --way stale: the entry before which the stale disk was saved.
     #[arg(long, value_name = "ENTRY", requires = "cut")]
     stale_of: Option<usize>,
 }
@@ -82,43 +83,45 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "What is checked")]
 struct SubjectArguments {
-    /// An NBD server's command line, in the foreground, with {backing} (its disk) and {socket} in it:
-    /// 'nbdkit -f -U {socket} file {backing}'. Its disk is recorded and cut.
+    /// Command line of an NBD server that stays in the foreground, with {backing} (its disk) and {socket}:
+    /// 'nbdkit -f -U {socket} file {backing}'. The check records and cuts its disk.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["sawmill", "target", "self_test"])]
     device: Option<String>,
 
-    /// Sawmill itself, by this binary: its journal is recorded and cut; it comes back with the journal kept,
-    /// lost, stale, and elsewhere, each with the store as it was then.
+    /// Check this binary itself: record and cut its journal. The volume comes back with the journal kept,
+    /// lost, stale and elsewhere, each time with the store of that moment.
     #[arg(long, conflicts_with_all = ["target", "self_test"])]
     sawmill: bool,
 
-    /// With --sawmill: what a completed flush means on the volume.
+    /// With --sawmill: what a completed flush guarantees on the volume.
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: FlushMeans,
 
-    /// A file, a block device or an NBD URI: what is written to it is recorded, and the images are made of
-    /// the recording. This judges the workload and its file system. The target is overwritten.
+    /// A file, a block device or an NBD URI. The check records what is written to it, and makes the images
+    /// from the recording, so it judges the workload and its file system. OVERWRITES the target.
     #[arg(long, value_name = "PATH|URI", conflicts_with = "self_test")]
     target: Option<String>,
 
-    /// With --target: yes, overwrite what it holds.
+    /// With --target: allow the check to overwrite what it holds.
     #[arg(long, requires = "target")]
     overwrite: bool,
 
-    /// A write log made before: a folder that --keep left, or a log of dm-log-writes or QEMU's blklogwrites.
+    /// An existing write log: a folder that --keep left, or a log of dm-log-writes or of QEMU's blklogwrites.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["target", "self_test"])]
     write_log: Option<PathBuf>,
 
-    /// The checker itself: plants faults in a device of its own and demands that each is found.
+    /// Check the checker: plant faults in a device of its own, each of which must be found.
     #[arg(long)]
     self_test: bool,
 
-    /// What the device promises between two flushes: that of a plain disk with a cache (each sector by
-    /// itself), or that it is as after all writes up to some moment. With --sawmill prefix.
+    /// What the device promises between two flushes. sector: each sector by itself is old or new, as on a
+    /// plain disk with a cache. prefix: the state after all writes up to some moment. Default: sector; with
+    /// --sawmill prefix.
     #[arg(long, value_name = "RULE", value_enum)]
     rule: Option<Promise>,
 
-    /// Size of the recorded disk; for a foreign log of the image. Without it 64M, for file systems 512M.
+    /// Size of the recorded disk, or of the image of a log made elsewhere. Default: 64M; for file systems
+    /// 512M.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     disk_size: Option<u64>,
 }
@@ -126,30 +129,30 @@ struct SubjectArguments {
 #[derive(Args)]
 #[command(next_help_heading = "What is done to it, and who judges")]
 struct WorkArguments {
-    /// stamps (sectors that say who wrote them), ext4, xfs, btrfs (files whose content proves itself), or a
-    /// command line with {device}, the block device.
+    /// The workload: stamps (each sector says which write it belongs to), a file system (ext4, xfs, btrfs:
+    /// each file proves its own content), or a command line with {device}, the block device.
     #[arg(long, value_name = "WORK", default_value = "stamps")]
     workload: String,
 
-    /// Who judges: ext4, xfs, btrfs (mount, unmount, fsck), or a command line with {image} whose exit code
-    /// says it. Without it the workload itself.
+    /// The judge: ext4, xfs or btrfs (mount, unmount, fsck), or a command line with {image} that exits with 0
+    /// if all is well. Default: the workload judges.
     #[arg(long, value_name = "WHO")]
     check: Option<String>,
 
-    /// Requests of the stamped workload.
+    /// Requests of the workload with stamps.
     #[arg(long, value_name = "N", default_value_t = 600)]
     requests: u64,
 
-    /// Files made, replaced and removed in a file system.
+    /// Files to create, replace and remove in a file system.
     #[arg(long, value_name = "N", default_value_t = 60)]
     files: u64,
 
-    /// Also trim, and demand that what was trimmed reads as zeroes. On with --sawmill.
+    /// Also trim, and check that trimmed ranges read as zeroes. Always on with --sawmill.
     #[arg(long)]
     trim: bool,
 
-    /// The first entry before which power may fail. Until then the device was still being made. Without it
-    /// the first, of file systems the first after mkfs.
+    /// The first entry before which power may fail; before it, the device is still being set up. Default: the
+    /// first entry; for file systems the first one after mkfs.
     #[arg(long, value_name = "ENTRY")]
     first: Option<usize>,
 }
@@ -157,36 +160,36 @@ struct WorkArguments {
 #[derive(Args)]
 #[command(next_help_heading = "A server that is really crashed")]
 struct CrashArguments {
-    /// With --target: a command line that crashes the server of that device and returns when it serves again
-    /// ('systemctl kill -s KILL ...', a hand-off). It runs with requests in flight; on a block device each of
-    /// them must still succeed.
+    /// With --target: a command line that crashes the device's server and returns when it serves again
+    /// ('systemctl kill -s KILL ...', a hand-off). It runs with requests in flight. On a block device, each
+    /// of them must still succeed.
     #[arg(long, value_name = "COMMAND", requires = "target")]
     crash: Option<String>,
 
-    /// How often. --requests are answered before each.
+    /// Number of crashes. Before each, --requests requests are answered.
     #[arg(long, value_name = "N", requires = "crash", default_value_t = 20)]
     rounds: u64,
 
-    /// What must be there afterwards: everything that was answered, or only what was flushed.
+    /// What must be there after a crash: everything that was answered, or only what was flushed.
     #[arg(long, value_name = "WHAT", value_enum, requires = "crash", default_value = "answered")]
     keeps: Kept,
 }
 
-/// What survives a crash, as words of the command line.
+/// What survives a crash, as values of an option.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kept {
     Answered,
     Flushed,
 }
 
-/// What a flush means on a volume of the check, as words of the command line.
+/// What a flush guarantees on a volume of the check, as values of an option.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FlushMeans {
     Logged,
     Stored,
 }
 
-/// The rules as words of the command line.
+/// The rules, as values of an option.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Promise {
     Sector,
@@ -196,11 +199,11 @@ enum Promise {
 fn parse_tear(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(bytes @ (0 | 512 | 4096)) => Ok(bytes),
-        _ => Err(format!("'{text}' is no size to tear at; write 512, 4096, or 0 for never")),
+        _ => Err(format!("'{text}' is not a size to tear at; write 512, 4096, or 0 for never")),
     }
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     if arguments.subject.self_test {
         return self_test::run(console, arguments);
@@ -238,7 +241,7 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     Ok(if found { Exit::Negative } else { Exit::Ok })
 }
 
-/// Makes the recording, or opens one; also says what the target itself did wrong meanwhile.
+/// Makes the recording, or opens an existing one. Also says what the target answered wrongly during it.
 fn obtain(
     arguments: &Arguments,
     subject: Option<&dyn Subject>,
@@ -259,8 +262,7 @@ fn obtain(
     }
     let Some(target) = &arguments.subject.target else {
         return Err(Failure::usage(
-            "nothing is named that could be checked; give --device, --sawmill, --target, --write-log or \
-             --self-test",
+            "nothing to check; give --device, --sawmill, --target, --write-log or --self-test",
         ));
     };
     arguments.may_overwrite(target)?;
@@ -272,12 +274,12 @@ fn obtain(
     Ok(run::above(device, &work, arguments.seed, folder)?)
 }
 
-/// Whether a target is an export, rather than a file or a device.
+/// Whether a target is an export, not a file or a device.
 fn is_uri(target: &str) -> bool {
     target.starts_with("nbd") && target.contains("://")
 }
 
-/// One cut of an older recording.
+/// Checks one cut of an existing recording.
 fn look_again(console: &Console, look: &Look<'_>, cut: &Cut, arguments: &Arguments) -> Result<Exit> {
     let verdict = look.at(cut, arguments.way, arguments.stale_of)?;
     let found = verdict.as_ref().err();
@@ -293,19 +295,19 @@ fn look_again(console: &Console, look: &Look<'_>, cut: &Cut, arguments: &Argumen
 /// Where the recording, the images and the sockets are.
 struct Place {
     folder: PathBuf,
-    /// Goes when dropped.
+    /// The folder is removed when this is dropped.
     temporary: Option<tempfile::TempDir>,
 }
 
 impl Place {
     fn new(arguments: &Arguments) -> Result<Self> {
-        // A device that comes back finds its store where its recording lies.
+        // A device that comes back finds its store beside its recording.
         let given =
             arguments.keep.as_ref().or(arguments.subject.write_log.as_ref().filter(|log| log.is_dir()));
         let Some(folder) = given else {
             let mut builder = tempfile::Builder::new();
             builder.prefix("sawmill-verify-");
-            // In memory syncs cost nothing, and a check is full of them.
+            // In memory, syncs cost nothing, and a check has many of them.
             let in_memory = std::env::var_os("TMPDIR").is_none().then(|| builder.tempdir_in("/dev/shm").ok());
             let temporary = match in_memory.flatten() {
                 Some(temporary) => temporary,
@@ -328,7 +330,7 @@ impl Place {
         &self.folder
     }
 
-    /// Keeps the folder where somebody wants it, or findings need it.
+    /// Keeps the folder if --keep names it or findings need it.
     fn end(self, found: bool) -> Option<PathBuf> {
         match self.temporary {
             Some(temporary) if found => Some(temporary.keep()),

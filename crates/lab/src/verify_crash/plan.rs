@@ -10,9 +10,9 @@ use super::{Arguments, FlushMeans, Promise};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 const MIB: u64 = 1 << 20;
-/// What the stamped workload writes to: small, so that writes meet.
+/// Size of the device for the workload with stamps. It is small, so that writes overlap.
 pub(super) const STAMPED_BYTES: u64 = MIB;
-/// A volume of the check that holds stamps, or a file system.
+/// Sizes of the checked volume, with stamps and with a file system.
 const VOLUME_BYTES: u64 = 8 * MIB;
 const FILE_SYSTEM_BYTES: u64 = 512 * MIB;
 const DISK_BYTES: u64 = 64 * MIB;
@@ -27,13 +27,13 @@ impl Arguments {
             return Ok(None);
         }
         let binary = std::env::current_exe()
-            .map_err(|error| Failure::io("cannot find out where this binary is", &error))?;
+            .map_err(|error| Failure::io("cannot find the path of this binary", &error))?;
         let volume_bytes = if self.on_files() { FILE_SYSTEM_BYTES } else { VOLUME_BYTES };
         let flush = if self.subject.flush == FlushMeans::Stored { "stored" } else { "logged" };
         Ok(Some(Box::new(Sawmill::new(&binary, volume_bytes, flush))))
     }
 
-    /// What is done to it.
+    /// The workload.
     pub(super) fn work(&self) -> Result<Work> {
         let word = self.work.workload.as_str();
         if word == "stamps" {
@@ -47,7 +47,8 @@ impl Arguments {
             return Ok(Work::Command(word.to_owned()));
         }
         Err(Failure::usage(format!(
-            "'{word}' is no workload; write stamps, ext4, xfs, btrfs, or a command line with {{device}} in it"
+            "'{word}' is not a workload; write stamps, ext4, xfs, btrfs, or a command line with \
+             {{device}} in it"
         )))
     }
 
@@ -61,23 +62,23 @@ impl Arguments {
         }
     }
 
-    /// Errors: `Refused` unless the user said that what is on the target may go.
+    /// Returns `Refused` unless the user allowed the target to be overwritten.
     pub(super) fn may_overwrite(&self, target: &str) -> Result<()> {
         if self.subject.overwrite {
             return Ok(());
         }
-        let text = format!("the workload overwrites what {target} holds; add --overwrite if it may");
+        let text = format!("the workload overwrites {target}; add --overwrite to allow that");
         Err(Failure::new(Exit::Refused, text))
     }
 
-    /// Who judges.
+    /// The judge.
     pub(super) fn judge(&self) -> Result<Judge> {
         match self.work.check.as_deref() {
             None => Ok(Judge::Workload),
             Some(word) if word.contains("{image}") => Ok(Judge::Script(word.to_owned())),
             Some(word) => word.parse::<FileSystem>().map(Judge::FileSystem).map_err(|_| {
                 Failure::usage(format!(
-                    "'{word}' is no judge; write ext4, xfs, btrfs, or a command line with {{image}} in it"
+                    "'{word}' is not a judge; write ext4, xfs, btrfs, or a command line with {{image}} in it"
                 ))
             }),
         }
@@ -94,7 +95,7 @@ impl Arguments {
         Budget { images_max, tear_bytes: Some(self.tear).filter(|&bytes| bytes > 0), seed: self.seed }
     }
 
-    /// The size of the disk that is recorded.
+    /// The size of the recorded disk.
     pub(super) fn disk_bytes(&self) -> u64 {
         let usual = if self.on_files() && !self.subject.sawmill { FILE_SYSTEM_BYTES } else { DISK_BYTES };
         self.subject.disk_size.unwrap_or(usual)

@@ -1,4 +1,5 @@
-//! The checker checks itself: faults planted in a device of its own must be found, health must not.
+//! The checker checks itself: it must find the faults planted in a device of its own, and nothing on a
+//! healthy device.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use sawmill_console::output;
 
 const DISK_BYTES: u64 = 8 << 20;
 const STAMPED_BYTES: u64 = 1 << 20;
-/// Images of each fault, when nothing else is asked for.
+/// Images for each fault, unless --images says otherwise.
 const IMAGES: usize = 200;
 
 #[derive(Serialize)]
@@ -26,7 +27,7 @@ struct Row {
     fault: &'static str,
     images: usize,
     findings: usize,
-    /// Found where it must be, and nothing where nothing is wrong.
+    /// True if the fault was found, or if a healthy device gave no finding.
     ok: bool,
 }
 
@@ -44,7 +45,7 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     } else {
         let line = |row: &Row| {
             let verdict = match (row.ok, row.findings) {
-                (true, 0) => "as it should be",
+                (true, 0) => "as expected",
                 (true, _) => "found",
                 (false, 0) => "NOT FOUND",
                 (false, _) => "FALSE ALARM",

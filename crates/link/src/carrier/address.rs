@@ -70,7 +70,7 @@ impl LinkAddress {
         for part in text.split(',') {
             let address: LinkAddress = part.trim().parse()?;
             if addresses.contains(&address) {
-                return Err(wrong(part, "it is in the list twice", "write each link once"));
+                return Err(wrong(part, "it is listed twice", "write each link once"));
             }
             addresses.push(address);
         }
@@ -105,7 +105,7 @@ impl FromStr for LinkAddress {
             Some(("eth", name)) => Ok(LinkAddress::Ethernet(interface(text, name)?)),
             Some(("xdp", name)) => Ok(LinkAddress::Express(interface(text, name)?)),
             _ if text.is_empty() => Err(wrong(text, "it is empty", kinds)),
-            _ => Err(wrong(text, "it does not begin with udp:, tcp:, eth: or xdp:", kinds)),
+            _ => Err(wrong(text, "it does not start with udp:, tcp:, eth: or xdp:", kinds)),
         }
     }
 }
@@ -117,11 +117,11 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
     };
     let (host, port) = if let Some(inside) = place.strip_prefix('[') {
         let Some((host, after)) = inside.split_once(']') else {
-            return Err(wrong(text, "a bracket is not closed", "write [::1]:9700"));
+            return Err(wrong(text, "a bracket is missing", "write [::1]:9700"));
         };
         let address = host.split_once('%').map_or(host, |(address, _)| address);
         if address.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err(wrong(text, "the brackets do not hold an IPv6 address", "write [::1]:9700"));
+            return Err(wrong(text, "the brackets do not contain an IPv6 address", "write [::1]:9700"));
         }
         match after.strip_prefix(':') {
             Some(port) => (host, Some(port)),
@@ -138,12 +138,18 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
         }
     };
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || "/[]".contains(c)) {
-        return Err(wrong(text, "it names no host", "write an address or a name, like 10.0.0.1:9700"));
+        return Err(wrong(text, "it has no host", "write an address or a name, like 10.0.0.1:9700"));
     }
     let port = match port.map(str::parse::<u16>) {
         None => DEFAULT_PORT,
         Some(Ok(port)) if port > 0 => port,
-        Some(_) => return Err(wrong(text, "its port is not a number from 1 to 65535", "write one, or none")),
+        Some(_) => {
+            return Err(wrong(
+                text,
+                "its port is not a number from 1 to 65535",
+                "write a valid one, or omit it",
+            ));
+        }
     };
     Ok(HostPort { host: host.to_owned(), port, interface })
 }
@@ -204,15 +210,15 @@ mod tests {
     fn what_cannot_be_is_refused_with_what_is_wrong_and_what_to_write() {
         let table = [
             ("", "it is empty"),
-            ("10.0.0.1", "does not begin with"),
-            ("UDP:10.0.0.1", "does not begin with"),
-            ("udp:", "names no host"),
-            ("udp::9700", "names no host"),
-            ("udp:a b", "names no host"),
+            ("10.0.0.1", "does not start with"),
+            ("UDP:10.0.0.1", "does not start with"),
+            ("udp:", "has no host"),
+            ("udp::9700", "has no host"),
+            ("udp:a b", "has no host"),
             ("udp:::1", "IPv6 needs brackets"),
-            ("udp:[::1", "not closed"),
+            ("udp:[::1", "a bracket is missing"),
             ("udp:[::1]9700", "no port follows"),
-            ("udp:[10.0.0.1]:9700", "do not hold an IPv6 address"),
+            ("udp:[10.0.0.1]:9700", "do not contain an IPv6 address"),
             ("tcp:host:0", "its port"),
             ("tcp:host:65536", "its port"),
             ("tcp:host:", "its port"),

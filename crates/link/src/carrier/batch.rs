@@ -31,7 +31,10 @@ impl Batch {
     /// # Panics
     /// Where there was no such room.
     pub fn commit(&mut self, packet_bytes: usize) {
-        assert!(packet_bytes <= self.space().len(), "a packet of {packet_bytes} bytes was given no room");
+        assert!(
+            packet_bytes <= self.space().len(),
+            "a packet of {packet_bytes} bytes does not fit into its batch"
+        );
         let end = self.end() + packet_bytes;
         self.ends[self.packets] = end;
         self.packets += 1;

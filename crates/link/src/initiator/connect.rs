@@ -308,7 +308,7 @@ impl Initiator {
                 welcome.slots <= self.options.slots && welcome.slot_bytes <= self.options.slot_bytes;
             match granted && welcome.version == VERSION {
                 true => Ok(welcome),
-                false => Err("the target grants more than the initiator asked for".to_owned()),
+                false => Err("the target grants more than the initiator requested".to_owned()),
             }
         });
         let welcome = match welcome {

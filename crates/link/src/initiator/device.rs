@@ -356,7 +356,7 @@ impl Exchange for Runs {
                 }
             }
             if left > 0 {
-                let text = "the target's allocation does not cover what was asked";
+                let text = "the target's allocation does not cover the requested range";
                 return Err(Error::new(ErrorKind::Internal, text));
             }
             Ok(Reply::Allocation(runs))

@@ -340,7 +340,7 @@ impl Initiator {
         // No slot is live when its request goes: else the bytes of a request that is not there would be sent.
         let live = self.connection.write().take().inspect(|live| drop(live.connection.role.abandon()));
         if let Some(live) = live.filter(|_| first) {
-            live.connection.send_close(crate::status::status_of(error.kind()), "the initiator gave up");
+            live.connection.send_close(crate::status::status_of(error.kind()), "the initiator has failed");
         }
         for request in self.pendings.take_all(&error) {
             request.fail(error.clone());

@@ -217,7 +217,7 @@ impl Export {
         if state.standing.reservation == reservation {
             return Ok(());
         }
-        let text = "reservation conflict: another initiator took the export over, or the target cannot \
+        let text = "reservation conflict: another initiator took over the export, or the target cannot \
                     verify the reservation; attach again";
         Err(Error::new(ErrorKind::Fenced, text))
     }
@@ -234,7 +234,7 @@ impl Export {
             |user: &&User| user.connection == connection && !user.cut && user.away_until_ns.is_none();
         let user = state.users.iter().find(is_his);
         let user =
-            user.ok_or_else(|| Error::new(ErrorKind::Fenced, "another initiator has taken the export over"))?;
+            user.ok_or_else(|| Error::new(ErrorKind::Fenced, "another initiator has taken over the export"))?;
         if changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "the export was opened read-only"));
         }

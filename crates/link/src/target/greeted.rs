@@ -101,7 +101,7 @@ impl Target {
                 });
             }
             Err(refused) => {
-                tracing::debug!("link: a hello was refused: {refused}");
+                tracing::debug!("link: refused a hello: {refused}");
                 self.refuse(sender, peer, header.connection, &keys, refused);
             }
         }
@@ -242,8 +242,11 @@ impl Target {
             idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
         };
         let Some(goes) = goes else { return false };
-        tracing::debug!("link: dropping {}, which has opened nothing, for another connection", goes.name);
-        goes.connection.send_close(7, "the target has no free connection, and this one has opened nothing");
+        tracing::debug!(
+            "link: dropping {}, which has no open export, to make room for another connection",
+            goes.name
+        );
+        goes.connection.send_close(7, "the target is out of connections, and this one has no open export");
         self.drop_connection(&goes, false);
         true
     }

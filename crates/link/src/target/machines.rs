@@ -105,7 +105,7 @@ impl Rights {
                 denied(format!("this machine's key may only read {export:?}: it may not take it over"))
             }
             Some(Access::Read) => Ok(()),
-            None => denied(format!("this machine's key does not open {export:?}")),
+            None => denied(format!("this machine's key may not open {export:?}")),
         }
     }
 }
@@ -129,7 +129,7 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
             return Err(wrong(index + 1, format!("machine {} is listed twice", machine.name)));
         }
         if let Some(other) = machines.iter().find(|other| other.key.is_same(&machine.key)) {
-            let text = format!("{} has the key of {}: make each a key of its own", machine.name, other.name);
+            let text = format!("{} has the key of {}: make a key for each machine", machine.name, other.name);
             return Err(wrong(index + 1, text));
         }
         machines.push(machine);
@@ -149,7 +149,7 @@ fn machine(line: &str) -> std::result::Result<Machine, String> {
         return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
     }
     if PreSharedKey::parse(name.as_bytes()).is_some() {
-        return Err("the name is a key: the name comes first, then its key".into());
+        return Err("the first word is a key, but the name comes first, then its key".into());
     }
     // What is no key may be one with a mistake in it, and so may the name.
     let key = PreSharedKey::parse(key.as_bytes()).ok_or("the second word is not a key of 64 hex digits")?;
@@ -196,8 +196,8 @@ mod tests {
             (format!("a {one} *\n\ndb1 {two}9 *"), 3, "not a key of 64 hex digits"),
             (format!("a {one} *\na {two} *"), 2, "machine a is listed twice"),
             (format!("a {one} *\nb {one} *"), 2, "b has the key of a"),
-            (format!("{one} db1 *"), 1, "the name is a key"),
-            (format!("{}9 db1 *", &one[..63]), 1, "the name is a key"),
+            (format!("{one} db1 *"), 1, "the first word is a key"),
+            (format!("{}9 db1 *", &one[..63]), 1, "the first word is a key"),
             (format!("{}x db1 *", &one[..63]), 1, "not a key of 64 hex digits"),
             (format!("a {one} *,*:ro"), 1, "twice"),
             (format!("a {one} disk1,,"), 1, "is not EXPORT"),

@@ -117,7 +117,7 @@ impl Slots {
         }
         if sequence > slot.sequence {
             if !matches!(slot.phase, Phase::Idle | Phase::Answered) {
-                return Err(Breach("a slot is used again before it was answered"));
+                return Err(Breach("a slot is reused before its request was answered"));
             }
             (slot.sequence, slot.phase, slot.command) = (sequence, Phase::Gathering, None);
             slot.come.clear();

@@ -14,7 +14,7 @@ use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 /// What a metric's number does over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Only grows until the process ends.
+    /// Grows until the process ends.
     Counter,
     /// Goes up and down.
     Gauge,
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// One row of a table: a metric that is read from a `T`.
+/// One row of a table: a metric of a `T`.
 struct Metric<T: 'static> {
     name: &'static str,
     kind: Kind,
@@ -442,7 +442,7 @@ impl Exposition {
         }
     }
 
-    /// What there is to say of links; without any, what could be said.
+    /// The metrics of links; without any link, only their names and help.
     fn link(&mut self, end: Option<&EndTold>) {
         let connections = end.map_or(&[][..], |end| &end.connections);
         let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
@@ -467,7 +467,7 @@ impl Exposition {
     }
 
     fn histogram(&mut self, name: &str, labels: &str, histogram: &Histogram) {
-        // The bounds are fixed, whatever was counted, so that series of different times can be added up.
+        // The bounds are fixed whatever was counted, so that series from different times can be added up.
         const FIRST_US_LOG2: usize = 6;
         const LAST_US_LOG2: usize = 26;
         let counts = &histogram.buckets_us_log2;

@@ -1,4 +1,4 @@
-//! The admin server: HTTP/1.1 on a Unix socket per volume, and on a loopback address when asked for.
+//! The admin server: HTTP/1.1 on a Unix socket per volume, and on a loopback address if requested.
 //!
 //! | target | answer |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
 //! | `POST /request` on a control socket | see [`control::protocol`](crate::control::protocol) |
 //!
-//! Invariants: over TCP it reads and never changes anything; it runs on one thread of its own, so that no
-//! request of it can hold up the disk; over TCP it answers only to names of this machine, so that no web page
+//! Invariants: over TCP it reads and never changes anything. It runs on one thread of its own, so its
+//! requests cannot delay the disk. Over TCP it answers only to names of this machine, so that no web page
 //! elsewhere can read it through a browser.
 //!
 //! Not here: what the numbers mean (`status`), where they come from (`wiring`).
@@ -49,24 +49,25 @@ use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET
 use sawmill_console::exit::{Exit, Failure, Result};
 use status::ProcessStatus;
 
-/// Connections to the loopback address at the same time: any user of this machine can make them.
+/// Concurrent connections to the loopback address: any user of this machine can make them.
 const LOOPBACK_CONNECTIONS_MAX: u32 = 64;
-/// The longest wait that is answered there: who has hung up is not waited for any longer.
+/// The longest wait there. A client that hangs up is not waited for any longer.
 const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Connections to control sockets at the same time: descriptors are for the doors as well.
+/// Concurrent connections to control sockets: doors need descriptors too.
 const CONTROL_CONNECTIONS_MAX: u32 = 128;
-/// How long a connection to the loopback address may last; what is asked by then is still answered.
+/// The longest life of a connection to the loopback address; requests that arrived by then are still
+/// answered.
 const LOOPBACK_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time for answers to go out before the process ends.
+/// Time to send answers before the process exits.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Time a client may take to send its request.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// What the server tells about. The volume's name narrows the answer to it.
+/// The server's callbacks. A volume's name narrows the answer to that volume.
 pub(crate) struct Subject {
     /// The status of the process, or of one volume in it.
     pub(crate) status: Box<Tell>,
-    /// Waits for a volume, as long as somebody wants to know; blocks.
+    /// Waits for a volume, as long as the client is connected; blocks.
     pub(crate) wait: Box<Wait>,
     /// Carries a request out; blocks.
     pub(crate) carry_out: Box<Carry>,
@@ -79,13 +80,13 @@ type Wait = dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<
 /// See [`Subject::carry_out`].
 type Carry = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
 
-/// Where to listen.
+/// An address to listen on.
 pub(crate) enum Door {
-    /// A Unix socket that tells about one volume.
+    /// A Unix socket for one volume.
     Control { path: PathBuf, volume: String },
-    /// A loopback address that tells about all.
+    /// A loopback address for all volumes.
     Loopback(SocketAddr),
-    /// The same, listened on by the process before this one.
+    /// The same, from the previous process, which listened on it.
     Inherited(TcpListener),
 }
 
@@ -95,9 +96,9 @@ pub(crate) struct Admin {
     shared: Option<Arc<Shared>>,
     thread: Option<JoinHandle<()>>,
     sockets: Mutex<Vec<PathBuf>>,
-    /// The loopback address's socket, for the process after this one.
+    /// The loopback address's socket, for the next process.
     loopback: Option<TcpListener>,
-    /// The loopback address, with the port that was given.
+    /// The loopback address, with the actual port.
     pub(crate) address: Option<SocketAddr>,
 }
 
@@ -108,9 +109,9 @@ enum Listener {
 
 struct Shared {
     subject: Subject,
-    /// What blocks now, by lane; each holds a thread.
+    /// Requests that block now, by lane; each holds a thread.
     blocked: [AtomicU32; Lane::ALL.len()],
-    /// Connections open now, and who waits until there are none.
+    /// Open connections, and a way to wait until there are none.
     connections: Mutex<u32>,
     none_left: Condvar,
     /// Of these, those to control sockets and those to the loopback address.
@@ -118,14 +119,15 @@ struct Shared {
     strangers: AtomicU32,
 }
 
-/// Who blocks. Each lane has threads of its own, so that nobody who only looks holds up a change.
+/// The kinds of blocking requests. Each lane has threads of its own, so that a request that only reads cannot
+/// delay a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
-    /// A change, which only our own user can ask for.
+    /// A change, which only our own user can request.
     Change,
     /// A wait of our own user.
     OwnWait,
-    /// A wait of anybody, by the loopback address.
+    /// A wait of any user, through the loopback address.
     LoopbackWait,
 }
 
@@ -186,7 +188,7 @@ impl Admin {
             .name("admin".into())
             .spawn(move || {
                 runtime.block_on(serve_all(listeners, served, stopped));
-                // Long polls still waiting are cut off; their clients see the connection close.
+                // Long polls that still wait are closed; their clients see the connection end.
                 runtime.shutdown_background();
             })
             .map_err(|error| Failure::io("cannot start the admin server's thread", &error))?;
@@ -194,25 +196,25 @@ impl Admin {
         Ok(Admin { stop, shared, thread, sockets: Mutex::new(sockets), loopback, address })
     }
 
-    /// A server that nobody can reach.
+    /// A server without addresses.
     pub(crate) fn none() -> Admin {
         let (stop, _) = watch::channel(true);
         Admin { stop, shared: None, thread: None, sockets: Mutex::default(), loopback: None, address: None }
     }
 
-    /// Where browsers find it, if it has a loopback address.
+    /// The URL for browsers, if it has a loopback address.
     pub(crate) fn url(&self) -> Option<String> {
         self.address.map(|address| format!("http://{address}/"))
     }
 
-    /// The loopback address's socket once more, for another process.
+    /// A duplicate of the loopback address's socket, for another process.
     pub(crate) fn listener(&self) -> Option<Result<OwnedFd>> {
         let cannot = |error| Failure::io("cannot hand over the admin server's socket", &error);
         let listener = self.loopback.as_ref()?.try_clone();
         Some(listener.map(OwnedFd::from).map_err(cannot))
     }
 
-    /// Waits until whoever asked something has its answer, for a moment.
+    /// Waits a moment until open requests have their answers.
     pub(crate) fn finish_answers(&self) {
         if let Some(shared) = &self.shared {
             let mut open = shared.connections.lock();
@@ -220,8 +222,8 @@ impl Admin {
         }
     }
 
-    /// The control sockets are another process's from now on: they stay when this one ends. Not those of
-    /// readers, which are named after their process.
+    /// The control sockets belong to another process from now on: they stay when this one exits. Readers'
+    /// sockets do not, because they are named after their process.
     pub(crate) fn leave(&self) {
         let own = control::reader_socket(process::id());
         self.sockets.lock().retain(|socket| socket.ends_with(&own));
@@ -231,7 +233,7 @@ impl Admin {
 impl Drop for Admin {
     fn drop(&mut self) {
         for socket in self.sockets.lock().iter() {
-            // It may be gone already; a left-over socket is recognised as such by the next process.
+            // It may be gone already; the next process recognises a left-over socket.
             let _ = fs::remove_file(socket);
         }
         let _ = self.stop.send(true);
@@ -253,9 +255,9 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             path.display()
         )));
     }
-    // It has its name when somebody listens, and the name is never without a socket: in a hand-off the
-    // process before this one still has it, and nobody shall find the volume unserved. Otherwise whoever made
-    // the old one is gone, since the journal's lock is ours.
+    // The socket gets its name when a process listens on it, and the name always has a socket: in a hand-off
+    // the previous process still has it, and no client may find the volume unserved. Otherwise the process
+    // that made the old one is gone, because we hold the journal's lock.
     let unnamed = path.with_extension("new");
     let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
     match fs::remove_file(&unnamed) {
@@ -304,7 +306,7 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                         match listener.accept().await {
                             Ok((stream, _)) => match Place::take(&shared, false) {
                                 Some(place) => start_connection(stream, &shared, &volume, place),
-                                // One too many is closed at once.
+                                // A connection above the limit is closed immediately.
                                 None => tracing::debug!("all admin connections are in use"),
                             },
                             Err(error) => accept_failed(&error).await,
@@ -314,23 +316,23 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
             }
         }
     }
-    // An error means that the sender is gone, which is a stop as well.
+    // An error means that the sender is gone, which also means stop.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-/// Whether the peer is this user or root: whoever gives orders here could as well stop the process.
+/// Whether the peer is this user or root: they could stop the process anyway.
 fn is_ours(stream: &tokio::net::UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
 }
 
-/// Out of descriptors, most likely: wait a moment rather than spin.
+/// Most likely out of descriptors: wait a moment instead of spinning.
 async fn accept_failed(error: &io::Error) {
     tracing::warn!("the admin server cannot accept a connection: {error}");
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-/// One of the places for connections, of our own user's or of those to the loopback address, until dropped.
+/// A place for a connection, of our own user's or of those to the loopback address, until dropped.
 struct Place {
     shared: Arc<Shared>,
     is_own: bool,
@@ -374,7 +376,7 @@ where
         let mut connection = std::pin::pin!(connection);
         let ended = match place.is_own {
             true => connection.await,
-            // Who takes no answers, or has nothing more to ask, keeps no place for ever.
+            // A client that takes no answers, or has no more requests, must not keep its place.
             false => match tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await {
                 Ok(ended) => ended,
                 Err(_) => {
@@ -442,7 +444,7 @@ async fn answer(
     }
 }
 
-/// A browser sends the name it was given. A name that only resolves to this machine is DNS rebinding.
+/// A browser sends the name it was given. A name that merely resolves to this machine is DNS rebinding.
 fn names_this_machine(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let host = match host.strip_prefix('[') {
@@ -452,13 +454,13 @@ fn names_this_machine(request: &Request<Incoming>) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A browser says who made it ask: a page from elsewhere shall hold nothing up here.
+/// A browser names the site that made the request: a page from elsewhere must not occupy anything here.
 fn is_of_another_site(request: &Request<Incoming>) -> bool {
     let site = request.headers().get("sec-fetch-site").map(|site| site.as_bytes());
     site.is_some_and(|site| site != b"same-origin" && site != b"none")
 }
 
-/// The status; by the loopback address, which is open to all users of this machine, without paths of ours.
+/// The status. Through the loopback address, which any user of this machine can read, it omits our paths.
 fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
     let mut status = (shared.subject.status)(only);
     if only.is_none() {
@@ -477,7 +479,7 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     if lane == Lane::LoopbackWait {
         timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
     }
-    // Who hangs up is not waited for: this future is dropped then, and the token with it.
+    // If the client hangs up, this future is dropped with the token, and the wait ends.
     let token = Arc::new(());
     let caller = Arc::downgrade(&token);
     let waited = blocking(shared, lane, move |subject| {
@@ -491,7 +493,7 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     )
 }
 
-/// What is asked for in a POST.
+/// The request in a POST.
 async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Response<Full<Bytes>>> {
     let path = request.uri().path();
     if path != REQUEST_TARGET {
@@ -511,7 +513,7 @@ async fn carry_out(request: ControlRequest, shared: &Arc<Shared>, volume: String
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
-/// Does what blocks on a thread of its own, if its lane has one left.
+/// Runs what blocks on a thread of its own, if its lane has one left.
 async fn blocking<T: Send + 'static>(
     shared: &Arc<Shared>,
     lane: Lane,

@@ -1,9 +1,9 @@
-//! The dashboard: one page without anything from elsewhere. It polls `/status` and draws what it says.
+//! The dashboard: one self-contained page. It polls `/status` and draws the result.
 
 /// The page.
 pub(crate) const DASHBOARD: &str = include_str!("dashboard.html");
 
-/// What the page may do: run itself, ask its own server, nothing else.
+/// What the page may do: run its own script, and query its own server.
 pub(crate) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
      style-src 'unsafe-inline'; connect-src 'self'; \
      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -1,7 +1,8 @@
-//! The status document: what a process with doors or links tells about itself, as JSON over HTTP and as
+//! The status document: what a process with doors or links reports about itself, as JSON over HTTP and as
 //! metrics.
 //!
-//! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count; the document says
+//! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count. The document has
+//! everything that the metrics have, because the metrics are made from it. Fields are only ever added.
 //! everything that the metrics say, because the metrics are made from it. Fields are only ever added.
 
 use std::time::Duration;
@@ -25,7 +26,8 @@ pub(crate) struct ProcessStatus {
     pub(crate) pid: u32,
     /// Time since start.
     pub(crate) uptime_ms: u64,
-    /// Something of what was asked about is on its way to another process, and not in `volumes`: ask again.
+    /// Something that the request asked about is on its way to another process, and not in `volumes`: ask
+    /// again.
     #[serde(default)]
     pub(crate) handing_over: bool,
     /// The volumes it serves.
@@ -39,7 +41,7 @@ pub(crate) struct ProcessStatus {
     pub(crate) stores: Vec<StoreStatus>,
     /// The read cache, if it has one.
     pub(crate) cache: Option<CacheStatus>,
-    /// Its links, if it is an end of some.
+    /// Its links, if it is an end of any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<EndTold>,
 }
@@ -50,12 +52,12 @@ pub(crate) struct VolumeStatus {
     pub(crate) name: String,
     pub(crate) id: String,
     pub(crate) store: String,
-    /// Where its front doors are.
+    /// The addresses of its front doors.
     pub(crate) uris: Vec<String>,
     /// The same, with the kind of each.
     #[serde(default)]
     pub(crate) doors: Vec<VolumeDoor>,
-    /// Who is connected to them.
+    /// The clients connected to them.
     pub(crate) clients: Vec<String>,
     /// `None` for a read-only attachment.
     pub(crate) journal_path: Option<String>,
@@ -82,7 +84,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) journal_unstored_bytes: u64,
     pub(crate) journal_unstored_records: u64,
     pub(crate) stalled_requests: u64,
-    /// `staging`, `journal_bytes`, `journal_records` or `unstored_age`: what the first of them waits for.
+    /// `staging`, `journal_bytes`, `journal_records` or `unstored_age`: what the first waiting request waits
+    /// for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stall: Option<String>,
     pub(crate) uploads_in_flight: u32,
@@ -124,7 +127,7 @@ impl VolumeStatus {
     }
 }
 
-/// What writes wait for, in a word.
+/// The reason why writes wait, as a word.
 fn stall_word(stall: Stall) -> &'static str {
     match stall {
         Stall::Staging => "staging",
@@ -139,11 +142,11 @@ fn stall_word(stall: Stall) -> &'static str {
 pub(crate) struct VolumeDoor {
     /// `nbd`, `ublk`, `vhost-user` or `fuse`.
     pub(crate) kind: String,
-    /// What a user opens.
+    /// The address that a user opens.
     pub(crate) address: String,
 }
 
-/// How well a volume is: a word, and why when it is not well.
+/// The health of a volume: a word, and the reason if it is not healthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HealthStatus {
     /// `serving`, `store_unavailable`, `fenced`, `failed` or `closed`.
@@ -222,7 +225,7 @@ mirror! {
     }
 }
 
-/// A store and what was asked of it.
+/// A store and the requests to it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoreStatus {
     pub(crate) url: String,
@@ -361,9 +364,9 @@ impl DoorStatus {
 /// Memory of all NBD connections of a process.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct NbdMemoryStatus {
-    /// The most it may be.
+    /// The limit.
     pub(crate) bytes_max: u64,
-    /// Set aside for connections, or taken by their requests and replies.
+    /// Reserved for connections, or used by their requests and replies.
     pub(crate) bytes: u64,
     /// Connections that wait for memory.
     pub(crate) waiting: u64,
@@ -385,7 +388,7 @@ pub(crate) struct CacheStatus {
     pub(crate) inserted: u64,
     pub(crate) evicted: u64,
     pub(crate) damaged: u64,
-    /// Why nothing is inserted at present.
+    /// Why nothing is inserted now.
     pub(crate) insertion_off: Option<String>,
 }
 
@@ -415,13 +418,13 @@ const _: () = assert!(LATENCY_BUCKETS <= 64);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Histogram {
     pub(crate) buckets_us_log2: Vec<u64>,
-    /// All durations added up, where that is counted.
+    /// The sum of all durations, if counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sum_us: Option<u64>,
 }
 
 impl Histogram {
-    /// A histogram from its buckets, and their sum where it is known.
+    /// A histogram from its buckets, and their sum if known.
     pub(crate) fn new(buckets: &[u64], sum_us: Option<u64>) -> Self {
         let used = buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         Histogram { buckets_us_log2: buckets[..used].to_vec(), sum_us }
@@ -433,7 +436,7 @@ impl Histogram {
     }
 }
 
-/// A whole number of milliseconds; ages that do not fit are those of no process.
+/// A whole number of milliseconds; an age that does not fit becomes the maximum.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

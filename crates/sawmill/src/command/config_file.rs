@@ -8,7 +8,7 @@
 //! nbd = ["unix:/run/sawmill/nbd.sock"]
 //! ```
 //!
-//! Invariants: an option on the command line or in the environment wins over the file; a table or a key that
+//! Invariants: an option on the command line or in the environment overrides the file. A table or a key that
 //! no command has is refused, also in tables of other commands. Not here: what an option means.
 
 use std::ffi::OsString;
@@ -20,23 +20,23 @@ use toml::{Table, Value};
 
 use sawmill_console::exit::{Failure, Result};
 
-/// The file of a machine.
+/// The file of the whole machine.
 const SYSTEM_FILE: &str = "/etc/sawmill/config.toml";
 
-/// An option that the file gives: its name, and its values as on a command line.
+/// An option from the file: its name, and its values as on a command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Given {
     option: String,
     values: Vec<String>,
 }
 
-/// The options that the file gives to one command, and where the file is.
+/// The options that the file has for one command, and the path of the file.
 pub(super) struct ConfigFile {
     path: PathBuf,
     given: Vec<Given>,
 }
 
-/// The file to read: the one that is named, else the user's, else the machine's, if there is one.
+/// The file to read: the named one, otherwise the user's, otherwise the machine's, if there is one.
 fn path_of(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = named {
         return Some(path.to_owned());
@@ -48,7 +48,7 @@ fn path_of(named: Option<&Path>) -> Option<PathBuf> {
 }
 
 impl ConfigFile {
-    /// Reads what the file gives to `command`, whose name is `name`; none where there is no file.
+    /// Reads what the file has for `command`, whose name is `name`; none if there is no file.
     pub(super) fn read(named: Option<&Path>, cli: &Command, name: &str) -> Result<Option<ConfigFile>> {
         let Some(path) = path_of(named) else { return Ok(None) };
         let text = std::fs::read_to_string(&path)
@@ -83,19 +83,19 @@ impl ConfigFile {
     }
 }
 
-/// What `text` gives to command `name`. Checks all of it.
+/// What `text` has for command `name`. Checks the whole text.
 fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
     let file: Table = text.parse().map_err(|error: toml::de::Error| {
-        // Of several lines: the place, a picture, the reason.
+        // The error has several lines: the place, a picture, the reason.
         error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
     })?;
     let mut given = Vec::new();
     for (table, options) in &file {
         let Some(command) = cli.find_subcommand(table) else {
-            return Err(format!("[{table}] is no command of sawmill"));
+            return Err(format!("[{table}] is not a command of sawmill"));
         };
         let Value::Table(options) = options else {
-            return Err(format!("{table:?} stands outside a table; write it below [serve], say"));
+            return Err(format!("{table:?} is outside a table; write it below [serve], for example"));
         };
         for (option, value) in options {
             let known = || command.get_arguments().filter_map(clap::Arg::get_long);
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn unknown_tables_and_options_are_refused_with_what_may_be_meant() {
-        assert!(refusal("[serv]\n").contains("[serv] is no command"));
+        assert!(refusal("[serv]\n").contains("[serv] is not a command"));
         assert!(refusal("[serve]\njournal_bytes = 1\n").contains("do you mean \"journal-bytes\"?"));
         assert!(refusal("[target]\nwhatever = 1\n").contains("[target] has no option \"whatever\""));
-        assert!(refusal("journal-bytes = 1\n").contains("no command"));
+        assert!(refusal("journal-bytes = 1\n").contains("not a command"));
         assert!(refusal("[serve]\njournal-bytes = 1979-05-27\n").contains("write a string, a number"));
         assert!(refusal("[serve\n").contains("TOML parse error"));
     }

@@ -1,7 +1,7 @@
-//! The command line: what there is to type, and how the process ends.
+//! The command line: the commands, their options, and how the process ends.
 //!
-//! Invariants: every way out goes through [`sawmill_console::exit::TABLE`]; an error is one line on stderr
-//! that begins with `sawmill: error:`, also when clap found it.
+//! Invariants: every exit code comes from [`sawmill_console::exit::TABLE`]. An error is one line on stderr
+//! that begins with `sawmill: error:`, also if clap found it.
 
 mod config_file;
 mod disks;
@@ -74,7 +74,7 @@ struct Cli {
     command: Command,
 }
 
-/// The commands by task, as help and README group them.
+/// The commands grouped by task, as in the help and the README.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Disks", &["create", "serve", "list", "info", "wait", "resize", "rename", "gc", "delete"]),
     ("Doors", &["door", "device", "handoff"]),
@@ -128,7 +128,7 @@ fn command_line() -> clap::Command {
     plain.help_template(text)
 }
 
-/// Name and purpose of each command that people see.
+/// Name and purpose of each visible command.
 #[cfg(test)]
 fn told_commands() -> Vec<(String, String)> {
     let told = |command: &&clap::Command| !command.is_hide_set();
@@ -138,7 +138,7 @@ fn told_commands() -> Vec<(String, String)> {
     commands.map(|command| (command.get_name().to_owned(), about(command))).collect()
 }
 
-/// What every command is given besides its own options.
+/// What every command gets besides its own options.
 struct Context {
     json: bool,
     places: Places,
@@ -192,7 +192,7 @@ enum Command {
     Help(help::Arguments),
     Man(man::Arguments),
     Completions(completions::Arguments),
-    /// Hold the mount of a FUSE door while no server runs; started by servers alone.
+    /// Hold the mount of a FUSE door while no server runs. Only servers start this.
     #[command(hide = true, name = KEEP)]
     Keep,
 }
@@ -200,7 +200,7 @@ enum Command {
 /// The command of the process that holds a mount, see [`sawmill_frontend::keeper`].
 pub(crate) const KEEP: &str = "keep";
 
-/// Parses the command line, carries it out, and says how the process shall end.
+/// Parses the command line, runs the command, and returns the exit code.
 pub(crate) fn run() -> ExitCode {
     let exit = match parse(std::env::args_os().collect()) {
         Ok(Parsed::Cli(cli)) => carry_out(*cli),
@@ -215,10 +215,10 @@ pub(crate) fn run() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// A command line: what is to be done, or nothing more.
+/// A parsed command line.
 enum Parsed {
     Cli(Box<Cli>),
-    /// `--print-config` has printed it.
+    /// `--print-config` has printed it; nothing is left to do.
     Shown,
 }
 
@@ -227,7 +227,7 @@ enum Refusal {
     Other(Failure),
 }
 
-/// Parses the command line, and once more with what the configuration file adds to it.
+/// Parses the command line, then parses it again with what the configuration file adds.
 fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
     let parse_cli = |line: &[OsString]| {
         let matches = command_line().try_get_matches_from(line)?;
@@ -235,7 +235,7 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
     };
     let (mut cli, matches) = parse_cli(&line).map_err(Refusal::Clap)?;
     let file = match matches.subcommand() {
-        // What no server needs works without a file, and where it is wrong.
+        // Commands that need no server work without a file, or with a wrong one.
         Some(("help" | "man" | "completions" | "explain" | KEEP, _)) | None => None,
         Some((name, inner)) => {
             let file = ConfigFile::read(cli.config.as_deref(), &command_line(), name);
@@ -262,7 +262,7 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
     Ok(Parsed::Cli(Box::new(cli)))
 }
 
-/// Where the name of the command stands in a command line that could be parsed.
+/// The index of the command's name in a command line that was parsed.
 fn place_of_command(line: &[OsString]) -> usize {
     let mut at = 1;
     while let Some(word) = line.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-')) {
@@ -272,7 +272,7 @@ fn place_of_command(line: &[OsString]) -> usize {
 }
 
 fn carry_out(cli: Cli) -> Result<Exit> {
-    // What serves tells its story on stderr; the other commands speak up only when something is wrong.
+    // Servers log their progress on stderr; other commands log only what is wrong.
     let usual = match cli.command {
         Command::Serve(_) | Command::Run(_) | Command::Target(_) | Command::Attach(_) => "info",
         _ => "warn",
@@ -327,7 +327,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
     }
 }
 
-/// Under sudo, the default store is that of another user than the one who typed.
+/// Warns that, under sudo, the default store is not that of the user who typed the command.
 fn warn_of_another_home(places: &Places) {
     if places.store.is_none()
         && let (Some(user), Ok(store)) = (std::env::var_os("SUDO_USER"), places.default_store())
@@ -355,7 +355,7 @@ fn start_log(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// What clap could not parse: help and version are answers, everything else becomes one line.
+/// Handles what clap does not run: help and version are printed, everything else is one line.
 fn refuse(error: &clap::Error) -> Result<Exit> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -371,7 +371,7 @@ fn refuse(error: &clap::Error) -> Result<Exit> {
     }
 }
 
-/// Clap's message without its usage block, and with the help to ask for.
+/// Clap's message without its usage block, with the help command to run.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let paragraphs: Vec<&str> = text
@@ -384,7 +384,7 @@ fn one_line(error: &clap::Error) -> String {
     format!("{message}; see '{} --help'", asked_command(&text))
 }
 
-/// The command that clap's usage line is about, `sawmill create` say.
+/// The command in clap's usage line, for example `sawmill create`.
 fn asked_command(text: &str) -> String {
     let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
     let words: Vec<&str> = usage
@@ -397,7 +397,7 @@ fn asked_command(text: &str) -> String {
     if words.is_empty() { asked_by_arguments() } else { words.join(" ") }
 }
 
-/// Errors of value parsers come without a usage line; the arguments say which command was meant.
+/// Errors of value parsers have no usage line; the arguments show the command.
 fn asked_by_arguments() -> String {
     let known = Cli::command();
     let asked = std::env::args().skip(1).find(|word| known.find_subcommand(word).is_some());

@@ -1,6 +1,6 @@
-//! How volumes are opened that a process is to show: options of `serve` and `target`.
+//! How a process opens the volumes that it serves: options of `serve` and `target`.
 //!
-//! Invariant: what cannot be meant (a journal of a reader, one name twice) is refused before anything is
+//! Invariant: contradictory options (a journal for a reader, one name twice) are refused before anything is
 //! opened.
 
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::plan::{CachePlan, JournalPlan, Plan};
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{parse_duration, parse_size};
 
-/// Where the local parts of volumes are, and what may be lost.
+/// Where the local parts of volumes are, and which losses are accepted.
 #[derive(Args)]
 pub(super) struct Opening {
     /// The journal: a file (created if absent) or a block device; with several volumes, a folder.
@@ -58,7 +58,7 @@ pub(super) struct Opening {
     no_fencing: bool,
 }
 
-/// What few need to change.
+/// Options that few users need to change.
 #[derive(Args)]
 #[command(next_help_heading = "Tuning")]
 pub(super) struct Tuning {
@@ -125,7 +125,7 @@ impl Tuning {
 }
 
 impl Opening {
-    /// What to open and how; without doors.
+    /// What to open and how, without doors.
     pub(super) fn plan(&self, places: &Places, tuning: &Tuning, volumes: Vec<VolumeAddress>) -> Result<Plan> {
         for (index, address) in volumes.iter().enumerate() {
             if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
@@ -155,7 +155,7 @@ impl Opening {
             journal: plan_journal(self.journal.as_ref(), volumes.len())?,
             options: OpenOptions {
                 journal_bytes: self.journal_bytes,
-                // Without one, `wiring` chooses when it knows the journal.
+                // Without one, `wiring` chooses the folder when it knows the journal.
                 staging_folder: tuning.staging.clone().unwrap_or_default(),
                 staging_bytes: tuning.staging_bytes,
                 read_only: self.read_only,
@@ -181,13 +181,13 @@ impl Opening {
     }
 }
 
-/// An age of what is not stored: nothing is stored within less than a second.
+/// Parses the maximum age of unstored writes. Nothing is stored in less than a second.
 fn parse_age(text: &str) -> std::result::Result<Duration, String> {
     let age = parse_duration(text)?;
     if age.is_zero() || age >= Duration::from_secs(1) {
         return Ok(age);
     }
-    Err("an age below 1s would make every write wait: give 1s or more, or 0".to_owned())
+    Err("an age below 1s would make every write wait; give 1s or more, or 0".to_owned())
 }
 
 fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> {

@@ -1,10 +1,10 @@
-//! The near end of a control socket: who serves a volume, and what that process says.
+//! The client of control sockets: finds the process that serves a volume and asks it.
 //!
-//! Invariants: nobody listening means nobody attached *on this machine*; somebody listening who does not
-//! answer is an error, never "nobody"; nor is a volume that is on its way from one process to the next: that
-//! is waited for.
+//! Invariants: if nothing listens, no process of *this machine* has the volume attached. A process that
+//! listens but does not answer is an error; it never counts as "not attached". A volume in the middle of a
+//! hand-off is waited for.
 //!
-//! Not here: how a request crosses the socket (`http`).
+//! Not here: how a request travels over the socket (`http`).
 
 use std::fs;
 use std::io;
@@ -22,19 +22,19 @@ use crate::admin::status::{ProcessStatus, VolumeStatus};
 use crate::config::VolumeAddress;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long a healthy process may take to answer a question that needs no waiting.
+/// Time for a healthy process to answer a question that needs no waiting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a volume may be on its way from one process to the next.
+/// Time for a hand-off between two processes.
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(10);
 
-/// How often it is looked for meanwhile.
+/// Interval of checks during a hand-off.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// How often a process is asked that ends without an answer.
+/// How many times to ask processes that end without an answer.
 const ASKED_MAX: u32 = 100;
 
-/// Slack that a long poll's answer is given past its own deadline.
+/// Extra time for the answer of a long poll beyond its own deadline.
 const POLL_SLACK: Duration = Duration::from_secs(10);
 
 /// The name of a read-only attachment's socket.
@@ -42,21 +42,21 @@ pub(crate) fn reader_socket(pid: u32) -> String {
     format!("reader-{pid}.sock")
 }
 
-/// Removes the sockets of readers that have died. A socket gets its name when somebody listens on it, so what
-/// nobody listens on is nobody's.
+/// Removes the sockets of readers that have died. A socket gets its name only when a process listens on it,
+/// so a socket without a listener has no owner.
 pub(crate) fn sweep_dead_readers(volume_folder: &Path) {
     for socket in sockets(volume_folder) {
         let is_reader = socket.file_name().is_some_and(|name| name.as_bytes().starts_with(b"reader-"));
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if is_reader && UnixStream::connect(&socket).is_err_and(refused) {
-            // Another server may sweep as well.
+            // Another server may remove it too.
             let _ = fs::remove_file(&socket);
         }
     }
 }
 
-/// The process that serves the volume for writing, or one that serves it read-only, or nobody. While it is
-/// handed over, whoever has it afterwards.
+/// The process that serves the volume for writing, or one that serves it read-only, or `None`. During a
+/// hand-off: the process that has it afterwards.
 pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     attached_within(volume_folder, HANDED_OVER_WITHIN)
 }
@@ -93,8 +93,8 @@ fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     Ok(None)
 }
 
-/// A volume by name, if this machine serves it: its folder and what the process says. Asks no store, so it
-/// works while the store is away.
+/// Finds a volume by name if this machine serves it: its folder and the process's answer. It needs no store,
+/// so it works while the store is unreachable.
 pub(crate) fn served(
     state_folder: &Path,
     address: &VolumeAddress,
@@ -105,7 +105,7 @@ pub(crate) fn served(
         let process = match attached(&folder) {
             Ok(Some(process)) => process,
             Ok(None) => continue,
-            // It may be another volume's.
+            // It may belong to another volume.
             Err(failure) => {
                 silent.get_or_insert(failure);
                 continue;
@@ -119,8 +119,8 @@ pub(crate) fn served(
     silent.map_or(Ok(None), Err)
 }
 
-/// Waits until everything accepted now is as safe as `safety` says (`logged` or `stored`).
-/// `false`: the time-out came first.
+/// Waits until everything accepted so far is as safe as `safety` says (`logged` or `stored`). Returns `false`
+/// if the timeout expires first.
 pub(crate) fn wait(
     volume_folder: &Path,
     name: &str,
@@ -151,13 +151,13 @@ pub(crate) fn wait(
     })
 }
 
-/// What the writer of a volume says of it.
+/// What the writer of a volume reports about it.
 pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>> {
     Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
 }
 
-/// Sends a request to the process that serves a volume for writing and waits for the outcome, however long
-/// that takes. `None`: nobody serves it here.
+/// Sends a request to the process that serves a volume for writing, and waits for the result without a time
+/// limit. `None`: no process serves it here.
 pub(crate) fn ask_writer<T: DeserializeOwned>(
     volume_folder: &Path,
     request: &ControlRequest,
@@ -165,8 +165,7 @@ pub(crate) fn ask_writer<T: DeserializeOwned>(
     carry_out(&volume_folder.join(WRITER_SOCKET), request)
 }
 
-/// The same to the process that serves the volume for writing, or, where nobody does, to one that serves it
-/// read-only.
+/// As [`ask_writer`], but if no process serves the volume for writing, asks one that serves it read-only.
 pub(crate) fn ask_any<T: DeserializeOwned>(
     volume_folder: &Path,
     name: &str,
@@ -180,7 +179,7 @@ pub(crate) fn ask_any<T: DeserializeOwned>(
     Err(not_served(name))
 }
 
-/// A request that ends without an answer is an error: it may have been carried out, so it is not sent again.
+/// A request that ends without an answer is an error. It may have been carried out, so it is not sent again.
 fn carry_out<T: DeserializeOwned>(socket: &Path, request: &ControlRequest) -> Result<Option<T>> {
     let body = serde_json::to_vec(request)
         .map_err(|error| Failure::new(Exit::Internal, format!("cannot write the request: {error}")))?;
@@ -211,8 +210,8 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Asks what may be asked twice. `None`: nobody listens. A process that ends without an answer may have
-/// handed over just then: whoever came after it is asked.
+/// Sends a question, which is safe to repeat. `None`: nothing listens. A process that ends without an answer
+/// may have handed over just then, so its successor is asked.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
     for _ in 0..ASKED_MAX {
         match http::request(socket, Method::GET, target, Vec::new(), patience)? {

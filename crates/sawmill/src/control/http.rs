@@ -1,7 +1,7 @@
 //! One HTTP request over a Unix socket.
 //!
-//! Invariant: nobody listening, a connection that ends before its answer, and an answer are told apart; an
-//! answer that was cut short is an error. Not here: what is asked, and whether it may be asked again
+//! Invariant: the result tells apart a socket without a listener, a connection that ends before its answer,
+//! and an answer. A truncated answer is an error. Not here: what is requested, and whether it may be repeated
 //! (`client`).
 
 use std::io;
@@ -17,15 +17,15 @@ use tokio::net::UnixStream;
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// What a process may answer at most: the status of thousands of volumes.
+/// The longest answer of a process: the status of thousands of volumes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Nobody listens.
+    /// Nothing listens.
     Nobody,
-    /// Somebody took the connection, and closed it without a word.
+    /// A process accepted the connection and closed it without an answer.
     Ended,
     /// The body of an answer with status 200.
     Whole(Vec<u8>),
@@ -80,7 +80,7 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
     let silent = |error: &dyn std::fmt::Display| silent(socket, error);
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| silent(&error))?;
-    // It ends with the sender, or when the other end closes; what went wrong, the request says.
+    // It ends with the sender, or when the other end closes; the request reports errors.
     tokio::spawn(connection);
     let request = hyper::Request::builder()
         .method(method)
@@ -102,7 +102,7 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
     }
 }
 
-/// Whether a connection ended before any of the answer came.
+/// Whether a connection ended before the answer began.
 fn is_ended(error: &hyper::Error) -> bool {
     use std::error::Error as _;
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client makes of an answer of which only the first bytes arrive.
+    /// The result for an answer of which only the first bytes arrive.
     fn heard(answer: &'static [u8]) -> Result<Answer> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sock");

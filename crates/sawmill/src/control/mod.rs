@@ -1,12 +1,12 @@
-//! Control sockets: how commands ask the process that serves a volume, and tell it what to do.
+//! Control sockets: how commands query and control the process that serves a volume.
 //!
 //! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
 //! the volume's state folder, and answers HTTP there (`admin`).
 //!
 //! | file | role |
 //! |---|---|
-//! | `protocol` | what can be asked for, as JSON |
-//! | `client` | the near end: who serves a volume, and what it says |
+//! | `protocol` | the requests, as JSON |
+//! | `client` | the client: which process serves a volume, and what it answers |
 //! | `http` | one request over a Unix socket |
 
 mod client;

@@ -1,9 +1,9 @@
-//! What the process that serves a volume can be asked to do: `POST /request` on one of the volume's control
-//! sockets, with a [`ControlRequest`] as JSON. Nobody can do so over TCP.
+//! The requests to the process that serves a volume: `POST /request` on one of the volume's control sockets,
+//! with a [`ControlRequest`] as JSON. They are not available over TCP.
 //!
-//! Invariant: a request is answered when it is carried out, or refused with a reason.
+//! Invariant: a request is answered when it is done, or refused with a reason.
 //!
-//! Not here: questions that change nothing, which are GETs (`admin`); carrying it out (`serving`).
+//! Not here: questions that change nothing, which are GETs (`admin`); carrying a request out (`serving`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::doors::plan::DoorPlan;
 
-/// The target of all requests.
+/// The path of all requests.
 pub(crate) const REQUEST_TARGET: &str = "/request";
-/// The longest request that is read.
+/// The longest request that a process reads.
 pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// What a volume's process is asked to do.
+/// A request to the process of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ControlRequest {
@@ -26,11 +26,11 @@ pub(crate) enum ControlRequest {
     CollectGarbage { threshold: f64 },
     /// Answered with [`Changed`].
     Past(Past),
-    /// Takes another size; answered with [`Resized`] once that is durable.
+    /// Changes the size; answered with [`Resized`] once that is durable.
     Resize { size_bytes: u64 },
     /// Opens a door; answered with [`DoorAdded`].
     AddDoor(DoorPlan),
-    /// Closes one; answered with [`DoorRemoved`].
+    /// Closes a door; answered with [`DoorRemoved`].
     RemoveDoor { address: String },
     /// Answered with [`Done`](crate::handoff::Done).
     HandOff(HandOff),
@@ -51,11 +51,11 @@ pub(crate) enum Past {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HandOff {
-    /// The program that takes over; without it the one this process was started from.
+    /// The program that takes over. Default: the file that this process was started from.
     pub(crate) binary: Option<PathBuf>,
-    /// Time for the successor to get ready, while the predecessor serves on.
+    /// Time for the successor to get ready, while the predecessor still serves.
     pub(crate) timeout: Duration,
-    /// Time in which nobody serves; past it the predecessor goes on.
+    /// Longest interruption of service; after it, the predecessor resumes.
     pub(crate) stall_max: Duration,
 }
 
@@ -66,10 +66,10 @@ pub(crate) struct Collected {
     pub(crate) moved_segments: u64,
 }
 
-/// The past was changed.
+/// The answer to a change of the past.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Changed {
-    /// Of a rollback: the snapshot of the state before.
+    /// After a rollback: the snapshot of the state before it.
     pub(crate) undo: Option<String>,
 }
 

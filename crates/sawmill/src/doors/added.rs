@@ -1,9 +1,9 @@
-//! Doors that were added to a volume while it was served, noted so that they come back after a crash: users
-//! of a device or a mount that a dead server left wait for exactly that.
+//! Doors that were added to a volume while it was served. They are noted so that they return after a crash,
+//! because users of a device or mount that a dead server left wait for them.
 //!
-//! A file `doors` in the volume's state folder, one [`DoorPlan`] a line. Invariants: a door is noted from
-//! the time it is open until it is removed or the server is stopped in order; a line that cannot be read
-//! stops nothing. Not here: doors that are options of `serve`, which come back by themselves.
+//! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door is noted
+//! from the time it is open until it is removed or the server stops cleanly. A line that cannot be parsed
+//! stops nothing. Not here: doors from options of `serve`, which return anyway.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
 
-/// A plan as it is noted: a device that got any number comes back with the one that its users know.
+/// A plan in the form that is noted: a device with an arbitrary number keeps the one that its users know.
 pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {
     match plan {
         DoorPlan::Ublk { id: None, unprivileged } => {
@@ -28,7 +28,7 @@ pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {
 /// The note of one volume.
 pub(crate) struct Added {
     path: PathBuf,
-    /// Held while the file is read and written anew.
+    /// Held while the file is read and rewritten.
     changing: Mutex<()>,
 }
 
@@ -42,14 +42,14 @@ impl Added {
     pub(crate) fn note(&self, plan: &DoorPlan) -> Result<()> {
         let line = plan.to_string();
         self.change(|lines| {
-            // One that was lost and added again is still one.
+            // A door that was lost and added again is noted once.
             if !lines.contains(&line) {
                 lines.push(line);
             }
         })
     }
 
-    /// Forgets a door that is closed. One that was not noted is fine.
+    /// Forgets a closed door. A door that was not noted is no error.
     pub(crate) fn forget(&self, plan: &DoorPlan) -> Result<()> {
         let line = plan.to_string();
         self.change(|lines| {
@@ -59,7 +59,7 @@ impl Added {
         })
     }
 
-    /// Forgets all: the doors were closed in order.
+    /// Forgets all doors: they were closed cleanly.
     pub(crate) fn forget_all(&self) {
         let _one_at_a_time = self.changing.lock();
         match fs::remove_file(&self.path) {
@@ -70,7 +70,7 @@ impl Added {
         }
     }
 
-    /// The doors that a server before this one had and that `others` do not bring back.
+    /// The doors of an earlier server that `others` do not bring back.
     pub(crate) fn left(&self, others: &[DoorPlan]) -> Vec<DoorPlan> {
         let read = |line: &String| match DoorPlan::parse(line) {
             Ok(plan) => Some(plan),

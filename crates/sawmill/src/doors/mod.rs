@@ -1,10 +1,10 @@
-//! The doors of a serving process: opened, added and removed while it runs, handed over as one.
+//! The doors of a serving process: opened, added and removed while it runs, and handed over together.
 //!
-//! Invariants: a door is opened for volumes that are open; what is handed over of a door is preceded by a
-//! piece named `door` that says which plan it is of, what it shows and how many pieces follow.
+//! Invariants: a door is opened only for open volumes. The pieces of a door that is handed over follow a
+//! piece named `door`, which has the door's plan, the volumes it serves and the number of pieces.
 //!
-//! Modules: [`plan`] (what was asked for), `open` (each kind of door), [`added`] (what comes back after a
-//! crash although no option says so). Not here: what a door speaks.
+//! Modules: [`plan`] (the requested doors), `open` (each kind of door), [`added`] (doors that return after a
+//! crash although no option names them). Not here: the protocol of a door.
 
 pub(crate) mod added;
 mod open;
@@ -26,40 +26,41 @@ use open::{Orphans, Workers};
 use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Threads that quiet doors: each mostly waits.
+/// Threads that quiesce doors; each mostly waits.
 const QUIETERS_MAX: usize = 64;
 
-/// Threads that take doors over: each may wait for a kernel or a keeper.
+/// Threads that take over doors; each may wait for a kernel or a keeper.
 const TAKERS_MAX: usize = 64;
 
-/// What doors show: an open volume.
+/// An open volume, as doors serve it.
 #[derive(Clone)]
 pub(crate) struct Shown {
     /// The export's name: the volume's, with the cut that is shown.
     pub(crate) name: String,
-    /// Shown by clients that list exports.
+    /// The description in clients that list exports.
     pub(crate) description: String,
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The volume's state folder.
     pub(crate) folder: PathBuf,
-    /// What tells its bytes from all others on this machine: the volume in its store, and the cut.
+    /// Distinguishes its bytes from all others on this machine: the volume in its store, and the cut.
     pub(crate) identity: String,
-    /// Everything that was answered is there for the next server when this one dies: users may wait for it.
+    /// Whether all answered requests survive the death of this server, so that users may wait for the next
+    /// one.
     pub(crate) outlives_server: bool,
 }
 
 /// One open door.
 pub(crate) struct OpenDoor {
     plan: DoorPlan,
-    /// Names of what it shows.
+    /// The names of the volumes it serves.
     shows: Vec<String>,
     pub(crate) door: Arc<dyn Door>,
-    /// The right to a mount, where there is one: see [`open`].
+    /// The right to a mount, if there is one: see [`open`].
     claim: Mutex<Option<FileLock>>,
 }
 
 impl OpenDoor {
-    /// Its kind, and what a user opens to have this volume.
+    /// The kind of the door, and the address that gives users this volume.
     pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
         (self.door.kind(), self.door.address_of(name))
     }
@@ -69,9 +70,9 @@ impl OpenDoor {
 #[derive(Default)]
 pub(crate) struct Doors {
     open: RwLock<Vec<Arc<OpenDoor>>>,
-    /// Held while doors come, go or are handed over.
+    /// Held while doors are opened, closed or handed over.
     changing: Mutex<()>,
-    /// They are another process's.
+    /// The doors belong to another process.
     gone: AtomicBool,
     /// Threads for the queues of many devices, once there are many.
     workers: Workers,
@@ -80,7 +81,7 @@ pub(crate) struct Doors {
 }
 
 impl Doors {
-    /// None yet.
+    /// Starts without doors.
     pub(crate) fn new(nbd_budget: Budget) -> Self {
         Doors { nbd_budget, ..Doors::default() }
     }
@@ -95,7 +96,7 @@ impl Doors {
         NbdMemoryStatus { bytes_max, bytes, waiting }
     }
 
-    /// Opens what a plan asks for, for these volumes: one door for all of them, or one each.
+    /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
         self.workers.share_from(volumes.len())?;
         let orphans = Orphans::default();
@@ -125,8 +126,8 @@ impl Doors {
         Ok(opened)
     }
 
-    /// Closes the door of this address that shows this volume: requests in flight finish, users see it end.
-    /// Returns what it was opened by.
+    /// Closes the door with this address that serves this volume. Requests in flight finish; then its users
+    /// see it end. Returns the door's plan.
     pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
@@ -160,14 +161,14 @@ impl Doors {
         Err(Failure::new(Exit::Unavailable, "the doors were handed off to another process; try again"))
     }
 
-    /// Lets no door come or go while the answer lives.
+    /// While the returned guard lives, no door is opened or closed.
     pub(crate) fn hold(&self, patience: Duration) -> Result<MutexGuard<'_, ()>> {
         self.changing.try_lock_for(patience).ok_or_else(|| {
             Failure::new(Exit::InUse, "a door is being opened or closed; try again when that is done")
         })
     }
 
-    /// The doors that show a volume.
+    /// The doors of a volume.
     pub(crate) fn of(&self, volume: &str) -> Vec<Arc<OpenDoor>> {
         let shows = |open: &&Arc<OpenDoor>| open.shows.iter().any(|name| name == volume);
         self.open.read().iter().filter(shows).cloned().collect()
@@ -178,7 +179,7 @@ impl Doors {
         self.open.read().clone()
     }
 
-    /// What passed through them.
+    /// The counters of all doors.
     pub(crate) fn status(&self) -> Vec<DoorStatus> {
         let status = |open: &Arc<OpenDoor>| {
             DoorStatus::new(open.door.kind(), open.door.address(), &open.door.counts())
@@ -186,12 +187,12 @@ impl Doors {
         self.open.read().iter().map(status).collect()
     }
 
-    /// What users open to have this volume, with the kind of door.
+    /// The addresses that give users this volume, with the kind of each door.
     pub(crate) fn addresses(&self, volume: &str) -> Vec<(&'static str, String)> {
         self.of(volume).iter().map(|open| open.told(volume)).collect()
     }
 
-    /// The volume has another size: users are told where their door can.
+    /// Notifies users that the volume has another size, where the kind of door can do that.
     pub(crate) fn resized(&self, volume: &str) {
         for open in self.of(volume) {
             if let Err(error) = open.door.resized() {
@@ -200,9 +201,9 @@ impl Doors {
         }
     }
 
-    /// No door takes a request, and none is in flight. All are asked at once: a slow one costs the others its
-    /// own time and no more. A door that has ended is left behind. After an error some are quiet and some are
-    /// not: resume them.
+    /// Quiesces all doors: none accepts a request, and none has a request in flight. All doors quiesce in
+    /// parallel, so a slow one delays no other. A door that has ended is dropped. After an error, some doors
+    /// are quiet and some are not: resume them.
     pub(crate) fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
         let deadline = Instant::now() + patience;
         let all = self.all();
@@ -234,14 +235,14 @@ impl Doors {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
-    /// All doors go on, but those that show nothing else than volumes that are `away`.
+    /// Resumes all doors, except those that serve only volumes in `away`.
     pub(crate) fn resume_but(&self, away: &[&str]) {
         let stays = |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
         self.all().iter().filter(|open| !stays(open)).for_each(|open| open.door.resume());
     }
 
-    /// Leaves the doors of these volumes behind, as a process that is killed does. Devices and mounts wait
-    /// for the next server; connections end.
+    /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the next
+    /// server; connections end.
     pub(crate) fn leave(&self, away: &[&str]) {
         let _one_at_a_time = self.changing.lock();
         let is_away = |name: &String| away.contains(&name.as_str());
@@ -250,14 +251,14 @@ impl Doors {
                 open.door.let_go();
                 open.claim.lock().take();
             } else {
-                // It goes on for other volumes, and has requests that wait for this one.
+                // The door resumes for other volumes, but has requests that wait for this one.
                 open.door.stop_now();
             }
             self.open.write().retain(|other| !Arc::ptr_eq(other, open));
         }
     }
 
-    /// What another process needs to go on with all doors; they must be quiet.
+    /// What another process needs to take over all doors. They must be quiet.
     pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
         let mut all = Vec::new();
         for open in self.all() {
@@ -279,8 +280,8 @@ impl Doors {
         Ok(all)
     }
 
-    /// Goes on with the doors of another process, side by side: one that is slow holds up no other. A door
-    /// that cannot be had is named in the answer; the others are open.
+    /// Takes over the doors of another process, in parallel, so that a slow one delays no other. Returns an
+    /// error for each door that cannot be taken over; the others are open.
     pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
         let mut failed: Vec<Error> = self.workers.share_from(volumes.len()).err().into_iter().collect();
         let mut handed = handed.into_iter();
@@ -296,7 +297,7 @@ impl Doors {
         failed
     }
 
-    /// Opens each door by `open`, lets it go on at once, and keeps them in their order.
+    /// Opens each door with `open` and resumes it immediately. Keeps the doors in order.
     fn take_over_with<T: Send>(
         &self,
         doors: Vec<T>,
@@ -330,7 +331,7 @@ impl Doors {
         failed
     }
 
-    /// Leaves everything that was handed over to its new owner.
+    /// Releases everything that was handed over; its new owner has it.
     pub(crate) fn let_go(&self) {
         self.gone.store(true, Ordering::Release);
         for open in self.all() {
@@ -339,13 +340,13 @@ impl Doors {
         }
     }
 
-    /// Requests in flight finish, users see the end.
+    /// Closes all doors: requests in flight finish, then users see the end.
     pub(crate) fn stop(&self) {
         let _one_at_a_time = self.changing.lock();
         self.all().iter().for_each(|open| open.door.stop());
     }
 
-    /// Ends all at once.
+    /// Closes all doors immediately.
     pub(crate) fn stop_now(&self) {
         self.all().iter().for_each(|open| open.door.stop_now());
     }
@@ -365,7 +366,7 @@ impl Doors {
     }
 }
 
-/// What belongs to a door of another process.
+/// The pieces of one door of another process.
 fn pieces_of(head: &Handed, handed: &mut std::vec::IntoIter<Handed>) -> sawmill_device::Result<Vec<Handed>> {
     if head.what != "door" {
         let text = format!("hand-off: found a {} instead of a door", head.what);

@@ -1,5 +1,5 @@
-//! Opens each kind of door, anew or from what another process handed over: the only place that knows them
-//! all.
+//! Opens each kind of door, new or from what another process handed over. This is the only place that knows
+//! all kinds.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -22,13 +22,13 @@ use crate::config::UBLK_FOLDER;
 use crate::folders::make_folder;
 use sawmill_console::exit::{Failure, Result};
 
-/// What doors of one process share.
+/// What the doors of one process share.
 pub(super) struct Shared<'a> {
     pub(super) workers: &'a Workers,
     pub(super) nbd_budget: &'a Budget,
 }
 
-/// Opens a door that nobody has open.
+/// Opens a new door.
 pub(super) fn open(
     plan: DoorPlan,
     volumes: &[Shown],
@@ -64,7 +64,7 @@ pub(super) fn open(
     }
 }
 
-/// Goes on with a door of another process.
+/// Resumes a door of another process.
 pub(super) fn take_over(
     plan: DoorPlan,
     volumes: &[Shown],
@@ -86,9 +86,9 @@ pub(super) fn take_over(
         }
         DoorPlan::Ublk { id, unprivileged } => {
             let volume = only(volumes)?;
-            let piece = pieces.first().ok_or_else(|| {
-                Error::new(ErrorKind::Invalid, "hand-off: a ublk device came without its id")
-            })?;
+            let piece = pieces
+                .first()
+                .ok_or_else(|| Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id"))?;
             let options = ublk_options(*id, *unprivileged, volume, shared.workers);
             let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
@@ -113,37 +113,37 @@ impl OpenDoor {
     }
 }
 
-/// The volume of a door that shows one.
+/// The volume of a door that serves exactly one.
 fn only(volumes: &[Shown]) -> sawmill_device::Result<&Shown> {
     volumes
         .first()
         .ok_or_else(|| Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door"))
 }
 
-/// Threads that serve the queues of many ublk devices: few devices have threads of their own.
+/// Threads that serve the queues of many ublk devices. A few devices have threads of their own.
 #[derive(Default)]
 pub(super) struct Workers(OnceLock<UblkWorkers>);
 
 impl Workers {
-    /// Volumes of one process from which on their devices share threads.
+    /// From this number of volumes on, the devices of a process share threads.
     const VOLUMES_MIN: usize = 9;
-    /// More threads than this bring nothing.
+    /// More threads than this do not help.
     const THREADS_MAX: usize = 32;
 
-    /// Starts the threads when a process serves so many volumes.
+    /// Starts the threads if a process serves this many volumes.
     pub(super) fn share_from(&self, volumes: usize) -> sawmill_device::Result<()> {
         if volumes < Self::VOLUMES_MIN || self.0.get().is_some() {
             return Ok(());
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Somebody else's are as good.
+        // If another thread was first, its workers are as good.
         let _ = self.0.set(UblkWorkers::start(cores.min(Self::THREADS_MAX))?);
         Ok(())
     }
 }
 
-/// ublk devices that nobody served when they were first asked for: looked up once for all volumes of a
-/// command, which may be hundreds.
+/// ublk devices without a server at the first request, looked up once for all volumes of a command, which may
+/// be hundreds.
 #[derive(Default)]
 pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
 
@@ -151,7 +151,7 @@ impl Orphans {
     fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
         if self.0.get().is_none() {
             let all = ublk::devices(&options.run_folder)?;
-            // Somebody else's list is as good.
+            // If another thread was first, its list is as good.
             let _ = self.0.set(all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect());
         }
         Ok(self.0.get().map_or(&[], Vec::as_slice))
@@ -171,9 +171,9 @@ fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &W
     }
     UblkOptions {
         unprivileged,
-        // Only root makes links in /dev.
+        // Only root can make links in /dev.
         link: None,
-        // Each request that may be in flight has a buffer of its own.
+        // Each request that may be in flight has a buffer.
         queue_depth: 32,
         request_bytes_max: 256 << 10,
         run_folder: volume.folder.with_file_name(UBLK_FOLDER),
@@ -181,14 +181,14 @@ fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &W
     }
 }
 
-/// A device for a volume: the one that a dead server of it left, whose users wait, or a new one. What is
-/// left of devices that nobody can use any more is removed.
+/// Opens a device for a volume: the one that a dead server of it left, whose users wait, or a new one.
+/// Removes the remains of devices that are unusable.
 fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill_device::Result<UblkDoor> {
     hold_memory();
     for found in orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
             tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
-            // Another server may have come first.
+            // Another server may have removed it first.
             let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
         } else if !options.unprivileged
             && options.recoverable
@@ -201,7 +201,7 @@ fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill
     UblkDoor::start(options, Arc::clone(&volume.device))
 }
 
-/// A kernel that writes memory out through a device of ours must not wait for ours to be read in.
+/// A kernel that writes memory to a device of ours must not wait until our own memory is read back in.
 fn hold_memory() {
     if let Err(error) = sawmill_sys::reclaim::lock_memory() {
         tracing::warn!(
@@ -214,8 +214,8 @@ fn vhost_options(path: &Path, volume: &Shown) -> VhostOptions {
     VhostOptions { serial: volume.name.clone(), ..VhostOptions::new(path.to_path_buf()) }
 }
 
-/// Makes the folder of a mount, if it is not there. One that is there is not looked at: it may show what
-/// waits for this very process.
+/// Creates the folder of a mount if it does not exist. An existing folder is not touched: it may be a mount
+/// that waits for this very process.
 fn make_mountpoint(path: &Path) -> Result<()> {
     make_parent(path)?;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -226,13 +226,13 @@ fn make_mountpoint(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes the folder that a socket shall be in.
+/// Creates the folder of a socket.
 fn make_parent(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.map_or(Ok(()), make_folder)
 }
 
-/// Also gives the right to this mount of the volume: what its keeper holds is for one server at a time.
+/// Also locks this mount of the volume: its keeper serves one server at a time.
 fn fuse_options(
     mountpoint: &Path,
     attach_loop: bool,
@@ -241,7 +241,7 @@ fn fuse_options(
     let own = crate::program::own().map_err(|error| {
         Error::caused(ErrorKind::Unavailable, "fuse: cannot find the sawmill program", error)
     })?;
-    // Not named like a control socket. One for each mount of the volume.
+    // The name differs from those of control sockets. There is one for each mount of the volume.
     let name = format!("keeper-{:08x}", crc32c(mountpoint.as_os_str().as_bytes()));
     let socket = volume.folder.join(name);
     let claim = FileLock::of_name(&socket).map_err(|error| {
@@ -257,7 +257,7 @@ fn fuse_options(
     Ok((FuseOptions { attach_loop, keeper, ..options }, claim))
 }
 
-/// A volume's name as a file's: states of the past have a colon in theirs, which some programs take amiss.
+/// A volume's name as a file name: names of past states have a colon, which some programs reject.
 fn file_name(name: &str) -> String {
     name.replace(':', "-")
 }

@@ -1,7 +1,7 @@
-//! Which doors a user asked for, as options of a command and as one line of text.
+//! The doors that a user requests, as options of a command and as one line of text.
 //!
-//! The line travels to a running server (`sawmill door add`) and to the process that takes its doors over.
-//! Invariant: what a plan writes, it reads again as the same plan. Not here: opening.
+//! The line travels to a running server (`sawmill door add`) and to the process that takes over its doors.
+//! Invariant: parsing what a plan writes gives the same plan. Not here: opening.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -18,19 +18,19 @@ use sawmill_console::units::parse_size;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) enum DoorPlan {
-    /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where others can connect.
+    /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where other machines can connect.
     Nbd { listen: Listen, insecure: bool },
-    /// `ublk`, `ublk=3`: a device node, with this number or any; `ublk-unprivileged...` one that ends with
+    /// `ublk`, `ublk=3`: a device node, with this number or any; `ublk-unprivileged...`: one that ends with
     /// its server.
     Ublk { id: Option<u32>, unprivileged: bool },
-    /// `vhost-user=/path`: a socket for QEMU and its kin.
+    /// `vhost-user=/path`: a socket for QEMU and similar programs.
     VhostUser { path: PathBuf },
-    /// `fuse=/mountpoint`: a file; `loop=/mountpoint`: that, and a loop device on it.
+    /// `fuse=/mountpoint`: a file; `loop=/mountpoint`: a file and a loop device on it.
     Fuse { mountpoint: PathBuf, with_loop: bool },
 }
 
 impl DoorPlan {
-    /// The plan behind a line.
+    /// Parses a line.
     pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
         let (kind, value) = text.split_once('=').unwrap_or((text, ""));
         let path = || match value {
@@ -57,7 +57,8 @@ impl DoorPlan {
         }
     }
 
-    /// The same door for one volume of several: sockets and mount points lie in a folder, under its name.
+    /// The same door for one volume of several: sockets and mount points are in a folder, under the volume's
+    /// name.
     pub(crate) fn of_volume(&self, name: &str) -> DoorPlan {
         match self {
             DoorPlan::VhostUser { path } => DoorPlan::VhostUser { path: path.join(format!("{name}.sock")) },
@@ -68,12 +69,12 @@ impl DoorPlan {
         }
     }
 
-    /// Whether one door of this kind shows many volumes.
+    /// Whether one door of this kind serves many volumes.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self, DoorPlan::Nbd { .. })
     }
 
-    /// The same door with paths that mean the same in another process.
+    /// The same door with paths that are valid in another process.
     pub(crate) fn absolute(self) -> DoorPlan {
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         match self {
@@ -123,7 +124,7 @@ impl fmt::Display for DoorPlan {
     }
 }
 
-/// The doors that a command opens. Any set of them may show one volume at once.
+/// The doors that a command opens. Any combination may serve one volume.
 #[derive(Args)]
 #[command(next_help_heading = "Doors")]
 pub(crate) struct DoorOptions {
@@ -173,13 +174,13 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
 }
 
 impl NbdMemory {
-    /// What all doors of the process share.
+    /// The memory that all doors of the process share.
     pub(crate) fn budget(&self) -> Budget {
         self.nbd_memory_max.clone()
     }
 }
 
-/// The number asked for with `--ublk`.
+/// The number in `--ublk`.
 #[derive(Clone, Copy, Debug)]
 struct UblkId(Option<u32>);
 
@@ -194,7 +195,7 @@ fn parse_ublk(text: &str) -> Result<UblkId, String> {
 }
 
 impl DoorOptions {
-    /// The doors asked for, in the order of the options.
+    /// The requested doors, in the order of the options.
     pub(crate) fn plans(&self) -> Vec<DoorPlan> {
         let nbd = self.nbd.clone().map(|listen| DoorPlan::Nbd { listen, insecure: self.insecure_listen });
         let unprivileged = self.ublk_unprivileged;
@@ -205,7 +206,7 @@ impl DoorOptions {
         [nbd, ublk, vhost, fuse].into_iter().flatten().map(DoorPlan::absolute).collect()
     }
 
-    /// The same for a `serve` of so many volumes; without any door an NBD socket at `usual`.
+    /// The same for a `serve` of this many volumes. Without any door: an NBD socket at `usual`.
     pub(crate) fn plans_of_serve(&self, volumes: usize, usual: &Path) -> Result<Vec<DoorPlan>> {
         let mut plans = self.plans();
         if plans.is_empty() {

@@ -1,7 +1,7 @@
 //! Drivers that this process starts: one at a time, or a new one beside the old one that it replaces.
 //!
-//! Invariants: every process that was started is waited for; none has this process's keys to stores, unless
-//! they were named. Not here: what its end means (`driving`).
+//! Invariants: every started process is waited for. None gets this process's keys to stores, unless they are
+//! named. Not here: what the end of a driver means (`driving`).
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -16,34 +16,34 @@ use sawmill_driver::protocol::SOCKET_VARIABLE;
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long the first restart waits; each further one twice as long.
+/// The wait before the first restart; each further wait is twice as long.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 /// The longest wait.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
-/// A driver that lived so long was all right: the next restart is soon again.
+/// After a driver has lived this long, the next restart waits the minimum again.
 const LIVED: Duration = Duration::from_secs(1);
 
-/// What the keys to stores are in; anybody's program is not to have them.
+/// Prefixes of variables with keys to stores, which a driver must not get.
 const STORES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
-/// Ours: what says what it is.
+/// Words in the names of our own secret variables.
 const SECRETS: [&str; 4] = ["KEY", "SECRET", "TOKEN", "PASSWORD"];
 
 /// The command of a driver, and its processes.
 pub(crate) struct Drivers {
     command: Vec<OsString>,
-    /// Variables with secrets that it may have.
+    /// Secret variables that drivers get anyway.
     passed: Vec<OsString>,
     alive: Arc<Mutex<BTreeSet<u32>>>,
     back_off: Mutex<Duration>,
 }
 
 impl Drivers {
-    /// `passed` are variables of this process's environment that drivers get though they may be secrets.
+    /// `passed` names variables of this process's environment that drivers get even if they are secrets.
     pub(crate) fn new(command: Vec<OsString>, passed: Vec<OsString>) -> Self {
         Drivers { command, passed, alive: Arc::default(), back_off: Mutex::new(BACK_OFF_MIN) }
     }
 
-    /// Starts one; `ended` hears of its end, with the process and how it ended.
+    /// Starts a driver. `ended` is called with the process and its exit status.
     pub(crate) fn start(
         &self,
         socket: &Path,
@@ -96,12 +96,12 @@ impl Drivers {
         now
     }
 
-    /// Ends a process, if it is one of these.
+    /// Kills a process if it is one of these.
     pub(crate) fn kill(&self, pid: u32) {
         self.signal(pid, Signal::KILL);
     }
 
-    /// Ends all of them.
+    /// Kills all of them.
     pub(crate) fn kill_all(&self) {
         let pids: Vec<u32> = self.alive.lock().iter().copied().collect();
         pids.into_iter().for_each(|pid| self.kill(pid));
@@ -112,22 +112,22 @@ impl Drivers {
         self.alive.lock().contains(&pid)
     }
 
-    /// Whether none is left.
+    /// Whether all have ended.
     pub(crate) fn are_gone(&self) -> bool {
         self.alive.lock().is_empty()
     }
 
     fn signal(&self, pid: u32, signal: Signal) {
-        // Under the lock: the number is still that process's.
+        // Under the lock, so that the number still belongs to that process.
         let alive = self.alive.lock();
         if let Some(pid) = Pid::from_raw(pid.cast_signed()).filter(|_| alive.contains(&pid)) {
-            // It may have ended just now, and waits to be waited for.
+            // The process may have exited just now and not have been waited for.
             let _ = kill_process(pid, signal);
         }
     }
 }
 
-/// Whether a variable of this name holds what lets into a store.
+/// Whether a variable of this name gives access to a store.
 fn is_secret(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let ours = name.starts_with("SAWMILL_") && SECRETS.iter().any(|word| name.contains(word));

@@ -1,8 +1,8 @@
-//! A device whose driver is another process, with its doors: what `sawmill run` does.
+//! A device whose driver is another process, with its doors: the work of `sawmill run`.
 //!
-//! Invariants: doors open when the first driver has said what the device is, and close before it is told that
-//! nothing more comes; a driver that this process started and that died is started again, with growing waits,
-//! for as long as the device is there. Not here: what hosts and drivers say to each other (`sawmill-driver`).
+//! Invariants: doors open when the first driver has declared the device, and close before the driver learns
+//! that nothing more comes. A driver that this process started and that died is restarted, with growing
+//! waits, as long as the device exists. Not here: the protocol of hosts and drivers (`sawmill-driver`).
 
 pub(crate) mod child;
 
@@ -32,33 +32,33 @@ use sawmill_console::exit::{Exit, Failure, Result};
 /// The driver socket in a device's folder.
 pub(crate) const SOCKET: &str = "driver.sock";
 
-/// How long a driver that has left the device in disorder may take to end.
+/// Time for a driver to exit after it left the device uncleanly.
 const GOES_WITHIN: Duration = Duration::from_secs(5);
 
-/// What shall run.
+/// What to run.
 pub(crate) struct Plan {
     /// The device's name.
     pub(crate) name: String,
     /// Its folder.
     pub(crate) folder: PathBuf,
-    /// Options that come before what drivers say.
+    /// Options that override what drivers say.
     pub(crate) given: Facts,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
-    /// What starts a driver; empty: drivers come by themselves.
+    /// The command that starts a driver; empty: drivers start on their own.
     pub(crate) command: Vec<OsString>,
-    /// Variables of the environment that it gets though they may be secrets.
+    /// Secret variables of the environment that the driver gets anyway.
     pub(crate) passed: Vec<OsString>,
-    /// Start it again when it dies.
+    /// Restart the driver when it dies.
     pub(crate) restarts: bool,
-    /// Puts layers around the device before doors see it.
+    /// Puts layers around the device before doors use it.
     pub(crate) around: Around,
 }
 
 /// See [`Plan::around`].
 pub(crate) type Around = Box<dyn FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>>>;
 
-/// What is told of a device, one object per line with `--json`.
+/// Events of a device, one object per line with `--json`.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Told<'a> {
@@ -84,19 +84,19 @@ pub(crate) enum Told<'a> {
     },
 }
 
-/// What the main thread hears.
+/// What the main thread receives.
 enum Heard {
     Host(Event),
     Signal(i32),
-    /// A driver that was started here has ended.
+    /// A driver that this process started has ended.
     Child(u32, ExitStatus, Duration),
     StartAgain,
-    /// A driver was gone some time ago.
+    /// A driver left some time ago.
     Lingers(u32),
     Ended(Result<(), String>),
 }
 
-/// A device on its way from its first driver to its end.
+/// A device from its first driver to its end.
 struct Driving<'a> {
     plan: Plan,
     host: Arc<Host>,
@@ -106,16 +106,16 @@ struct Driving<'a> {
     tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
-    /// Those of them that the host has not told to be gone.
+    /// Those of them that have not left according to the host.
     serving: BTreeSet<u32>,
-    /// Those that are gone in disorder, and may be there still.
+    /// Those that left uncleanly and may still run.
     lingering: BTreeSet<u32>,
-    /// Those of them that have ended before the host knew.
+    /// Those that ended before the host noticed.
     ended: BTreeMap<u32, (ExitStatus, Duration)>,
-    /// Those that did all they had to do: their end means nothing.
+    /// Those that finished all their work: their end means nothing.
     seen_off: BTreeSet<u32>,
     is_ending: bool,
-    /// What is to be told at the end instead of what the host says.
+    /// The result to report instead of the host's.
     failure: Option<Failure>,
 }
 
@@ -124,9 +124,9 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     make_folder(&plan.folder)?;
     let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let to_main = ring.clone();
-    // Nobody listens any more when all is over.
+    // After the end there is no listener any more.
     let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
-    // Whoever sees the socket must be able to ask for a clean end.
+    // A user who sees the socket must be able to request a clean end.
     let to_ring = ring.clone();
     daemon::on_signals(&[SIGTERM, SIGINT, SIGHUP], move |signal| {
         to_ring.send(Heard::Signal(signal)).is_ok()
@@ -152,11 +152,11 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     driving.host.close();
     let is_well = ended.is_ok();
     if !is_well {
-        driving.host.fail(&Error::new(ErrorKind::Closed, "the host ends"));
+        driving.host.fail(&Error::new(ErrorKind::Closed, "the host is ending"));
         driving.doors.stop();
         driving.drivers.kill_all();
     }
-    // The driver goes by itself when its connection has ended; nobody is left behind.
+    // The driver exits by itself when its connection ends; no process is left behind.
     driving.see_children_off();
     driving.host.see_askers_off();
     ended
@@ -258,7 +258,7 @@ impl Driving<'_> {
         (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
     }
 
-    /// Begins the end: in order, or with a reason at once.
+    /// Starts the end: a clean one, or an immediate one with a reason.
     fn end(&mut self, why: Option<String>) {
         if let Some(why) = &why {
             self.host.fail(&Error::new(ErrorKind::Unavailable, why.clone()));
@@ -268,10 +268,10 @@ impl Driving<'_> {
         }
         let (host, doors, ring) = (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
         let finish = move || {
-            // Requests in flight are answered: by the driver, or by its absence.
+            // Requests in flight are answered: by the driver, or with an error when it is gone.
             doors.stop();
             if why.is_none() {
-                // What the last flush said, the outcome says too.
+                // The result has the outcome of the last flush too.
                 let _ = host.finish();
             }
             let _ = ring.send(Heard::Ended(host.wait_for_end()));
@@ -297,7 +297,7 @@ impl Driving<'_> {
     fn child_ended(&mut self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
         self.lingering.remove(&pid);
         if self.serving.contains(&pid) || self.host.driver() == Some(pid) {
-            // Whether it went in order the host says in a moment: see `Gone`.
+            // `Gone` from the host says in a moment whether this was clean.
             self.ended.insert(pid, (status, lived));
             return Ok(());
         }
@@ -305,12 +305,13 @@ impl Driving<'_> {
         if self.seen_off.remove(&pid) {
             return Ok(());
         }
-        // One that served and left before all was done is needed again, whatever it says itself.
+        // A driver that served and left before the work was done is needed again, whatever its exit status
+        // is.
         if self.host.has_ended() || (self.is_ending && status.success() && !has_served) {
             return Ok(());
         }
         if self.host.driver().is_some() {
-            // Of two, the one that serves is there.
+            // If there are two drivers, the one that serves is still there.
             if !has_served {
                 self.host.expect_replacement(false);
                 tracing::warn!(
@@ -336,7 +337,7 @@ impl Driving<'_> {
         self.ring_in(wait, Heard::StartAgain)
     }
 
-    /// Hears this after some time.
+    /// Sends `heard` after `wait`.
     fn ring_in(&self, wait: Duration, heard: Heard) -> Result<()> {
         let ring = self.ring.clone();
         let later = move || {
@@ -350,7 +351,7 @@ impl Driving<'_> {
             .map_err(|error| Failure::io("cannot start a thread to watch the driver", &error))
     }
 
-    /// While it is there no other is started, and it may still write.
+    /// While the old driver runs, no other is started, because it may still write.
     fn kill_lingering(&mut self, pid: u32) {
         if self.lingering.remove(&pid) {
             tracing::warn!(pid, "the driver left the device but did not exit: killing it");
@@ -371,7 +372,7 @@ impl Driving<'_> {
         }
     }
 
-    /// Waits for drivers that were started here; those that stay are ended.
+    /// Waits for drivers that this process started; kills those that do not exit.
     fn see_children_off(&self) {
         let patience = std::time::Instant::now() + Duration::from_secs(5);
         while !self.drivers.are_gone() {

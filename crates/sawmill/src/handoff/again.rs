@@ -1,10 +1,10 @@
-//! Opens again what a hand-off that was taken back left away, each volume on a thread of its own: a store
-//! that does not answer holds up neither other volumes nor whoever listens to signals.
+//! Reopens volumes after a hand-off was rolled back, each on a thread of its own, so that a store that does
+//! not answer delays neither other volumes nor signals.
 //!
-//! Invariants: nobody waits for a store here, but for the threads, and never longer than is said; doors go on
-//! as soon as a volume of theirs is open; no volume comes back after [`Again::end`], and none is being opened
-//! while another process may open it ([`Again::none_on_the_way`]).
-//! Not here: when it is tried (`command::serve`).
+//! Invariants: only these threads wait for stores; callers wait for the threads, and never beyond a deadline.
+//! Doors resume as soon as one of their volumes is open. No volume returns after [`Again::end`], and none is
+//! being opened while another process may open it ([`Again::none_on_the_way`]). Not here: when to retry
+//! (`command::serve`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,21 +17,21 @@ use crate::serving::{Cache, Served, Serving};
 use crate::wiring::{self, Local};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The volumes of a process that are to come back.
+/// The volumes of a process that must be reopened.
 pub(crate) struct Again {
     plan: Plan,
     serving: Arc<Serving>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Doors are told to go on by one thread at a time.
+    /// One thread at a time resumes doors.
     resuming: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Indexes of volumes that a thread tries to open.
+    /// Indexes of volumes that a thread is opening.
     on_the_way: Vec<usize>,
-    /// How many of them are being put back, or given up.
+    /// How many of them are being put back or given up.
     landing: usize,
     /// Nothing is put back or given up any more.
     has_ended: bool,
@@ -49,8 +49,8 @@ impl Again {
         })
     }
 
-    /// Begins to open what is away and is not tried already, and goes on with the doors of what is open. Does
-    /// not wait.
+    /// Starts to open every volume that is away and not already being opened, and resumes the doors of open
+    /// volumes. Does not wait.
     pub(crate) fn try_all(self: &Arc<Self>) {
         self.resume_doors();
         let cache = self.cache();
@@ -70,7 +70,7 @@ impl Again {
         }
     }
 
-    /// Waits until nothing is being opened. Errors: `InUse`, with the names, when that lasts.
+    /// Waits until no volume is being opened. Returns `InUse`, with the names, if that takes too long.
     pub(crate) fn none_on_the_way(&self, deadline: Instant) -> Result<()> {
         let mut state = self.state.lock();
         while !state.on_the_way.is_empty() {
@@ -92,7 +92,7 @@ impl Again {
         Ok(())
     }
 
-    /// As [`none_on_the_way`](Self::none_on_the_way); what is still not open then says so to whoever asks.
+    /// As [`none_on_the_way`](Self::none_on_the_way). Volumes that are still not open then report that.
     pub(crate) fn settle(&self, deadline: Instant) {
         if self.none_on_the_way(deadline).is_ok() {
             return;
@@ -104,7 +104,7 @@ impl Again {
         }
     }
 
-    /// From now on what is away stays away: the process is about to end.
+    /// From now on, volumes that are away stay away: the process is about to exit.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.has_ended = true;
@@ -128,7 +128,7 @@ impl Again {
         self.changed.notify_all();
     }
 
-    /// The read cache, opened again if it was let go of.
+    /// The read cache, reopened if it was closed.
     fn cache(&self) -> Option<Cache> {
         let mut held = self.serving.cache.lock();
         if held.is_none() {
@@ -140,15 +140,15 @@ impl Again {
         held.clone()
     }
 
-    /// Users of a volume that may be had later wait; one that never will be is given up, and its users get
-    /// errors.
+    /// Tries to open a volume. If it may succeed later, the users of the volume wait; if it never can, the
+    /// volume is given up and its users get errors.
     fn try_one(&self, index: usize, cache: Option<&Cache>) {
         let served = &self.serving.volumes[index];
         let local = Local { folder: &served.folder, journal_path: served.journal_path.as_deref(), cache };
         let opened =
             wiring::open_volume(&self.plan, &served.address, &served.store, served.volume_id, &local);
         if !self.may_land() {
-            // As it was left: what was accepted is in its journal.
+            // Close the volume as it is: what was accepted is in its journal.
             opened.iter().for_each(|volume| volume.close_now());
             return;
         }

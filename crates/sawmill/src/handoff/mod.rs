@@ -1,22 +1,22 @@
-//! A serving process replaced by another under its users: `sawmill handoff`.
+//! Replaces a serving process by another, without disconnecting its users: `sawmill handoff`.
 //!
 //! The process that serves (the *predecessor*) starts the new one (the *successor*) with the same arguments
-//! and a Unix socket as its standard input. They talk in [`Word`]s:
+//! and a Unix socket as its standard input. They exchange [`Word`]s:
 //!
 //! | predecessor | successor |
 //! |---|---|
-//! | | `Hello`: what it is |
-//! | serves on | reads volumes and stores in advance; `Prepared` |
-//! | quiets its doors, lets go of volumes and cache; `Go`, and a parcel of doors | |
+//! | | `Hello`: its version |
+//! | still serves | reads volumes and stores in advance; `Prepared` |
+//! | quiesces its doors, closes volumes and cache; `Go`, and a parcel of doors | |
 //! | | opens the volumes; `Opened` |
 //! | `Yours`; forgets its doors; `Gone` | |
-//! | | goes on with the doors; tells the service manager; `Serving` |
-//! | ends | |
+//! | | resumes the doors; notifies the service manager; `Serving` |
+//! | exits | |
 //!
-//! Invariants: a volume is never open in both; until `Yours` the predecessor alone decides, and whatever the
-//! successor does or does not, it can end it, open its volumes again and go on with the doors it still has;
-//! after `Yours` it touches neither. A successor that dies then is a killed server: nothing accepted is lost.
-//! Modules: [`predecessor`], [`successor`], [`again`] (when it was taken back). Why so: decision 0020.
+//! Invariants: a volume is never open in both. Until `Yours` the predecessor alone decides: whatever the
+//! successor does, it can kill it, reopen its volumes and resume the doors that it still has. After `Yours`
+//! it touches neither. A successor that dies then is like a killed server: no accepted write is lost.
+//! Modules: [`predecessor`], [`successor`], [`again`] (after a rollback). Reasons: decision 0020.
 
 pub(crate) mod again;
 pub(crate) mod predecessor;
@@ -34,14 +34,14 @@ use serde::{Deserialize, Serialize};
 use crate::control::protocol::HandOff;
 use sawmill_console::exit::{self, Exit, Failure, Result};
 
-/// The version of this conversation. Another one is refused before anything is touched.
+/// The version of this protocol. Another version is refused before anything is touched.
 pub(crate) const CONVERSATION: u32 = 1;
 
-/// Bytes of one word.
+/// The longest message.
 const WORD_BYTES_MAX: usize = 64 << 10;
 
-/// Options of a server as they are for whoever opens its volumes after it: a loss that was accepted when the
-/// server was started was a loss of then.
+/// The options of a server for the process that opens its volumes next: the losses that the user accepted
+/// when the server started do not apply again.
 pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
     OpenOptions {
         accept_journal_loss: false,
@@ -51,31 +51,31 @@ pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
     }
 }
 
-/// A hand-off on its way to the serving thread.
+/// A requested hand-off, for the thread that serves.
 pub(crate) struct Asked {
     pub(crate) wanted: HandOff,
     pub(crate) answer: SyncSender<Result<Done>>,
 }
 
-/// What became of it.
+/// The result of a hand-off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// The process that serves now.
     pub(crate) pid: u32,
     /// Its version.
     pub(crate) version: String,
-    /// Time it took to get ready.
+    /// Time the new process took to get ready.
     pub(crate) prepared_ms: u64,
-    /// Time from the first door that was quiet to the first that goes on.
+    /// Time from the first door that was quiet to the first that resumed.
     pub(crate) stall_ms: u64,
-    /// Doors that could not be had, each with the reason.
+    /// Doors that could not be handed over, each with the reason.
     pub(crate) lost_doors: Vec<String>,
-    /// It was not heard of after it had everything: it may be dead, as a killed server is.
+    /// The new process did not report after it had everything. It may be dead, which is like a killed server.
     #[serde(default)]
     pub(crate) unheard: bool,
 }
 
-/// What the two say to each other.
+/// The messages between the two processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "snake_case")]
 enum Word {
@@ -91,7 +91,7 @@ enum Word {
     Serving {
         lost_doors: Vec<String>,
     },
-    /// The successor cannot; it ends.
+    /// The successor cannot take over; it exits.
     Failed {
         text: String,
         exit: u8,
@@ -105,16 +105,16 @@ fn say(stream: &UnixStream, word: &Word) -> Result<()> {
     send(stream, &bytes, &[])
 }
 
-/// Sends a message. Not being able to is the other side's failure, whatever it is.
+/// Sends a message. An error counts as a failure of the other process.
 fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     passing::send(stream, bytes, descriptors)
         .map_err(|error| Failure::new(Exit::Unavailable, error.to_string()))
 }
 
-/// The next word, by `deadline`. The other side's failure is this one's.
+/// Receives the next message by `deadline`. A failure of the other process becomes this one's.
 fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // Zero would mean: for ever.
+    // Zero would mean no time limit.
     let left = left.map(|left| left.max(Duration::from_millis(1)));
     stream
         .set_read_timeout(left)

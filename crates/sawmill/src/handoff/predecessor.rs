@@ -1,4 +1,4 @@
-//! The side that serves and wants to be replaced. See `handoff`.
+//! The process that serves and is being replaced. See `handoff`.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -17,16 +17,16 @@ use crate::control::protocol::HandOff;
 use crate::serving::Serving;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long everything may take to be stored before the switch, so that little is left to replay.
+/// Time to store everything before the switch, so that little is left to replay.
 const STORE_FIRST: Duration = Duration::from_secs(5);
 
-/// How long threads that still look at a closed volume may keep it from going.
+/// Time for threads that still use a closed volume to finish.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long whoever asked for a hand-off that is taken back waits to hear what became of each volume.
+/// After a rollback: time for all volumes to be open or report why not, before the requester gets its answer.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 
-/// The process that shall take over, as its predecessor sees it. Dropped, it is ended.
+/// The process that is to take over. Killed when this is dropped.
 struct Successor {
     child: Child,
     stream: UnixStream,
@@ -56,7 +56,7 @@ impl Successor {
 impl Drop for Successor {
     fn drop(&mut self) {
         if !self.is_free {
-            // It may hold the volumes' locks: it must be gone before anybody goes on.
+            // It may hold the volumes' locks, so it must be gone before this process resumes.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -71,7 +71,7 @@ pub(crate) struct Predecessor<'a> {
 }
 
 impl Predecessor<'_> {
-    /// Hands everything over. After an error this process goes on as before.
+    /// Hands everything over. After an error, this process continues to serve.
     pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<Done> {
         let outcome = self.try_hand_off(wanted);
         if outcome.is_err() {
@@ -88,14 +88,14 @@ impl Predecessor<'_> {
         };
         let successor = Successor::start(wanted).map_err(refuse)?;
         let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
-        // Two processes never open the same volume. Nothing is tried any more while this thread is here.
+        // Two processes must never open the same volume. No reopening is retried while this thread is here.
         self.again.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
         let held = self.serving.doors.hold(wanted.timeout).map_err(refuse)?;
         let quiet = Instant::now();
         let deadline = quiet + wanted.stall_max;
-        // Half of the time for what is in flight, half for the other process.
+        // Half of the time is for requests in flight, half for the other process.
         let quieted = self.serving.doors.quiesce(wanted.stall_max / 2).map_err(Failure::from);
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             drop(successor);
@@ -108,7 +108,7 @@ impl Predecessor<'_> {
         Ok(done)
     }
 
-    /// Waits for the successor to be ready; returns its version.
+    /// Waits until the successor is ready. Returns its version.
     fn see_prepared(&self, successor: &Successor, deadline: Instant) -> Result<String> {
         let version = match hear(&successor.stream, Some(deadline)).map_err(silent)? {
             Word::Hello { conversation: CONVERSATION, version } => version,
@@ -127,8 +127,8 @@ impl Predecessor<'_> {
         }
     }
 
-    /// Stores what there is with a checkpoint, and saves the cache's index, while users go on: the less is
-    /// left to do later.
+    /// Stores everything with a checkpoint and saves the cache's index while users continue, so that little
+    /// is left to do during the switch.
     fn lighten(&self) {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
@@ -137,14 +137,14 @@ impl Predecessor<'_> {
                         volume.checkpoint(STORE_FIRST);
                     }
                 };
-                // Best effort, also where no thread can be had: what is not stored by then is replayed.
+                // Best effort, also if no thread can be started: what is not stored by then is replayed.
                 drop(std::thread::Builder::new().name("lighten".into()).spawn_scoped(scope, store));
             }
             self.serving.save_cache();
         });
     }
 
-    /// Lets go of all volumes and lets the successor open them; the doors are quiet.
+    /// Closes all volumes and lets the successor open them; the doors are quiet.
     fn switch(&self, successor: &Successor, deadline: Instant) -> Result<()> {
         let begun = Instant::now();
         let mut handed = self.serving.doors.hand_over()?;
@@ -160,7 +160,7 @@ impl Predecessor<'_> {
         let (bytes, descriptors) = pack(&handed);
         send(&successor.stream, &bytes, &descriptors)?;
         match hear(&successor.stream, Some(deadline)).map_err(silent)? {
-            // A successor that cannot be told is dead, and has served nobody.
+            // A successor that cannot be notified is dead, and has served no request.
             Word::Opened => {
                 tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the volumes");
                 say(&successor.stream, &Word::Yours)
@@ -169,17 +169,17 @@ impl Predecessor<'_> {
         }
     }
 
-    /// Closes volumes and cache so that another process can open them. What was accepted is in the journals.
+    /// Closes volumes and cache so that another process can open them. Accepted writes are in the journals.
     fn let_go_of_volumes(&self) -> Result<()> {
         let mut closed: Vec<Arc<Volume>> = Vec::new();
         for served in &self.serving.volumes {
             closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
         }
-        // Not by dropping it: a request to the store that is under way holds it until it is answered.
+        // Dropping it is not enough: a request to the store in flight would hold it until the answer.
         if let Some(held) = self.serving.cache.lock().take() {
             held.cache.let_go();
         }
-        // Whoever still looks at one of them, for a status say, is done in a moment.
+        // A thread that still uses one of them, for example for a status, finishes in a moment.
         let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
         drop(closed);
         let deadline = Instant::now() + LET_GO_WITHIN;
@@ -189,28 +189,29 @@ impl Predecessor<'_> {
         Ok(())
     }
 
-    /// The successor serves: forgets the doors, and hears how it went.
+    /// The successor serves: forgets the doors and waits for its report.
     fn leave(&self, mut successor: Successor, version: String, prepared_ms: u64, quiet: Instant) -> Done {
         successor.is_free = true;
         self.serving.doors.let_go();
         self.admin.leave();
-        // One that cannot hear it is dead; then the next process finds what a killed server leaves.
+        // A successor that cannot receive this is dead; then the next process finds what a killed server
+        // leaves.
         let _ = say(&successor.stream, &Word::Gone);
         tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
-        // As long as it lives: whoever manages services must hear of it before this process ends.
+        // No time limit while it lives: the service manager must learn of it before this process exits.
         let heard = hear(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
         let (unheard, lost_doors) = match heard {
             Ok(Word::Serving { lost_doors }) => (false, lost_doors),
             Ok(word) => (true, vec![unexpected(&word).to_string()]),
-            // It has the volumes: nothing here may touch them any more.
+            // It has the volumes: this process must not touch them any more.
             Err(failure) => (true, vec![format!("the new process did not report: {failure}")]),
         };
         Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }
     }
 }
 
-/// Also says which volumes did not come back.
+/// Adds the volumes that could not be reopened.
 fn with_absent(failure: Failure, serving: &Serving) -> Failure {
     let away = serving.away().filter_map(|served| served.volume().err().map(|why| why.to_string()));
     let absent: Vec<String> = away.chain(serving.given_up()).collect();
@@ -220,7 +221,7 @@ fn with_absent(failure: Failure, serving: &Serving) -> Failure {
     }
 }
 
-/// A successor that says nothing, in words that help.
+/// The failure of a successor that did not answer, with a helpful text.
 fn silent(failure: Failure) -> Failure {
     Failure::new(failure.exit(), format!("the new process did not get ready: {failure}"))
 }

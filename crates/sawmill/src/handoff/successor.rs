@@ -1,4 +1,4 @@
-//! The side that takes over. See `handoff`.
+//! The process that takes over. See `handoff`.
 
 use std::io;
 use std::net::TcpListener;
@@ -22,23 +22,22 @@ use crate::serving::{HandOffBell, Served, Serving};
 use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The option (hidden) by which a process learns that it is a successor, and that its standard input is the
-/// socket to its predecessor.
+/// The hidden option that makes a process a successor: its standard input is the socket to its predecessor.
 pub(crate) const OPTION: &str = "--take-over";
 
-/// Bytes of a parcel of doors: for each connection at most what is in flight on it.
+/// The largest parcel of doors: for each connection, at most what is in flight on it.
 const PARCEL_BYTES_MAX: usize = 4 << 30;
-/// Descriptors of a parcel.
+/// The most descriptors of a parcel.
 const DESCRIPTORS_MAX: usize = 1 << 16;
-/// All volumes together: for a while there is so much more memory in use than before.
+/// For all volumes together, because for a while both processes need memory.
 const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
-/// Takes the place of the process behind standard input.
+/// Replaces the process behind standard input.
 pub(crate) fn take_over(places: &Places, plan: Plan, bell: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
     let stream = socket()?;
     let outcome = talk(places, plan, bell, &stream);
     if let Err(failure) = &outcome {
-        // Who hears it is about to end this process anyway.
+        // The receiver is about to kill this process anyway.
         let _ = say(&stream, &Word::Failed { text: failure.to_string(), exit: failure.exit().code() });
     }
     outcome
@@ -82,7 +81,7 @@ fn talk(
         Word::Yours => {}
         word => return Err(unexpected(&word)),
     }
-    // Until then the other process may hold a door. If it died instead, it holds none either.
+    // Until this message, the other process may hold a door. If it died instead, it holds none either.
     if let Err(failure) = hear(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
@@ -98,7 +97,7 @@ fn talk(
     };
     lost.iter().for_each(|error| tracing::error!("a door was lost in a hand-off: {error}"));
     let lost_doors = lost.iter().map(ToString::to_string).collect();
-    // Users are served, whatever the service manager does; and it hears of this process before that one ends.
+    // Serve users before anything else. The service manager learns of this process before the old one exits.
     daemon::notify(sd_notify::NotifyState::MainPid(std::process::id()));
     if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
         tracing::warn!("cannot tell the old process that this one serves: {failure}");
@@ -106,8 +105,8 @@ fn talk(
     Ok((serving, admin))
 }
 
-/// Opens the stores, sees that they keep writers apart, reads every volume, so that it is cached later, and
-/// lays up memory for it. Changes nothing.
+/// Opens the stores, checks that they can fence writers, reads every volume so that it is cached later, and
+/// preallocates memory for it. Changes nothing.
 fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut preallocated_bytes = 0;
@@ -122,7 +121,7 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
         let volume = read.map_err(|failure| failure.of_volume(&address.name))?;
         preallocated_bytes += plan.options.staging_bytes;
         if !plan.options.read_only && preallocated_bytes <= PREALLOCATED_BYTES_MAX {
-            // Best effort: an open without it takes longer.
+            // Best effort: opening without it takes longer.
             let id = volume.record().volume_id.to_string();
             let journal = plan.journal.path(places, &id, &address.store_url)?;
             let staging_folder = wiring::staging_folder(plan, Some(&journal));

@@ -1,7 +1,7 @@
-//! Both ends of a link as commands see them: keys, places, a connection that was made, what is told of one.
+//! Both ends of a link as commands use them: keys, places, a connection, and its status.
 //!
-//! Modules: [`place`] (what people write), [`remote`] (an initiator that is connected), [`told`] (what a
-//! running end says of itself), [`standing`] (what a target keeps for the next one). Not here: packets and
+//! Modules: [`place`] (addresses as users type them), [`remote`] (a connected initiator), [`told`] (the
+//! status of a running end), [`standing`] (what a target keeps for the next one). Not here: packets and
 //! threads (`sawmill-link`), doors, volumes.
 
 pub(crate) mod place;
@@ -16,7 +16,7 @@ use sawmill_link::session::{KeyError, PreSharedKey, Security};
 
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How both ends trust each other.
+/// How both ends authenticate each other.
 #[derive(Args)]
 pub(crate) struct KeyOptions {
     /// The key file, the same at both ends; `sawmill link key FILE` makes one.
@@ -29,7 +29,7 @@ pub(crate) struct KeyOptions {
 }
 
 impl KeyOptions {
-    /// What was asked for; there is no default.
+    /// The requested security; there is no default.
     pub(crate) fn security(&self) -> Result<Security> {
         match &self.key_file {
             Some(path) => Ok(Security::Key(PreSharedKey::read(path).map_err(key_failed)?)),
@@ -43,7 +43,7 @@ impl KeyOptions {
     }
 }
 
-/// A key that cannot be read or made.
+/// The failure for a key that cannot be read or made.
 pub(crate) fn key_failed(error: KeyError) -> Failure {
     let exit = match &error {
         KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),

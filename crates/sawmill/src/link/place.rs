@@ -1,6 +1,6 @@
-//! Where a remote device is, as people write it: `link:udp:10.0.0.1,tcp:10.0.1.1:9800/disk1`.
+//! The place of a remote device as users type it: `link:udp:10.0.0.1,tcp:10.0.1.1:9800/disk1`.
 //!
-//! Invariant: what is shown reads back as the same. Not here: who is there.
+//! Invariant: parsing what is shown gives the same place. Not here: whether a target is there.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use sawmill_link::carrier::LinkAddress;
 
 use sawmill_console::exit::{Failure, Result};
 
-/// Links to a target, and perhaps one of its exports.
+/// Links to a target, and optionally one of its exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkPlace {
     pub(crate) addresses: Vec<LinkAddress>,
@@ -16,7 +16,7 @@ pub(crate) struct LinkPlace {
 }
 
 impl LinkPlace {
-    /// Reads `link:ADDRESS[,ADDRESS...][/EXPORT]`.
+    /// Parses `link:ADDRESS[,ADDRESS...][/EXPORT]`.
     pub(crate) fn parse(text: &str) -> Result<LinkPlace> {
         let Some(place) = text.strip_prefix("link:") else {
             return Err(Failure::usage(format!(
@@ -32,7 +32,7 @@ impl LinkPlace {
         Ok(LinkPlace { addresses: list_of(list)?, export })
     }
 
-    /// The export, which there must be.
+    /// The export, which is required here.
     pub(crate) fn export(&self) -> Result<&str> {
         self.export.as_deref().ok_or_else(|| {
             Failure::usage(format!(
@@ -51,7 +51,7 @@ impl fmt::Display for LinkPlace {
     }
 }
 
-/// Addresses with commas between them; a link has at most eight.
+/// Parses addresses with commas between them; a link has at most eight.
 pub(crate) fn list_of(text: &str) -> Result<Vec<LinkAddress>> {
     const LINKS_MAX: usize = sawmill_format::link::LINKS_MAX;
     let addresses = LinkAddress::list(text).map_err(|error| Failure::usage(error.to_string()))?;

@@ -1,7 +1,7 @@
-//! An initiator that is connected to a target, and its first answers.
+//! An initiator that is connected to a target, and the target's first answers.
 //!
-//! Invariants: whoever waits for a target is told what came back instead of an answer, also when nothing
-//! proves it; a link that cannot be opened at all is an error only when no other is left.
+//! Invariants: while a target does not answer, the caller learns of unauthenticated refusals, too. A link
+//! that cannot be opened is an error only if no other link is left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,23 +17,23 @@ use sawmill_link::threads::Attached;
 use crate::link::place::LinkPlace;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long a target may take to answer for the first time.
+/// Time for a target to answer for the first time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// A refusal that nothing proves counts when nothing better came for so long.
+/// An unauthenticated refusal counts if nothing better arrived for this long.
 const HINT_WITHIN: Duration = Duration::from_secs(2);
-/// How often it is looked whether an answer has come.
+/// Interval of checks for an answer.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How often a target is asked again that asks for it.
+/// Interval of requests to a target that asks to be asked again.
 const ASK_AGAIN_EVERY: Duration = Duration::from_millis(50);
 
-/// A connection on its way, or made.
+/// A connection that is being made, or was made.
 pub(crate) struct Remote {
     pub(crate) attached: Attached,
     place: LinkPlace,
 }
 
 impl Remote {
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn connect(
         place: &LinkPlace,
         security: Security,
@@ -70,7 +70,7 @@ impl Remote {
         Ok(self.initiator().opened(export, mode, &bytes)?)
     }
 
-    /// Names and sizes of what the target shows.
+    /// Names and sizes of the target's exports.
     pub(crate) fn exports(&self) -> Result<Exports> {
         let bytes = self.answer(|| self.initiator().ask_list())?;
         control::exports(&bytes).map_err(|error| Failure::new(Exit::Internal, error.to_string()))
@@ -113,13 +113,13 @@ impl Remote {
     }
 }
 
-/// Says at once what no waiting mends: no such host or interface, no right to raw frames.
+/// Fails immediately on what no waiting fixes: no such host or interface, no permission for raw frames.
 fn check(addresses: &[LinkAddress]) -> Result<()> {
     let mut first = None;
     let mut usable = 0;
     for address in addresses {
         let opened = match address {
-            // Connecting may take its time, and succeed later.
+            // A TCP connection may take time, and succeed later.
             LinkAddress::Tcp(place) => place.resolve().map(drop),
             _ => reach(address, Duration::ZERO).map(drop),
         };
@@ -140,13 +140,13 @@ fn check(addresses: &[LinkAddress]) -> Result<()> {
     }
 }
 
-/// What this end calls itself.
+/// The name of this end.
 pub(crate) fn own_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     fitting(&name).to_owned()
 }
 
-/// As much of a name as a greeting may carry.
+/// The part of a name that fits into a greeting.
 fn fitting(name: &str) -> &str {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX.min(name.len());
     let end = (0..=most).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);

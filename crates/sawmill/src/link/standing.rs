@@ -1,9 +1,9 @@
-//! What a target keeps of an export for the next one: a file in the state folder.
+//! What a target keeps of an export for the next target: a file in the state folder.
 //!
-//! Invariants: a file that cannot be read, is of another device, or is of a volume that something else had
-//! attached since, counts as one that knows no reservation: whoever comes back is cut off, and nothing of his
-//! is written. Not here: its bytes (`sawmill_format::export_state`), what a reservation is
-//! (`sawmill_link::target`).
+//! Invariants: a file that is unreadable, belongs to another device, or belongs to a volume that another
+//! process has attached since, counts as one without reservations: initiators that return are fenced, and
+//! none of their writes is executed. Not here: its bytes (`sawmill_format::export_state`), what a reservation
+//! is (`sawmill_link::target`).
 
 use std::fs;
 use std::io;
@@ -22,19 +22,19 @@ use sawmill_console::exit::{Failure, Result};
 pub(crate) struct StateFile {
     path: PathBuf,
     identity: String,
-    /// A volume: the attachment of this target. Else 0.
+    /// For a volume: the attachment of this target. Otherwise 0.
     epoch: u64,
-    /// A volume: the attachment before this one. Else 0.
+    /// For a volume: the attachment before this one. Otherwise 0.
     epoch_before: u64,
 }
 
 impl StateFile {
-    /// Of a volume, whose state folder is `folder`.
+    /// The file of a volume with the state folder `folder`.
     pub(crate) fn of_volume(folder: &Path, volume_id: String, epoch: u64, epoch_before: u64) -> Self {
         StateFile { path: folder.join("export.state"), identity: volume_id, epoch, epoch_before }
     }
 
-    /// Of a file or a disk; `folder` has those of all.
+    /// The file of a file or a disk; `folder` has all of them.
     pub(crate) fn of_device(folder: &Path, device: &Path) -> Result<Self> {
         let identity = identity(Path::new("/sys/dev/block"), device)
             .map_err(|error| Failure::io(format!("cannot open {}", device.display()), &error))?;
@@ -42,7 +42,7 @@ impl StateFile {
         Ok(StateFile { path, identity, epoch: 0, epoch_before: 0 })
     }
 
-    /// What the last target left; from now on it is this one's.
+    /// Returns what the last target left; from now on it belongs to this one.
     pub(crate) fn take_up(&self) -> Result<Standing> {
         let standing = self.earlier().unwrap_or_default();
         self.keep(&standing)?;
@@ -88,7 +88,7 @@ impl KeepStanding for StateFile {
     }
 }
 
-/// What tells a file or a disk from others for as long as it is there: a disk has other names after a boot.
+/// Identifies a file or a disk for as long as it exists. A disk may get another name at boot.
 fn identity(disks: &Path, device: &Path) -> io::Result<String> {
     let path = fs::canonicalize(device)?;
     let metadata = fs::metadata(&path)?;
@@ -100,7 +100,7 @@ fn identity(disks: &Path, device: &Path) -> io::Result<String> {
     Ok(own.flatten().unwrap_or_else(|| path.to_string_lossy().into_owned()))
 }
 
-/// What a disk says of itself in the kernel's folder of it, if anything.
+/// The identity of a disk in the kernel's folder of it, if there is any.
 fn disk_identity(folder: &Path) -> Option<String> {
     let read = |folder: &Path, name: &str| {
         let text = fs::read_to_string(folder.join(name)).ok()?;

@@ -1,8 +1,8 @@
-//! What a running `target` or `attach` says of its links: one JSON document to whoever connects to its
+//! The status of the links of a running `target` or `attach`: one JSON document for each connection to its
 //! socket, and part of the status document of its admin server.
 //!
-//! Invariants: a socket is its owner's alone, and named after its process; what nobody listens on is removed
-//! by whoever asks. Not here: what the numbers are made of (`sawmill-link`).
+//! Invariants: a socket is accessible to its owner only, and is named after its process. A socket without a
+//! listener is removed by the next process that asks. Not here: where the numbers come from (`sawmill-link`).
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::folders::make_folder;
 use sawmill_console::exit::{Failure, Result};
 
-/// What sockets of ends are called; `.sock` is for those that speak HTTP.
+/// The file name extension of these sockets; `.sock` is for those that speak HTTP.
 const EXTENSION: &str = "end";
 
-/// How long an end may take to take a question or an answer.
+/// Time for an end to accept a question or an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// One end and its connections.
@@ -30,7 +30,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct EndTold {
     /// `target` or `attach`.
     pub(crate) kind: String,
-    /// The target's name, or the place that is attached.
+    /// The target's name, or the attached place.
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) connections: Vec<ConnectionTold>,
@@ -41,18 +41,18 @@ pub(crate) struct EndTold {
 /// One connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ConnectionTold {
-    /// The run of the initiator: the same at both ends, and in the next connection.
+    /// The id of the initiator's run: the same at both ends, and in its next connection.
     pub(crate) id: String,
-    /// What the other end calls itself.
+    /// The name of the other end.
     pub(crate) peer: String,
     pub(crate) connected: bool,
-    /// How long nothing was heard of the other end.
+    /// Time since the last packet of the other end.
     pub(crate) heard_ms: u64,
-    /// Credits granted, and how many are free: an initiator has none free until it has all of an answer; a
-    /// target has it free as soon as it has answered.
+    /// Credits granted, and how many are free. An initiator frees a credit when it has the whole answer; a
+    /// target frees it as soon as it has answered.
     pub(crate) slots: usize,
     pub(crate) slots_free: usize,
-    /// Requests under way, and those of them that wait for a credit.
+    /// Requests in flight, and how many of them wait for a credit.
     pub(crate) pending: usize,
     pub(crate) waiting: usize,
     pub(crate) links: Vec<LinkTold>,
@@ -63,7 +63,7 @@ pub(crate) struct ConnectionTold {
 pub(crate) struct LinkTold {
     /// Its number in the connection, the same at both ends.
     pub(crate) link: usize,
-    /// Where it leads, if this end knows.
+    /// The address of the other end, if this end knows it.
     pub(crate) address: Option<String>,
     /// `open`, `silent` or `down`, and for how long.
     pub(crate) state: String,
@@ -82,12 +82,12 @@ pub(crate) struct LinkTold {
     pub(crate) time_outs: u64,
     pub(crate) refused_packets: u64,
     pub(crate) doubled_packets: u64,
-    /// Measured by whoever asks.
+    /// Measured by the process that asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<RateTold>,
 }
 
-/// What passes through a link in a second.
+/// The traffic of a link per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RateTold {
     pub(crate) sent_bytes_per_s: u64,
@@ -103,7 +103,7 @@ pub(crate) struct CacheTold {
     pub(crate) pages: u64,
     pub(crate) written_by_user_bytes: u64,
     pub(crate) sent_bytes: u64,
-    /// What whole pages would have cost more than the bytes that were written.
+    /// Bytes that writing whole pages would have cost in addition to what was written.
     pub(crate) saved_bytes: u64,
     pub(crate) partial_writes: u64,
     pub(crate) fetched_bytes: u64,
@@ -111,7 +111,7 @@ pub(crate) struct CacheTold {
 }
 
 impl ConnectionTold {
-    /// `addresses`: where its links lead, where that is known; those that are not joined are down.
+    /// `addresses`: the addresses of its links, if known. Links that are not joined are down.
     pub(crate) fn new(status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
         let joined = status.links.iter().enumerate().map(|(index, link)| LinkTold::new(index, link));
         let away = (status.links.len()..addresses.len()).map(|link| LinkTold {
@@ -167,7 +167,7 @@ impl LinkTold {
     }
 }
 
-/// Where packets go, nearly as an address is written.
+/// The address of packets, nearly in the form that users type.
 fn shown(peer: &Peer) -> String {
     match peer {
         Peer::Udp(address) => format!("udp:{address}"),
@@ -195,10 +195,10 @@ impl CacheTold {
     }
 }
 
-/// What an end says of itself.
+/// Returns the status of an end.
 pub(crate) type Teller = Arc<dyn Fn() -> EndTold + Send + Sync>;
 
-/// Answers whoever asks, until dropped.
+/// Answers every connection, until dropped.
 pub(crate) struct Telling {
     path: PathBuf,
     over: Arc<AtomicBool>,
@@ -211,7 +211,7 @@ impl Telling {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
         let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
-        // Whoever had this number before is gone.
+        // The process that had this number before is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(cannot)?;
         let over = Arc::new(AtomicBool::new(false));
@@ -239,7 +239,7 @@ fn answer(mut stream: UnixStream, told: &EndTold) -> io::Result<()> {
 impl Drop for Telling {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
-        // Ends the wait. Without it the thread ends with the process.
+        // Wakes the thread. Without that, the thread ends with the process.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _ = std::fs::remove_file(&self.path);
         if let Some(thread) = self.thread.take().filter(|_| woken)
@@ -250,7 +250,7 @@ impl Drop for Telling {
     }
 }
 
-/// Asks all that run, in the order of their processes.
+/// Asks all running ends, in the order of their process ids.
 pub(crate) fn ask_all(folder: &Path) -> Vec<EndTold> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -261,7 +261,7 @@ pub(crate) fn ask_all(folder: &Path) -> Vec<EndTold> {
         match ask(&path) {
             Ok(told) => all.push(told),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                // Its process died.
+                // Its process has died.
                 let _ = std::fs::remove_file(&path);
             }
             Err(error) => tracing::warn!("{} does not answer: {error}", path.display()),

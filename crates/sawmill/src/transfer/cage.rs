@@ -1,7 +1,7 @@
-//! QEMU's programs, which read what strangers made: with an environment of two words, without network where
-//! the kernel allows that, and with bounds on memory, files and time.
+//! Runs QEMU's programs, which read untrusted images: with an environment of two variables, without network
+//! where the kernel allows that, and with limits on memory, files and time.
 //!
-//! Not here: what they are asked for (`image`), and which images they never see (`inspect_image`).
+//! Not here: what they must do (`image`), and which images they never see (`inspect_image`).
 
 use std::io;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,9 +12,9 @@ use sawmill_sys::Bounds;
 /// Address space: QEMU reserves much more than it uses.
 const MEMORY_BYTES: u64 = 8 << 30;
 const FILES: u64 = 256;
-/// An image of terabytes takes minutes of a core.
+/// An image of terabytes takes minutes of CPU time.
 const CPU_S: u64 = 6 * 3600;
-/// The longest answer that is read.
+/// The longest output to read.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// What a program may do to files.
@@ -22,11 +22,11 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 pub(super) enum Access {
     /// Nothing.
     Read,
-    /// Write them: an image is made.
+    /// Write them, to create an image.
     Write,
 }
 
-/// Starts a program; `fill` gives it its arguments.
+/// Starts a program; `fill` adds its arguments.
 pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> io::Result<Child> {
     let file_bytes = (access == Access::Read).then_some(0);
     let bounds = Bounds { memory_bytes: MEMORY_BYTES, files: FILES, cpu_s: CPU_S, file_bytes };
@@ -51,7 +51,7 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
     }
 }
 
-/// Runs a program to its end. `None`: it took longer than `time_max`, and was ended.
+/// Runs a program to its end. `None`: it took longer than `time_max` and was killed.
 pub(super) fn run(
     name: &str,
     access: Access,
@@ -74,11 +74,11 @@ pub(super) fn run(
     })
 }
 
-/// What a program says; more than can be an answer is not read.
+/// Reads the output of a program, up to the limit of an answer.
 fn read(from: Option<impl io::Read>) -> Vec<u8> {
     let mut said = Vec::new();
     if let Some(from) = from {
-        // What it said before an error is what there is to tell.
+        // After an error, what was read before it is the answer.
         let _ = io::Read::read_to_end(&mut io::Read::take(from, ANSWER_BYTES_MAX), &mut said);
     }
     said

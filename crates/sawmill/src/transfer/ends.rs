@@ -15,7 +15,7 @@ use sawmill_volume::{Health, Volume};
 use super::{Source, Target};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The longest read or write of a file at once.
+/// The longest read or write of a file.
 const FILE_REQUEST_BYTES_MAX: u64 = 1 << 20;
 
 /// A file or block device, byte by byte.
@@ -24,17 +24,17 @@ pub(crate) struct FileEnd {
     path: PathBuf,
     size_bytes: u64,
     state: String,
-    /// Punching holes does not work here: zeroes are written.
+    /// Hole punching does not work here, so zeroes are written.
     stubborn: AtomicBool,
 }
 
 impl FileEnd {
-    /// Opens what is to be read.
+    /// Opens a source.
     pub(crate) fn source(path: &Path) -> Result<Self> {
         Self::new(super::image_file::open(path)?, path)
     }
 
-    /// Takes a file that is open already.
+    /// Takes an open file.
     pub(crate) fn new(mut file: File, path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Failure::io(format!("cannot use {}", path.display()), &error);
         let found = file.metadata().map_err(failed)?;
@@ -47,7 +47,7 @@ impl FileEnd {
         Ok(FileEnd { file, path: path.to_owned(), size_bytes, state, stubborn: AtomicBool::new(false) })
     }
 
-    /// What tells the file from an earlier or later state of itself; empty where nothing does.
+    /// Identifies the state of the file, to detect changes; empty if nothing does.
     pub(crate) fn state(&self) -> &str {
         &self.state
     }
@@ -57,7 +57,7 @@ impl FileEnd {
     }
 }
 
-/// A block device's time of change says nothing about its content.
+/// A block device's change time says nothing about its content.
 fn state_of(file: &File, size_bytes: u64) -> io::Result<String> {
     let found = file.metadata()?;
     if !found.is_file() {
@@ -84,7 +84,7 @@ impl Source for FileEnd {
     }
 
     fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>> {
-        // Where holes cannot be asked for, all is data.
+        // Where holes are not reported, everything is data.
         let whole = vec![Allocation { length, data: true }];
         let seek = |to: Seeking| rustix::fs::seek(&self.file, to);
         let data = match seek(Seeking::Data(address)) {
@@ -164,7 +164,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// An export of somebody's NBD server.
+/// An export of an NBD server.
 pub(crate) struct NbdEnd {
     client: Client,
     what: String,
@@ -181,10 +181,10 @@ impl NbdEnd {
         })
     }
 
-    /// Connects; the error is what the system or the protocol says.
+    /// Connects; the error is that of the system or the protocol.
     pub(crate) fn try_connect(uri: &str) -> io::Result<Self> {
         let client = match Client::connect(uri, Style::Structured) {
-            // A server without structured replies says so by refusing them.
+            // A server without structured replies refuses them.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Client::connect(uri, Style::Simple).map_err(|_| error)
             }
@@ -193,7 +193,7 @@ impl NbdEnd {
         Ok(NbdEnd { client: client?, what: uri.to_owned() })
     }
 
-    /// The same under another name in errors.
+    /// The same with another name in errors.
     pub(crate) fn named(self, what: impl Into<String>) -> Self {
         NbdEnd { what: what.into(), ..self }
     }
@@ -308,7 +308,7 @@ impl Target for NbdEnd {
 pub(crate) struct VolumeEnd {
     volume: Arc<Volume>,
     name: String,
-    /// Where the cut ends that is read.
+    /// The position of the cut that is read.
     position: u64,
 }
 

@@ -1,10 +1,10 @@
-//! Disk images of other systems: read and written by QEMU's own programs, which serve them to us as an NBD
-//! export on a socket of ours.
+//! Disk images of other systems. QEMU's own programs read and write them, and serve them to us as an NBD
+//! export on a private socket.
 //!
-//! Invariants: an image is opened as the format that was said, never as what its content claims to be: the
-//! content of a raw image belongs to whoever wrote that disk, and could claim to be an image that names files
-//! of this machine. QEMU sees no image before its headers were looked at here (`inspect_image`), and is held
-//! in a `cage`. An image is checked before it is read, as QEMU reads what was cut off as zeroes.
+//! Invariants: an image is opened in the given format, never in the one that its content claims: the content
+//! of a raw image is up to its writer, and could claim to be an image that refers to files of this machine.
+//! QEMU sees no image before its headers were checked here (`inspect_image`), and runs in a `cage`. An image
+//! is checked before it is read, because QEMU reads truncated parts as zeroes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ use super::image_file::Format;
 use super::inspect_image;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long QEMU may take to open an image.
+/// Time for QEMU to open an image.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long QEMU may take to look at an image: it reads all that says where its data lies.
+/// Time for QEMU to check an image: it reads all metadata.
 const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Refuses an image that is damaged or cut short, and one that reads other files unless that is wanted.
+/// Refuses an image that is damaged or truncated, and one that reads other files unless that is allowed.
 pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let path = &whole(path)?;
     inspect_image::inspect(path, format, follow_backing)?;
     let output = run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
     match output.status.code() {
-        // Well; or with clusters that nobody uses; or of a format that knows no check.
+        // The image is fine, or has unused clusters, or is in a format without checks.
         Some(0 | 3 | 63) => Ok(()),
         Some(2) => {
             let text = format!(
@@ -41,7 +41,7 @@ pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result
     }
 }
 
-/// Makes an empty image.
+/// Creates an empty image.
 pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()> {
     let path = &whole(path)?;
     let size = size_bytes.to_string();
@@ -49,14 +49,14 @@ pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()>
     if output.status.success() { Ok(()) } else { Err(told(path, &output)) }
 }
 
-/// A path that cannot be taken for anything else: QEMU reads `nbd:...` and the like as addresses.
+/// An unambiguous path: QEMU takes `nbd:...` and the like as addresses.
 fn whole(path: &Path) -> Result<PathBuf> {
     path.canonicalize()
         .or_else(|_| std::path::absolute(path))
         .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))
 }
 
-/// Runs `qemu-img` on a file, with words before and after its name.
+/// Runs `qemu-img` on a file, with arguments before and after its name.
 fn run_qemu_img(path: &Path, access: Access, before: &[&str], after: &[&str]) -> Result<Output> {
     let ran = cage::run("qemu-img", access, CHECK_TIME_MAX, &|program| {
         program.args(before).arg(path).args(after);
@@ -79,14 +79,14 @@ fn missing(program: &str, error: &io::Error) -> Failure {
     Failure::io(format!("cannot run {program}"), error)
 }
 
-/// What QEMU said, as our failure.
+/// QEMU's output as an error of ours.
 fn told(path: &Path, output: &Output) -> Failure {
     let said = String::from_utf8_lossy(&output.stderr);
     let text = format!("QEMU cannot use {}: {}", path.display(), said.trim());
     Failure::new(Exit::Unavailable, text)
 }
 
-/// An image served to us by `qemu-nbd`. It ends when our one connection does, also when we are killed.
+/// An image that `qemu-nbd` serves to us. It exits when our only connection ends, also if we are killed.
 pub(crate) struct ImageServer {
     child: Child,
     path: PathBuf,
@@ -94,7 +94,7 @@ pub(crate) struct ImageServer {
 }
 
 impl ImageServer {
-    /// Opens an image; the export is of its disk.
+    /// Opens an image; the export is its disk.
     pub(crate) fn start(path: &Path, format: Format, read_only: bool) -> Result<(ImageServer, NbdEnd)> {
         let path = whole(path)?;
         let folder = tempfile::Builder::new().prefix("sawmill-").tempdir();
@@ -116,7 +116,7 @@ impl ImageServer {
         Ok((server, end.named(shown)))
     }
 
-    /// Connects, once: the server ends with its first connection. It listens as soon as the image is open.
+    /// Connects once: the server exits after its first connection. It listens as soon as the image is open.
     fn connect(&mut self, uri: &str) -> Result<NbdEnd> {
         let deadline = Instant::now() + START_TIME_MAX;
         loop {
@@ -135,9 +135,9 @@ impl ImageServer {
         }
     }
 
-    /// Why it does not serve.
+    /// The reason why it does not serve.
     fn said(&mut self) -> Failure {
-        // It may run still, and then says nothing more.
+        // It may still run, and has nothing more to say then.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {
@@ -147,7 +147,7 @@ impl ImageServer {
         Failure::new(Exit::Unavailable, text)
     }
 
-    /// The connection is closed: waits until the image is complete.
+    /// Waits until the image is complete; the connection is closed.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |error: io::Error| Failure::io("cannot wait for qemu-nbd", &error);
         let status = self.child.wait().map_err(failed)?;
@@ -157,7 +157,7 @@ impl ImageServer {
 
 impl Drop for ImageServer {
     fn drop(&mut self) {
-        // It ends by itself when the connection does; nobody is left to wait for that.
+        // It exits by itself when the connection ends; nothing needs to wait for that.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,6 +1,6 @@
-//! A file that holds an image: opened without waiting for anybody, and which format it has.
+//! A file with an image: opens it without waiting for another process, and detects its format.
 //!
-//! Not here: what its headers say (`inspect_image`), and the program that reads it (`image`).
+//! Not here: its headers (`inspect_image`), and the program that reads it (`image`).
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -9,7 +9,7 @@ use std::path::Path;
 use clap::ValueEnum;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// What a file is made of.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// The disk's bytes themselves.
@@ -39,13 +39,13 @@ impl Format {
         }
     }
 
-    /// The format of this name of QEMU's, of those that are read here.
+    /// The format with this QEMU name, if it is supported.
     pub(super) fn of_qemu(name: &str) -> Option<Format> {
         let known = [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
         known.into_iter().find(|format| format.name() == name)
     }
 
-    /// What a file's name says.
+    /// The format that a file name suggests.
     fn of_name(path: &Path) -> Format {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("qcow2") => Format::Qcow2,
@@ -57,7 +57,7 @@ impl Format {
         }
     }
 
-    /// What a file's first bytes claim.
+    /// The format that a file's first bytes claim.
     fn of_content(head: &[u8]) -> Format {
         let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
         match () {
@@ -70,7 +70,8 @@ impl Format {
         }
     }
 
-    /// The format of a source: as said, else by its name, which its content must not contradict.
+    /// The format of a source: the given one, otherwise the one of its name, which its content must not
+    /// contradict.
     pub(crate) fn of_source(said: Option<Format>, path: &Path) -> Result<Format> {
         if let Some(said) = said {
             return Ok(said);
@@ -94,7 +95,8 @@ impl Format {
     }
 }
 
-/// Opens what can be an image: a pipe or a socket would have us wait for whoever is behind it.
+/// Opens a file that may be an image. A pipe or a socket is refused, because opening one could wait for
+/// another process.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let failed = |error| Failure::io(format!("cannot read {}", path.display()), &error);
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();

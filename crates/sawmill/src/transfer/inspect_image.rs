@@ -1,11 +1,11 @@
-//! What an image's own headers say, read before any other program sees the file: an image is one file, or it
-//! is refused. A layer over another file is followed only where its user allows it, and that file is looked
-//! at in the same way.
+//! Checks an image's own headers before any other program sees the file: an image is one file, or it is
+//! refused. A layer over another file is followed only if the user allows it, and that file is checked in the
+//! same way.
 //!
-//! Invariants: nothing is opened here but regular files and block devices, and never waits for somebody at
-//! the other end; no length a header claims is taken without a bound; what is not understood is refused, as
-//! the program that reads the image later may understand it.
-//! Not here: whether the image is whole (`image::check`), and what else holds that program (`cage`).
+//! Invariants: this opens only regular files and block devices, and never waits for another process. No
+//! length from a header is used without a bound. What is not understood is refused, because the program that
+//! reads the image later may understand it. Not here: whether the image is complete (`image::check`), and the
+//! other limits on that program (`cage`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use super::image_file::{Format, open};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Layers of one image.
+/// The most layers of one image.
 const LAYERS_MAX: usize = 16;
-/// The most of a list in a header that is looked at.
+/// The most entries of a list in a header to look at.
 const ENTRIES_MAX: u32 = 2048;
 
-/// Why an image is not read.
+/// Why an image is refused.
 enum Refusal {
-    /// It would have other files or addresses read; what, in words.
+    /// It refers to other files or addresses; the text says which.
     Other(String),
-    /// It cannot be read, or its headers cannot be relied on.
+    /// It is unreadable, or its headers are unreliable.
     Unusable(String),
 }
 
@@ -43,8 +43,8 @@ struct Below {
     format: Option<String>,
 }
 
-/// Refuses an image that is not one file, or whose headers cannot be relied on. Nothing else is opened,
-/// unless layers may be followed.
+/// Refuses an image that is not one file, or whose headers are unreliable. Opens nothing else, unless layers
+/// may be followed.
 pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let (mut path, mut format) = (path.to_path_buf(), format);
     for _ in 0..LAYERS_MAX {
@@ -57,7 +57,7 @@ pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Resu
     Err(Failure::new(Exit::Refused, text))
 }
 
-/// The layer below, where it may be read and is a file of this machine.
+/// The layer below, if it may be read and is a file of this machine.
 fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, Format)> {
     let (shown, name) = (path.display(), below.path.display());
     let refuse = |text: String| Err(Failure::new(Exit::Refused, text));
@@ -105,10 +105,10 @@ struct Image {
 }
 
 impl Image {
-    /// What lies below, if it is a layer.
+    /// The layer below, if there is one.
     fn look(&self, format: Format) -> Look<Option<Below>> {
         match format {
-            // Its content is the disk's, whatever it looks like.
+            // The content belongs to the disk, whatever it looks like.
             Format::Raw => Ok(None),
             Format::Qcow2 => self.qcow2(),
             Format::Vmdk => self.vmdk().map(|()| None),
@@ -157,13 +157,11 @@ impl Image {
     fn qcow2(&self) -> Look<Option<Below>> {
         const DATA_FILE: u64 = 1 << 2;
         const CORRUPT: u64 = 1 << 1;
-        /// Dirty, compression type, extended entries: those read no other file.
+        /// Dirty, compression type, extended entries: none of these refers to another file.
         const HARMLESS: u64 = 1 | 1 << 3 | 1 << 4;
         let (magic, version) = (self.bytes::<4>(0)?, self.big_u32(4)?);
         if magic != *b"QFI\xfb" || !matches!(version, 2 | 3) {
-            return unusable(format!(
-                "it does not begin like a qcow2 image of version 2 or 3 (version {version})"
-            ));
+            return unusable(format!("it is not a qcow2 image of version 2 or 3 (version {version})"));
         }
         if self.big_u32(32)? != 0 {
             return unusable("it is encrypted, and import takes no key");
@@ -186,7 +184,7 @@ impl Image {
         }
     }
 
-    /// Looks through the header's extensions; the format of the layer below, if one says it.
+    /// Reads the header's extensions. Returns the format of the layer below, if one of them has it.
     fn qcow2_extensions(&self, mut at: u64) -> Look<Option<String>> {
         let mut format = None;
         for _ in 0..ENTRIES_MAX {
@@ -205,18 +203,18 @@ impl Image {
 
     fn vmdk(&self) -> Look<()> {
         const SECTOR_BYTES: u64 = 512;
-        /// Where QEMU looks for the description, whatever the header says, and how far.
+        /// The place where QEMU looks for the description, whatever the header says, and its longest length.
         const DESCRIPTION_AT: u64 = 0x200;
         const DESCRIPTION_BYTES: usize = 20 * 512;
         let magic = self.bytes::<4>(0)?;
         if magic != *b"KDMV" {
             return match &magic {
                 b"# Di" | b"COWD" => other("is a description of other files"),
-                _ => unusable("it does not begin like a VMDK image"),
+                _ => unusable("it is not a VMDK image"),
             };
         }
         let (capacity, at, sectors) = (self.little_u64(12)?, self.little_u64(28)?, self.little_u64(36)?);
-        // Without one, QEMU opens what the description names.
+        // Without a capacity, QEMU opens what the description names.
         if capacity == 0 {
             return other("is a description of other files");
         }
@@ -249,9 +247,9 @@ impl Image {
     fn vhdx(&self) -> Look<()> {
         const METADATA: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
         if self.bytes::<8>(0)? != *b"vhdxfile" {
-            return unusable("it does not begin like a VHDX image");
+            return unusable("it is not a VHDX image");
         }
-        // There are two tables of regions, either of which may be the one that is used.
+        // There are two tables of regions; either may be the one in use.
         let mut found = false;
         for table in [192_u64 << 10, 256 << 10] {
             if self.bytes::<4>(table)? != *b"regi" {
@@ -291,7 +289,7 @@ impl Image {
         const FOOTER_BYTES: u64 = 512;
         let failed = |error: std::io::Error| Refusal::Unusable(error.to_string());
         let length = std::io::Seek::seek(&mut &self.file, std::io::SeekFrom::End(0)).map_err(failed)?;
-        // One of fixed size has it at its end only.
+        // An image of fixed size has it only at its end.
         let end = length.saturating_sub(FOOTER_BYTES);
         let places =
             [0, end].into_iter().filter(|at| self.bytes(*at).is_ok_and(|magic| magic == *b"conectix"));
@@ -313,13 +311,13 @@ impl Image {
                 kind => return unusable(format!("a disk of type {kind}")),
             }
         }
-        if seen { Ok(()) } else { unusable("neither begins nor ends like a VHD image") }
+        if seen { Ok(()) } else { unusable("it has neither the header nor the footer of a VHD image") }
     }
 
     fn vdi(&self) -> Look<()> {
         const LINKS: [u64; 2] = [0x1a8, 0x1b8];
         if self.little_u32(0x40)? != 0xbeda_107f {
-            return unusable("it does not begin like a VDI image");
+            return unusable("it is not a VDI image");
         }
         if !matches!(self.little_u32(0x4c)?, 1 | 2) {
             return other("is a layer over another file");

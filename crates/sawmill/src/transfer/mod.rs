@@ -1,14 +1,14 @@
-//! Moving a whole disk from one end to another: import, export and copy are this with different ends.
+//! Copies a whole disk from one end to another: import, export and copy are this with different ends.
 //!
 //! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress` (how far it
 //! got, kept beside the journal), this file (the plan, the workers, the marks).
 //!
 //! Invariants:
-//! 1. Progress is written down only for a prefix of the disk whose every byte is durable at the target.
-//! 2. What an earlier attempt did is trusted only if both ends can tell that they are still what they were;
-//!    else it is compared, and written again where it differs.
+//! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the target.
+//! 2. The result of an earlier attempt is trusted only if both ends can tell that they have not changed.
+//!    Otherwise it is compared, and rewritten where it differs.
 //! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
-//! 4. A source that changed meanwhile ends the transfer with an error, never with "done".
+//! 4. A source that changes during the transfer ends it with an error, never with success.
 
 mod cage;
 pub(crate) mod ends;
@@ -28,20 +28,20 @@ use sawmill_device::Allocation;
 use sawmill_console::exit::Result;
 use sawmill_console::output::Bar;
 
-/// Bytes moved in one piece at most. No longer than a record of a volume's journal.
+/// The largest piece; no longer than a record of a volume's journal.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes of a hole told to the target in one request.
+/// The largest hole in one request to the target.
 const HOLE_BYTES: u64 = 1 << 30;
-/// Bytes whose allocation is asked for at once.
+/// Bytes whose allocation is requested at a time.
 const WINDOW_BYTES: u64 = 1 << 30;
-/// Zeroes are looked for in units of this size.
+/// Zeroes are detected in units of this size.
 const GRAIN_BYTES: usize = 4096;
-/// Pieces on their way at once.
+/// Concurrent pieces.
 const WORKERS: usize = 8;
-/// How often progress is shown and, once durable, written down.
+/// Interval at which progress is shown and, once durable, noted.
 const MARK_EVERY: Duration = Duration::from_millis(200);
 
-/// What bytes are read from. All calls may wait.
+/// The source of a transfer. All calls may block.
 pub(crate) trait Source: Sync {
     fn size_bytes(&self) -> u64;
 
@@ -51,14 +51,14 @@ pub(crate) trait Source: Sync {
     /// Reads exactly `length` bytes.
     fn read(&self, address: u64, length: usize) -> Result<Vec<u8>>;
 
-    /// The first runs of the range, at least one, no longer than the range in all.
+    /// The first runs of the range, at least one; together no longer than the range.
     fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>>;
 
-    /// Fails when the source is no longer what it was when it was opened.
+    /// Fails if the source has changed since it was opened.
     fn check_unchanged(&self) -> Result<()>;
 }
 
-/// What bytes are written to. All calls may wait.
+/// The target of a transfer. All calls may block.
 pub(crate) trait Target: Sync {
     /// The longest read or write.
     fn request_bytes_max(&self) -> u64;
@@ -67,33 +67,33 @@ pub(crate) trait Target: Sync {
 
     fn write(&self, address: u64, bytes: Vec<u8>) -> Result<()>;
 
-    /// Makes a range read as zeroes, without moving them where that can be had.
+    /// Makes a range read as zeroes, without moving them if possible.
     fn zero(&self, address: u64, length: u64) -> Result<()>;
 
-    /// A mark that covers everything completed so far; what it covers becomes durable in time.
+    /// A mark that covers everything completed so far, which becomes durable in time.
     fn mark(&self) -> Result<u64>;
 
     /// Whether everything that the mark covers is durable.
     fn is_durable(&self, mark: u64) -> Result<bool>;
 }
 
-/// What a transfer begins with.
+/// The starting point of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
-    /// Everything before is in place, by an earlier attempt: it is passed over.
+    /// Everything before this is in place from an earlier attempt, and is skipped.
     pub(crate) from: u64,
-    /// Everything between `from` and here may be in place: what is the same is not written again.
+    /// Everything between `from` and here may be in place: equal data is not rewritten.
     pub(crate) compare_below: u64,
     /// Beyond `compare_below` the target reads as zeroes where it has not been written.
     pub(crate) blank: bool,
 }
 
-/// What a transfer did.
+/// The result of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Moved {
     /// Bytes of the disk, holes included.
     pub(crate) size_bytes: u64,
-    /// Bytes passed over because an earlier attempt had done them.
+    /// Bytes skipped because an earlier attempt had copied them.
     pub(crate) resumed_bytes: u64,
     /// Bytes read from the source in this attempt.
     pub(crate) read_bytes: u64,
@@ -109,7 +109,7 @@ struct Piece {
     data: bool,
 }
 
-/// What is still to be handed out, and what is on its way.
+/// The remaining work, and the pieces in flight.
 struct Plan<'a> {
     source: &'a dyn Source,
     at: u64,
@@ -148,7 +148,7 @@ impl Plan<'_> {
     }
 }
 
-/// A transfer under way: what the workers share.
+/// A transfer in progress: what the workers share.
 struct Transfer<'a> {
     source: &'a dyn Source,
     target: &'a dyn Target,
@@ -159,8 +159,8 @@ struct Transfer<'a> {
     written_bytes: AtomicU64,
 }
 
-/// Moves everything from `source` to `target`. `keep` writes down that everything before an address is in
-/// place and durable. When this returns, all is written and covered by a next [`Target::mark`].
+/// Copies everything from `source` to `target`. `keep` notes that everything before an address is in place
+/// and durable. When this returns, everything is written, and the next [`Target::mark`] covers it.
 pub(crate) fn transfer(
     source: &dyn Source,
     target: &dyn Target,
@@ -219,7 +219,7 @@ pub(crate) fn transfer(
     })
 }
 
-/// The mark under way: what becomes progress once it is durable.
+/// The mark that becomes progress once it is durable.
 struct Marks {
     begun: Option<(u64, u64)>,
     kept: u64,
@@ -251,7 +251,7 @@ impl<'a> Transfer<'a> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes pieces until there are none, or somebody failed.
+    /// Takes pieces until none are left, or a worker failed.
     fn work(&self, tell: &SyncSender<sawmill_console::exit::Failure>) {
         while !self.stop.load(Ordering::Acquire) {
             let next = self.plan().next();
@@ -264,7 +264,7 @@ impl<'a> Transfer<'a> {
             };
             if let Err(failure) = moved {
                 self.stop.store(true, Ordering::Release);
-                // Who hears a first failure listens no longer.
+                // The receiver of a first failure has stopped listening.
                 let _ = tell.send(failure);
                 return;
             }
@@ -295,7 +295,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Cuts bytes into runs of zeroes and of others, in whole grains: (start, end, is zero).
+/// Splits bytes into runs of zeroes and of others, in whole grains: (start, end, is zero).
 fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
     const ZEROES: [u8; GRAIN_BYTES] = [0; GRAIN_BYTES];
     let mut runs: Vec<(usize, usize, bool)> = Vec::new();
@@ -318,7 +318,7 @@ pub(crate) fn settle(target: &dyn Target) -> Result<()> {
     let (_tell, never) = sync_channel::<()>(1);
     let began = Instant::now();
     while !target.is_durable(mark)? {
-        // Nobody tells: the pace at which it is asked.
+        // There is no notification: this is the polling interval.
         let pause = if began.elapsed() < MARK_EVERY { 5 } else { 50 };
         let _ = never.recv_timeout(Duration::from_millis(pause));
     }

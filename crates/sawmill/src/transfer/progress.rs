@@ -1,7 +1,8 @@
-//! How far a transfer got, kept in the volume's state folder, beside its journal; and who may go on from it.
+//! How far a transfer got, kept in the volume's state folder beside its journal, and which transfer may
+//! resume there.
 //!
-//! Invariants: the file is replaced as a whole and synced, so a crash leaves the old one or the new one; one
-//! that cannot be read counts as none. Not here: its bytes (`sawmill_format::transfer`).
+//! Invariants: the file is replaced as a whole and synced, so a crash leaves the old one or the new one. An
+//! unreadable file counts as none. Not here: its bytes (`sawmill_format::transfer`).
 
 use std::fs;
 use std::io;
@@ -20,18 +21,18 @@ pub(crate) struct ProgressFile {
 }
 
 impl ProgressFile {
-    /// The file of what is being imported into a volume: one at a time.
+    /// The file of an import into a volume; there is one at a time.
     pub(crate) fn of_import(folder: &Path, known: TransferProgress) -> Self {
         ProgressFile { path: folder.join("import.progress"), known }
     }
 
-    /// The file of what is being exported to `known.far_name`.
+    /// The file of an export to `known.far_name`.
     pub(crate) fn of_export(folder: &Path, known: TransferProgress) -> Self {
         let number = crc32c(known.far_name.as_bytes());
         ProgressFile { path: folder.join(format!("export-{number:08x}.progress")), known }
     }
 
-    /// What an earlier attempt with the same other end left, if anything.
+    /// What an earlier transfer with the same other end left, if there was one.
     pub(crate) fn earlier(&self) -> Option<TransferProgress> {
         let bytes = fs::read(&self.path).ok()?;
         match TransferProgress::decode(&bytes, self.known.volume_id) {
@@ -43,14 +44,14 @@ impl ProgressFile {
         }
     }
 
-    /// Writes down that everything before `done_bytes` is in place and durable.
+    /// Notes that everything before `done_bytes` is in place and durable.
     pub(crate) fn keep(&mut self, done_bytes: u64) -> Result<()> {
         self.known.done_bytes = done_bytes;
         durable::replace(&self.path, &self.known.encode())
             .map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
     }
 
-    /// The transfer is complete, or starts over.
+    /// Call this when the transfer is complete, or starts over.
     pub(crate) fn forget(&self) -> Result<()> {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

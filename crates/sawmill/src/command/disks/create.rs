@@ -27,7 +27,7 @@ pub(in crate::command) struct Arguments {
     shape: Shape,
 }
 
-/// What a volume is born with besides its size.
+/// The properties of a new volume besides its size.
 #[derive(Args, Clone, Copy)]
 pub(in crate::command) struct Shape {
     /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to it.
@@ -52,7 +52,7 @@ pub(in crate::command) struct Shape {
     no_fencing: bool,
 }
 
-/// The flush modes as words of the command line.
+/// The flush modes, as values of an option.
 #[derive(Clone, Copy, ValueEnum)]
 enum Flush {
     /// Flushed writes survive power loss: they are on the local disk.
@@ -74,7 +74,7 @@ impl From<Flush> for FlushMode {
 }
 
 impl Shape {
-    /// The same for the engine.
+    /// The same as options of the engine.
     pub(in crate::command) fn options(self, size_bytes: u64) -> CreateOptions {
         CreateOptions {
             size_bytes,

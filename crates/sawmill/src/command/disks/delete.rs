@@ -1,4 +1,4 @@
-//! `sawmill delete`: a volume and all its objects, after a question.
+//! `sawmill delete`: deletes a volume and all its objects, after a confirmation.
 
 use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -31,7 +31,7 @@ struct Document<'a> {
     store: &'a str,
     objects: u64,
     bytes: u64,
-    /// Clones that still need the data; it goes with the last of them.
+    /// Clones that still need the data. It is deleted with the last of them.
     needed_by: &'a [String],
 }
 
@@ -40,7 +40,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let store = wiring::open_store(&address.store_url)?;
     let record = match sawmill_volume::find(&*store, &address.name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // A delete that died has left something: there is nothing more to ask about.
+            // An interrupted delete left something: there is nothing more to ask.
             let deleted = sawmill_volume::finish_delete(&*store, &address.name)?;
             return report(context, &address, &deleted);
         }
@@ -53,7 +53,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             format!("volume {} is served by process {}; stop that first", address.name, served.pid),
         ));
     }
-    // A volume too damaged to tell its size can still be deleted.
+    // A volume too damaged to have a known size can still be deleted.
     let newest = sawmill_volume::inspect::checkpoint(&*store, &record, None);
     let size_bytes = newest.map_or(record.size_bytes, |checkpoint| checkpoint.size_bytes);
     if !arguments.yes && !agreed(&address.name, &address.store_url, size_bytes)? {
@@ -107,11 +107,11 @@ fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
     Ok(answer.trim() == name)
 }
 
-/// Removes what this machine kept for the volume. Its journal is of no use to anyone without the volume.
+/// Removes what this machine kept for the volume. Its journal is useless without the volume.
 fn forget_state(folder: &std::path::Path) {
     match fs::remove_dir_all(folder) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!("cannot remove {}: {error}; remove it by hand", folder.display()),
+        Err(error) => tracing::warn!("cannot remove {}: {error}; remove it yourself", folder.display()),
     }
 }

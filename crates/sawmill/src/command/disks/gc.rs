@@ -1,4 +1,4 @@
-//! `sawmill gc`: collects garbage by hand, in the process that serves the volume, or by attaching it.
+//! `sawmill gc`: collects garbage on request, in the process that serves the volume or by attaching it.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::{human_count, human_size};
 
-/// How often the served volume is asked how far it is.
+/// Interval of progress reports from the serving process.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Collect garbage now: rewrite the live data of sparse segments and delete what is dead.
@@ -122,7 +122,7 @@ fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) ->
     Ok(collected)
 }
 
-/// Does `work` and shows how far it is: bytes moved, and bytes still to be moved.
+/// Runs `work` and shows its progress: bytes moved, and bytes left to move.
 fn watch(
     look: impl Fn() -> (u64, u64),
     work: impl FnOnce() -> Result<Collected> + Send,

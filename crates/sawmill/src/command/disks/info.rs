@@ -1,4 +1,4 @@
-//! `sawmill info`: one volume, live when it is served on this machine, else as its store shows it.
+//! `sawmill info`: shows one volume, live if this machine serves it, otherwise as its store has it.
 
 use clap::Args;
 use sawmill_format::volume_record::VolumeRecord;
@@ -22,7 +22,7 @@ pub(in crate::command) struct Arguments {
     volume: String,
 }
 
-/// What a volume was born with, and its size.
+/// The fixed properties of a volume, and its size.
 #[derive(Serialize)]
 pub(in crate::command) struct RecordDocument {
     pub(in crate::command) name: String,
@@ -62,7 +62,7 @@ pub(in crate::command) struct Attachment {
 }
 
 impl Attachment {
-    /// What a control socket said.
+    /// From the answer of a control socket.
     pub(in crate::command) fn new(process: &ProcessStatus) -> Self {
         let volume = process.volumes.first().cloned().unwrap_or_default();
         Attachment {
@@ -75,7 +75,7 @@ impl Attachment {
     }
 }
 
-/// What `--json` prints. Fields that only one kind of source knows are null in the other.
+/// What `--json` prints. Fields that the source of the information does not have are null.
 #[derive(Serialize)]
 struct Document {
     #[serde(flatten)]
@@ -90,12 +90,13 @@ struct Document {
     segments: u64,
     extents: u64,
     checkpoint_number: u64,
-    /// Whether the last attachment ended with everything stored; null while one is served here.
+    /// Whether the last attachment stored everything before it ended; null while this machine serves the
+    /// volume.
     clean: Option<bool>,
     cache: Option<CacheStatus>,
-    /// Everything the serving process tells about the volume.
+    /// Everything that the serving process reports about the volume.
     live: Option<VolumeStatus>,
-    /// What this machine has seen of the volume before, here and in other stores, that does not fit.
+    /// What this machine remembers of the volume, here or in other stores, and what does not fit it now.
     remarks: Vec<String>,
     elsewhere: Vec<Elsewhere>,
 }

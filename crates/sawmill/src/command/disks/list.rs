@@ -33,7 +33,7 @@ struct Row {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     volume: Option<RecordDocument>,
-    /// Of what no name means; its name here is its id.
+    /// For a volume without a name; its name here is its id.
     #[serde(skip_serializing_if = "Option::is_none")]
     unnamed: Option<UnnamedDocument>,
     attached: Option<Attachment>,
@@ -101,8 +101,8 @@ fn unnamed_row(unnamed: &Unnamed) -> Row {
     Row { name, volume: None, unnamed, attached: None, error: None }
 }
 
-/// What the newest checkpoints say: a volume may have been resized since it was made. Asked side by side, as
-/// each costs a few requests.
+/// Sizes from the newest checkpoints: a volume may have been resized since it was made. They are read in
+/// parallel, because each takes a few requests.
 fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Result<u64>> {
     const AT_ONCE: usize = 16;
     let size = |listed: &Listed| {
@@ -122,7 +122,7 @@ fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Resu
     sizes
 }
 
-/// Who serves the volume here; a process that does not answer must not spoil the whole list.
+/// The process that serves the volume here. A process that does not answer must not spoil the whole list.
 fn attached_to(folder: &Path) -> Option<Attachment> {
     control::attached(folder)
         .unwrap_or_else(|failure| {

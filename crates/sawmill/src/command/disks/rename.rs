@@ -1,4 +1,4 @@
-//! `sawmill rename`: another name for a volume.
+//! `sawmill rename`: gives a volume another name.
 
 use clap::Args;
 use sawmill_volume::ErrorKind;

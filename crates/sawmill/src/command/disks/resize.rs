@@ -1,4 +1,4 @@
-//! `sawmill resize`: another size for a disk, at rest or while it is served.
+//! `sawmill resize`: changes the size of a disk, served or not.
 
 use clap::Args;
 use sawmill_volume::inspect;
@@ -50,7 +50,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.places.resolve(&arguments.volume)?;
     let (store, record) = wiring::find(&address)?;
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
-    // Any answer of its server is the current size.
+    // The server's answer always has the current size.
     let served = control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next());
     let old_size_bytes = match &served {
         Some(volume) if !volume.read_only => volume.size_bytes,
@@ -70,7 +70,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if resized.is_none() && size_bytes != old_size_bytes {
         let attached = arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
-        // Also when the size was refused: what the journal held is stored.
+        // Close even if the size was refused: that stores what the journal held.
         attached.close()?;
         resized.map_err(|failure| failure.of_volume(&address.name))?;
     }

@@ -1,7 +1,7 @@
-//! `sawmill serve`: opens volumes, shows them through a front door, and closes them in order.
+//! `sawmill serve`: opens volumes, serves them through doors, and closes them in order.
 //!
 //! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
-//! checkpoint; a second one stops at once. Invariant: whatever way it ends, nothing accepted is lost.
+//! checkpoint; a second one stops immediately. Invariant: however it ends, no accepted write is lost.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ use crate::serving::{Served, Serving};
 use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long a disk may take for what memory holds.
+/// Time for a disk to take what memory holds.
 const LOG_WITHIN: Duration = Duration::from_secs(60);
 
-/// How often volumes are tried that could not be opened again after a hand-off that was taken back.
+/// Interval of attempts to reopen volumes that stayed closed after a hand-off was rolled back.
 const AGAIN_EVERY: Duration = Duration::from_millis(500);
 
-/// How often changes of health are looked for.
+/// Interval of health checks.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
 /// Serve volumes through front doors until SIGTERM.
@@ -116,16 +116,16 @@ struct Step {
     took_ms: u64,
 }
 
-/// What the serving thread hears.
+/// What the main thread receives.
 pub(in crate::command) enum Heard {
     Signal,
     /// SIGUSR1.
     Collect,
-    /// SIGHUP, where something can be read again.
+    /// SIGHUP, for commands that can reload something.
     Reload,
-    /// Another process shall take over.
+    /// Another process asks to take over.
     HandOff(Asked),
-    /// The doors are shut and this volume is closed.
+    /// All doors are closed and this volume is closed.
     Closed(usize, Result<()>),
 }
 
@@ -147,11 +147,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let again = Again::new(&plan, &serving);
     match serve_on(context.json, &serving, &again, &admin, &hear) {
         Until::HandedOver(done) => {
-            // Everything is the successor's: nothing here may be closed, stored or removed.
+            // Everything belongs to the successor: close, store and remove nothing here.
             admin.finish_answers();
             return match done.unheard {
                 false => Ok(Exit::Ok),
-                // Whoever manages services shall start another.
+                // The exit code makes a service manager start another server.
                 true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
             };
         }
@@ -163,7 +163,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     tracing::info!("stopping: finishing requests and storing everything; a second signal stops immediately");
     let outcome = close(context.json, &serving, &tell, &hear);
-    // Asked to the last: `info` and `wait` are answered while everything is being stored.
+    // Kept until now: `info` and `wait` are answered while everything is being stored.
     drop(admin);
     outcome
 }
@@ -176,9 +176,9 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
     Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }
 
-/// Turns signals into words for the loop that serves, from the first moment on: who sees a door must be able
-/// to ask for a clean end. While the process starts, a second signal ends it as if nobody had listened; what
-/// was accepted survives that. Without `reloads` SIGHUP ends it, too.
+/// Forwards signals to the main loop, from the first moment on: a user who sees a door must be able to
+/// request a clean end. While the process starts, a second signal kills it; accepted writes survive that.
+/// Without `reloads`, SIGHUP ends the process too.
 pub(in crate::command) fn forward_signals(
     tell: SyncSender<Heard>,
     started: Arc<AtomicBool>,
@@ -246,7 +246,7 @@ enum Until {
     HandedOver(Done),
 }
 
-/// Serves until the first signal or a hand-off; tells of changes of health.
+/// Serves until the first signal or a hand-off; logs changes of health.
 fn serve_on(
     json: bool,
     serving: &Arc<Serving>,
@@ -288,7 +288,7 @@ fn serve_on(
     }
 }
 
-/// Hands everything over. `None`: this process serves on.
+/// Hands everything over. Returns `None` if this process continues to serve.
 fn hand_off(
     serving: &Arc<Serving>,
     again: &Arc<Again>,
@@ -304,15 +304,16 @@ fn hand_off(
         Err(failure) => tracing::error!("{failure}"),
     }
     let done = outcome.as_ref().ok().cloned();
-    // Whoever asked may be gone.
+    // The requester may be gone.
     let _ = asked.answer.send(outcome);
-    // Whatever was said meanwhile is heard next, if this process serves on; otherwise the server was meant.
+    // If this process continues to serve, the loop handles what arrived during the attempt. Otherwise it was
+    // meant for the server, so the successor gets it.
     let done = done?;
     for heard in hear.try_iter() {
         let signal = match heard {
             Heard::Signal => Signal::TERM,
             Heard::Collect => Signal::USR1,
-            // Who asked is told that this process is about to end.
+            // The requester learns that this process is about to exit.
             Heard::Reload | Heard::HandOff(_) | Heard::Closed(..) => continue,
         };
         if let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
@@ -322,7 +323,7 @@ fn hand_off(
     Some(Until::HandedOver(done))
 }
 
-/// Closes the doors, then all volumes at once; a further signal cuts it short.
+/// Closes the doors, then all volumes at the same time; a second signal stops that immediately.
 pub(in crate::command) fn close(
     json: bool,
     serving: &Arc<Serving>,
@@ -342,7 +343,7 @@ pub(in crate::command) fn close(
                     worst.get_or_insert(failure);
                 }
             }
-            // Everything is being closed: there is nothing to collect, and nothing to hand over any more.
+            // Everything is being closed: there is nothing to collect or to hand over.
             Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("stopping immediately; unstored writes stay in the journal");
@@ -358,11 +359,11 @@ pub(in crate::command) fn close(
     worst.map_or(Ok(Exit::Ok), Err)
 }
 
-/// Lets the doors finish, then closes each volume on a thread of its own: any of them may have to wait.
+/// Lets the doors finish, then closes each volume on a thread of its own, because each may have to wait.
 fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
-        // Whoever asked may kill this process soon, and memory may go with it (a container's does).
+        // The requester may kill this process soon, and memory may be lost with it (as in a container).
         std::thread::scope(|scope| {
             for served in &serving.volumes {
                 scope.spawn(|| served.log_all(LOG_WITHIN));
@@ -374,7 +375,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();
                 scope.spawn(move || {
-                    // One that a failed hand-off left closed has all that was accepted in its journal.
+                    // A volume that a failed hand-off left closed has everything it accepted in its journal.
                     let outcome =
                         served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
                     let outcome = outcome.and_then(|volume| {
@@ -383,7 +384,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
                         Ok(())
                     });
                     let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
-                    // Nobody listens any more when a further signal has cut this short.
+                    // After a second signal there is no listener any more.
                     let _ = tell.send(Heard::Closed(index, outcome));
                 });
             }

@@ -1,4 +1,4 @@
-//! `sawmill wait`: returns once everything accepted so far is as safe as asked.
+//! `sawmill wait`: returns when everything accepted so far is as safe as requested.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use sawmill_console::units::{human_duration, parse_duration};
 
 /// Wait until everything accepted so far is on the local disk or in the store.
 ///
-/// Exit code 0: it is; 1: the time ran out first.
+/// Exit code 0: it is; 1: the timeout expired first.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name. It must be served on this machine.

@@ -1,4 +1,4 @@
-//! `sawmill device`: the ublk devices of this machine, also those whose server is gone.
+//! `sawmill device`: the ublk devices of this machine, including those whose server is gone.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `sawmill door`: what shows a volume to its users, changed while it is served.
+//! `sawmill door`: changes the doors of a volume while it is served.
 
 use std::path::PathBuf;
 
@@ -77,7 +77,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
 }
 
-/// The folder of the process that serves a volume, and the volume's name.
+/// The folder of the process that serves the volume, and the volume's name.
 fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
     let address = context.places.resolve(&volume.volume)?;
     let served = control::served(&context.places.state_folder()?, &address)?;

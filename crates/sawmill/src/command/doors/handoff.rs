@@ -1,4 +1,4 @@
-//! `sawmill handoff`: a new process in the place of one that serves, under its users.
+//! `sawmill handoff`: replaces a server by a new process, without disconnecting its users.
 
 use std::path::PathBuf;
 use std::time::Duration;

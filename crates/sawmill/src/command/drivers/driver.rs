@@ -1,4 +1,4 @@
-//! `sawmill driver`: the devices of this user that have drivers, while they are there.
+//! `sawmill driver`: the devices of this user that have drivers, while their hosts run.
 
 use std::fs;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
     Ok(context.places.driver_folder(name)?.join(SOCKET))
 }
 
-/// Asks a host something; what it answers.
+/// Sends a question to a host and returns the answer.
 fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
         ErrorKind::NotFound => Failure::new(
@@ -101,7 +101,10 @@ fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let Some(packet) = host.receive(&mut buffer)? else {
-        return Err(Failure::new(Exit::Unavailable, format!("the host of '{name}' ended without an answer")));
+        return Err(Failure::new(
+            Exit::Unavailable,
+            format!("the host of '{name}' exited without an answer"),
+        ));
     };
     let facts = Control::decode(packet.bytes)?.facts;
     match facts.parsed("errno")? {
@@ -119,7 +122,7 @@ fn list(context: &Context) -> Result<Exit> {
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let socket = entry.path().join(SOCKET);
-        // Whoever does not answer is not there any more.
+        // A host that does not answer has exited.
         if let Ok(facts) = ask(&socket, &name, "status") {
             rows.push(row(name, socket.display().to_string(), &facts));
         }

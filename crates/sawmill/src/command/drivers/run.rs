@@ -1,4 +1,4 @@
-//! `sawmill run`: a device whose driver is a program of anybody's, in any language.
+//! `sawmill run`: serves a device whose driver is any program, in any language.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -93,12 +93,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         restarts: !arguments.no_restart,
         around: Box::new(move |device| layers.around(device)),
     };
-    // Whoever read the events may be gone: a driver that started this host, and died. The device stays.
+    // The reader of the events may be gone, for example a driver that started this host and died. The device
+    // stays.
     let tell = |told: &Told<'_>| tell(context.json, told).or_else(|failure| unheard(told, failure));
     driving::drive(plan, &mut |told| tell(told))
 }
 
-/// Before drivers know where to connect somebody has to hear it.
+/// A lost event matters only if drivers do not know yet where to connect.
 fn unheard(told: &Told<'_>, failure: Failure) -> Result<()> {
     match told {
         Told::Listening { .. } => Err(failure),
@@ -120,7 +121,7 @@ fn name_of(arguments: &Arguments) -> Result<String> {
         .ok_or_else(|| Failure::usage("the device needs a name: give --name NAME, or a command after --"))
 }
 
-/// The device is for those who use it: that whoever started it does not listen any more does not end it.
+/// Prints an event. The device is for its users: a reader that stops listening does not end it.
 fn tell(json: bool, told: &Told<'_>) -> Result<()> {
     if let Err(failure) = say(json, told) {
         tracing::debug!("cannot print an event: {failure}");
@@ -140,7 +141,7 @@ fn say(json: bool, told: &Told<'_>) -> Result<()> {
             }
         }
         Told::Driver { state, pid, .. } => tracing::info!(pid, "driver {state}"),
-        // A failure is told as one.
+        // A failure is reported as an error.
         Told::Ended { .. } => {}
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! `sawmill attach`: a device of another machine, behind doors of this one.
 //!
-//! Invariants: doors open when the target has said what the device is; at the end doors close first, then
-//! what the cache holds is flushed, then the link ends. Whoever was cut off by another ends by itself. Not
-//! here: how a link works (`sawmill-link`), what is told of it (`link::told`).
+//! Invariants: doors open after the target has described the device. At the end, doors close first, then the
+//! cache is flushed, then the link ends. A fenced process exits by itself. Not here: how a link works
+//! (`sawmill-link`), what is reported of it (`link::told`).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,11 +36,11 @@ use crate::wiring::check_free;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_duration, parse_size};
 
-/// How often the cache is told the time, and it is looked how the link does.
+/// Interval of cache ticks and link status checks.
 const TICK: Duration = Duration::from_secs(1);
-/// How long doors may take to close when nothing is waited for any more.
+/// Time for doors to close when they no longer wait for requests.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
-/// How often the target is asked whether this is still our device.
+/// Interval of checks that the target still reserves the device for us.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
 /// Attach a remote export (see `sawmill target`) and expose it locally.
@@ -95,7 +95,7 @@ pub(in crate::command) struct Arguments {
     nbd_memory: NbdMemory,
 }
 
-/// The cache in the memory of this machine.
+/// The cache in this machine's memory.
 #[derive(Args)]
 #[command(next_help_heading = "Cache")]
 struct CacheOptions {
@@ -130,7 +130,7 @@ enum PolicyName {
 }
 
 impl CacheOptions {
-    /// What was asked for. Looked at before anybody is cut off for a cache that cannot be.
+    /// The options. They are checked before anything is fenced, so that an impossible cache fences nothing.
     fn options(&self) -> Result<Option<Options>> {
         let Some(policy) = self.cache else { return Ok(None) };
         let cache_bytes = self.cache_bytes;
@@ -162,7 +162,7 @@ impl CacheOptions {
     }
 }
 
-/// Rounded up: what is asked for is not cut to nothing, which would mean something else.
+/// Rounds up: a fraction must not become 0, which means something else.
 fn whole_seconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis().div_ceil(1000)).unwrap_or(u32::MAX)
 }
@@ -192,7 +192,7 @@ enum Event<'a> {
     },
 }
 
-/// The device as doors see it.
+/// The device as its doors see it.
 #[derive(Clone)]
 enum Front {
     Plain(Arc<RemoteDevice>),
@@ -215,10 +215,10 @@ impl Front {
     }
 }
 
-/// What the main thread hears.
+/// What the main thread receives.
 enum Heard {
     Signal,
-    /// The doors are closed and everything is flushed, or not.
+    /// The doors are closed, and everything is flushed or the flush failed.
     Closed(Result<()>),
 }
 
@@ -250,7 +250,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         device: front.device(),
         folder: folder.clone(),
         identity: place.to_string(),
-        // A target may forget what was not flushed while nobody is attached who would be told.
+        // A target may lose what was not flushed while no initiator is attached to learn of it.
         outlives_server: false,
     };
     let tell_main = ring.clone();
@@ -295,7 +295,7 @@ fn plans(doors: &DoorOptions, folder: &std::path::Path) -> Vec<DoorPlan> {
     plans
 }
 
-/// Before anybody is cut off for a door that cannot open.
+/// Checked before anything is fenced, so that a door that cannot open fences nothing.
 fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> {
     for plan in plans {
         if let DoorPlan::Nbd { listen, .. } = plan {
@@ -327,7 +327,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
 }
 
 fn teller(place: &LinkPlace, remote: &Remote, front: &Front) -> Teller {
-    // Weak, so that whoever asks cannot keep the link open.
+    // Weak, so that an open status connection does not keep the link open.
     let initiator = Arc::downgrade(remote.initiator());
     let (place, front) = (place.clone(), front.clone());
     Arc::new(move || {
@@ -384,7 +384,7 @@ impl Attachment {
         }
     }
 
-    /// Serves until a signal, or until there is nothing left to serve: why.
+    /// Serves until a signal, or until there is nothing left to serve: then returns why.
     fn go_on(&self, hear: &Receiver<Heard>) -> Option<Failure> {
         let (mut known, mut probed) = (None, Instant::now());
         let probe = Probe::default();
@@ -422,7 +422,7 @@ impl Attachment {
         self.emit(&Event::Link { connected: now.0, links_open: open, links });
     }
 
-    /// Closes the doors, flushes, and ends the link; a further signal cuts it short.
+    /// Closes the doors, flushes, and ends the link; a second signal stops that immediately.
     fn end(self, failure: Option<Failure>, ring: &SyncSender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
         self.emit(&Event::Stopping);
         let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
@@ -438,8 +438,8 @@ impl Attachment {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
-                // What waits for the target fails. A kernel that has a request of this process otherwise, of
-                // a thread that flushes a device of ours even, would not let the process end.
+                // Requests that wait for the target fail now. Otherwise the kernel would not let the process
+                // exit while it holds a request of it, even one of a thread that flushes a device of ours.
                 self.remote.initiator().close();
                 self.doors.stop_now();
                 let _ = hear.recv_timeout(CLOSED_WITHIN);
@@ -459,7 +459,7 @@ impl Attachment {
     }
 }
 
-/// A question whose answer matters only when it is that somebody else has the device now.
+/// A check whose only relevant answer is that another initiator has the device now.
 #[derive(Default)]
 struct Probe(Arc<Mutex<Asked>>);
 

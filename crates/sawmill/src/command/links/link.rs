@@ -1,6 +1,6 @@
-//! `sawmill link`: keys, who is there, what is shown, how links do.
+//! `sawmill link`: keys, discovery, exports and link status.
 //!
-//! Invariant: what is found proves nothing: a name that answered is an answer, not a target that is trusted.
+//! Invariant: discovery proves nothing. A name that answered is an answer, not a trusted target.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +27,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::{human_count, human_duration, human_size, parse_duration};
 
-/// How often a question is said again that may have got lost.
+/// Interval at which a question is repeated, because it may get lost.
 const SEEK_EVERY: Duration = Duration::from_millis(250);
 /// The longest answer.
 const FOUND_BYTES_MAX: usize = 2048;
@@ -79,11 +79,11 @@ struct Find {
     wait: Duration,
 }
 
-/// Where a question goes by UDP.
+/// A UDP address to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct AskedAt {
     to: SocketAddr,
-    /// By this interface, whatever the routes say.
+    /// Through this interface, whatever the routes say.
     interface: Option<String>,
 }
 
@@ -97,7 +97,7 @@ fn parse_asked(text: &str) -> Result<AskedAt, String> {
     Ok(AskedAt { to, interface: place.interface })
 }
 
-/// Everybody, by each interface: without a route to all there is no one interface for them, and with one the
+/// Broadcasts on each interface. Without a default route no interface would be chosen, and with one the
 /// others would not be asked.
 fn everybody() -> Vec<AskedAt> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
@@ -154,9 +154,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 #[derive(Serialize)]
 struct Found {
     name: String,
-    /// This run of it.
+    /// The id of this run of the target.
     instance: String,
-    /// Where it answered from, as `attach` takes it.
+    /// The address it answered from, in the form that `attach` takes.
     address: String,
     sealed: bool,
 }
@@ -187,7 +187,7 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
                     asking += 1;
                     found.extend(all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)));
                 }
-                // Of all interfaces some lead nowhere.
+                // Some of the interfaces may lead nowhere.
                 Err(failure) if everywhere => failed = Some(failure),
                 Err(failure) => return Err(failure),
             }
@@ -210,7 +210,7 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Anybody may have chosen the name: it must not be a command to a terminal.
+/// The name is unauthenticated: it must not contain terminal control sequences.
 fn row_of(found: Found) -> Vec<String> {
     let sealed = if found.sealed { "key" } else { "insecure" }.to_owned();
     vec![legible(&found.name).into_owned(), found.address, sealed, found.instance]
@@ -226,7 +226,7 @@ fn question(token: u64, name: &str) -> Result<Vec<u8>> {
     Ok(packet)
 }
 
-/// The answer to our question that a packet holds.
+/// The answer to our question in a packet, if there is one.
 fn found_in(packet: &[u8], token: u64, address: String) -> Option<Found> {
     let header = Packet::decode(packet).ok().filter(|header| header.kind == PacketKind::Found)?;
     let body = packet.get(HEADER_BYTES..header.length as usize)?;
@@ -256,7 +256,7 @@ fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Res
         }
         let wait = deadline.min(next).saturating_duration_since(now).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(wait)).map_err(cannot)?;
-        // Nothing yet, or nobody listens there: the next question may be answered.
+        // Nothing yet, or nothing listens there; the next question may be answered.
         if let Ok((bytes, from)) = socket.recv_from(&mut packet) {
             found.extend(found_in(&packet[..bytes], token, format!("udp:{from}")));
         }
@@ -270,7 +270,7 @@ fn seek_ethernet(interface: &str, question: &[u8], token: u64, deadline: Instant
     let cannot = |error: &io::Error| Failure::io("cannot ask", error);
     let (mut carrier, everybody) = reach(&read, Duration::ZERO).map_err(|error| cannot(&error))?;
     let mut batch = Batch::new(1, question.len());
-    // It has room for just this.
+    // The batch has room for exactly this.
     let _ = batch.push(question);
     let (mut found, mut next) = (Vec::new(), Instant::now());
     loop {
@@ -284,7 +284,7 @@ fn seek_ethernet(interface: &str, question: &[u8], token: u64, deadline: Instant
         }
         let wait = deadline.min(next).saturating_duration_since(now);
         let mut each = |peer: &Peer, packet: &mut [u8]| {
-            // `attach` finds it again by its interface.
+            // `attach` finds the target again through its interface.
             tracing::debug!("{address}: packet from {peer:?}");
             found.extend(found_in(packet, token, address.clone()));
         };
@@ -357,7 +357,7 @@ fn status(context: &Context, asked: &Status) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// Says of each link how much passed in a second, since `before`. What began meanwhile has no rate.
+/// Sets the rate of each link since `before`. A link that began after it has no rate.
 fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
     let a_second =
         |new: u64, old: u64| (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64;
@@ -382,7 +382,7 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
     let first = |peer: &str| vec![end.kind.clone(), end.pid.to_string(), peer.to_owned()];
     let mut rows = Vec::new();
     for connection in &end.connections {
-        // An attachment is of one export, which its place ends in.
+        // An attachment has one export, the last part of its name.
         let export = end.name.rsplit_once('/').filter(|_| end.kind == "attach");
         let peer = export.map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
         let credits = match connection.slots {
@@ -408,7 +408,7 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
     rows
 }
 
-/// Of `link` to `rtt`.
+/// The columns from `link` to `rtt`.
 fn cells_of(link: &LinkTold) -> [String; 7] {
     let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
     let rate = |bytes: fn(&RateTold) -> u64, packets: fn(&RateTold) -> u64| match &link.rate {

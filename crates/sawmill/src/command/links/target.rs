@@ -1,7 +1,7 @@
-//! `sawmill target`: shows volumes, files and disks to other machines over a link.
+//! `sawmill target`: exports volumes, files and disks to other machines over a link.
 //!
-//! Invariants: a device is shown when all of them are open, and closed when no connection leads to it any
-//! more; what a volume accepted is safe as with `serve`. Not here: who may open what, and the packets
+//! Invariants: exports appear when all devices are open. A device is closed when no connection uses it any
+//! more. What a volume accepted is as safe as with `serve`. Not here: who may open what, and the packets
 //! (`sawmill-link`), opening volumes (`wiring`).
 
 use std::net::SocketAddr;
@@ -41,9 +41,9 @@ use crate::{folders, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_size, parse_size_u32};
 
-/// The least of a device.
+/// The smallest size of a device; every size is a multiple of it.
 const BLOCK_BYTES: u64 = 512;
-/// How often it is looked for signals that were lost.
+/// Interval of checks for missed signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Export volumes, files and disks to other machines, which attach them with `sawmill attach`.
@@ -125,7 +125,8 @@ enum Event<'a> {
         /// The dashboard's address.
         admin: Option<String>,
     },
-    /// The file of machines was read again, and so many connections ended; or why all stayed as it was.
+    /// The file of machines was read again, with the number of connections that this ended, or why nothing
+    /// changed.
     Reloaded {
         machines: usize,
         ended: usize,
@@ -142,14 +143,14 @@ struct ExportOf {
     read_only: bool,
 }
 
-/// Who may attach.
+/// Which machines may attach.
 enum Trust {
-    /// Whoever has the key, or reaches the network.
+    /// Every machine that has the key, or that reaches the network.
     All(Security),
     Machines(Vec<Machine>),
 }
 
-/// One thing to show.
+/// One device to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum What {
     Volume(VolumeAddress),
@@ -164,13 +165,13 @@ struct Named {
     what: What,
 }
 
-/// A device that is open, until the last connection has gone.
+/// An open device, until its last connection has ended.
 struct Opened {
     name: String,
     device: Arc<dyn BlockDevice>,
-    /// Answered writes are there for the next process, as long as the machine runs.
+    /// Answered writes survive this process, as long as the machine runs.
     outlives_process: bool,
-    /// What lasts of it, when it can be written and outlives the process.
+    /// State that survives the process, for a device that is writable and survives it.
     state: Option<StateFile>,
     _lock: Option<FileLock>,
 }
@@ -221,7 +222,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 
 fn refuse_hand_off(asked: Asked) -> bool {
     let text = "a target cannot be handed off: stop it and start another; attached initiators wait for it";
-    // Whoever asked may be gone.
+    // The requester may be gone.
     let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
     true
 }
@@ -296,7 +297,7 @@ fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan>
     Ok(Plan { admin: arguments.admin, cache, ..plan })
 }
 
-/// Opens what is no volume.
+/// Opens the devices that are not volumes.
 fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
     let mut all = Vec::new();
     for Named { export, what } in named {
@@ -339,7 +340,7 @@ fn lock(path: &Path) -> Result<FileLock> {
 fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Vec<Opened>> {
     for Named { export, what } in named {
         let What::Volume(address) = what else { continue };
-        // All of the plan are open, under these names.
+        // All volumes of the plan are open, under these names.
         if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
             let device = served.as_shown().device;
             let status = served.volume()?.status();
@@ -360,13 +361,13 @@ fn trust(arguments: &Arguments) -> Result<Trust> {
     }
 }
 
-/// SIGHUP: what the file says counts from now on; when it says nothing that can be, all stays as it is.
+/// SIGHUP: the content of the file applies from now on; if it is invalid, nothing changes.
 fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
     let Some(path) = &arguments.machines else {
         tracing::warn!("got SIGHUP to reload the machines, but there is no file of machines: see --machines");
         return None;
     };
-    // A pipe has said what it had to say, and the loop that hears signals must not wait for it.
+    // A pipe cannot be read twice, and the loop that handles signals must not wait for one.
     let read = match std::fs::metadata(path) {
         Ok(about) if !about.is_file() => Err(format!("{} is not a regular file", path.display())),
         _ => read_machines(path).map_err(|error| error.to_string()),
@@ -375,7 +376,7 @@ fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
         Ok(machines) => machines,
         Err(error) => {
             tracing::error!(
-                "the file of machines was not reloaded, and the same machines may attach: {error}"
+                "cannot reload the file of machines; the same machines may attach as before: {error}"
             );
             return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error) });
         }
@@ -403,7 +404,7 @@ fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened])
     let clock = Arc::new(SteadyClock);
     let target = match trust {
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
-        // A file without a machine was refused.
+        // A file without machines was refused.
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
             .ok_or_else(|| Failure::usage("no machine may attach"))?,
     };
@@ -432,7 +433,7 @@ fn teller(name: &str, target: &Arc<Target>) -> Teller {
     })
 }
 
-/// What is told when everything is ready.
+/// What is printed when everything is ready.
 struct Announced<'a> {
     name: &'a str,
     sealed: bool,
@@ -467,7 +468,7 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Until the first signal that ends it.
+/// Serves until the first signal that ends it.
 fn wait(serving: &Serving, hear: &Receiver<Heard>, reload: impl Fn()) {
     loop {
         match hear.recv_timeout(LOOK_EVERY) {

@@ -1,4 +1,4 @@
-//! `sawmill clone`: a new volume that begins as another one is, or was.
+//! `sawmill clone`: a new volume that starts as a copy of another one, present or past.
 
 use clap::Args;
 
@@ -45,7 +45,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if base.cut.is_none()
         && let Some((folder, _)) = served(&context.places, &base)?
     {
-        // What has been accepted so far shall be in it.
+        // The clone must have everything that has been accepted so far.
         control::wait(&folder, &base.name, "stored", None)?;
     }
     let store = wiring::open_store(&base.store_url)?;

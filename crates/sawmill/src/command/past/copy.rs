@@ -1,4 +1,4 @@
-//! `sawmill copy`: a volume into another, in the same store or elsewhere.
+//! `sawmill copy`: copies a volume to another one, in the same store or elsewhere.
 
 use clap::Args;
 use sawmill_device::BlockDevice;

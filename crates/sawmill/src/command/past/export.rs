@@ -1,6 +1,6 @@
-//! `sawmill export`: a volume becomes a file, a disk image, or the content of somebody's NBD export.
+//! `sawmill export`: copies a volume to a file, a disk image, or an NBD export.
 //!
-//! Invariant: FILE appears, or is replaced, only when it is complete and synced; until then the work lies in
+//! Invariant: FILE is created or replaced only when it is complete and synced; until then the data is in
 //! FILE.part beside it.
 
 use std::fs::{self, File, OpenOptions};
@@ -57,7 +57,7 @@ pub(in crate::command) struct Arguments {
     cut: bool,
 }
 
-/// Where to.
+/// The destination.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct To {
@@ -76,13 +76,13 @@ struct To {
 struct Document<'a> {
     volume: &'a str,
     target: &'a str,
-    /// The cut: all writes before this position.
+    /// The position of the cut: the export has all writes before it.
     position: u64,
     #[serde(flatten)]
     moved: Moved,
 }
 
-/// A volume that is being exported.
+/// One export of a volume.
 struct Job<'a> {
     source: VolumeEnd,
     record: VolumeRecord,
@@ -134,7 +134,7 @@ impl Job<'_> {
         ProgressFile::of_export(&self.folder, known)
     }
 
-    /// How far an earlier attempt to bring this very cut to this very target got.
+    /// How far an interrupted export of this cut to this target got.
     fn earlier(&self, file: &ProgressFile) -> Result<Option<u64>> {
         let Some(earlier) = file.earlier().filter(|_| !self.restart) else { return Ok(None) };
         let known = &file.known;
@@ -161,7 +161,7 @@ impl Job<'_> {
             return Err(Failure::new(Exit::Refused, text));
         }
         let mut file = self.progress(uri, String::new());
-        // Who knows what became of the other end meanwhile: what was done is compared, not trusted.
+        // The other end may have changed since: data from the earlier attempt is compared, not trusted.
         let compare_below = self.earlier(&file)?.unwrap_or(0);
         file.keep(compare_below)?;
         let start = Start { from: 0, compare_below, blank: false };
@@ -183,7 +183,8 @@ impl Job<'_> {
                 Err(Failure::usage(format!("{} is neither a file nor a block device", path.display())))
             }
             Ok(_) if !arguments.overwrite => {
-                let text = format!("{} exists already: give another name, or --overwrite", path.display());
+                let text =
+                    format!("{} exists already: give another name, or pass --overwrite", path.display());
                 Err(Failure::new(Exit::Exists, text))
             }
             _ => self.fill_file(path, arguments),
@@ -256,7 +257,7 @@ impl Job<'_> {
     }
 }
 
-/// The absolute path, for a file that need not be there.
+/// The absolute path of a file that need not exist.
 fn name_of(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path);
     let whole = whole.map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
@@ -288,7 +289,7 @@ impl Part {
         Failure::io(format!("cannot write {}", self.path.display()), error)
     }
 
-    /// Which file it is: one that took its place is another.
+    /// Identifies the file: a file that replaced it is another one.
     fn state(&self) -> Result<String> {
         let found = self.file.metadata().map_err(|error| self.failed(&error))?;
         Ok(format!("file {}:{}", found.dev(), found.ino()))
@@ -310,14 +311,14 @@ impl Part {
         self.file.try_clone().map_err(|error| self.failed(&error))
     }
 
-    /// Synced, and under its name.
+    /// Syncs the file and gives it its name.
     fn become_whole(self, path: &Path, overwrite: bool) -> Result<()> {
         let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let here = rustix::fs::CWD;
         let rename = || {
             self.file.sync_all()?;
             match rustix::fs::renameat_with(here, &self.path, here, path, flags) {
-                // A file system that cannot say "only if it is free".
+                // A file system without "rename only if the name is free".
                 Err(rustix::io::Errno::INVAL) => fs::rename(&self.path, path)?,
                 other => other?,
             }

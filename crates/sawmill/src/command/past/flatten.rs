@@ -1,4 +1,4 @@
-//! `sawmill flatten`: a clone gets data of its own, and lets its ancestors go.
+//! `sawmill flatten`: gives a clone data of its own, so that it no longer needs its ancestors.
 
 use clap::Args;
 
@@ -9,8 +9,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::human_size;
 
-/// Checkpoints after which nothing of the ancestors is listed any more: one that finds it dead, one that
-/// allows it to go, and two without it.
+/// Checkpoints after which no segment of an ancestor is listed any more: one finds it dead, one allows its
+/// removal, and two are without it.
 const ROUNDS_MAX: u32 = 5;
 
 /// Copy the data that a clone shares with its ancestors into segments of its own, so that it no longer needs

@@ -1,5 +1,5 @@
-//! `sawmill import`: a file, disk image, block device or NBD export becomes a volume. Also what `copy` does
-//! with a volume as the source.
+//! `sawmill import`: copies a file, disk image, block device or NBD export into a volume. Also does the work
+//! of `copy`, whose source is a volume.
 
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ pub(in crate::command) struct Arguments {
     attach: AttachToWrite,
 }
 
-/// What to do about what is there already.
+/// What to do about existing data.
 #[derive(Args, Clone, Copy)]
 pub(in crate::command) struct Again {
     /// Import into an existing volume; all its content is lost. It must have the size of the source.
@@ -119,7 +119,7 @@ fn path_of(path: &Path) -> Result<PathBuf> {
     found.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))
 }
 
-/// An image read through its server; whether it changed is seen on its file.
+/// An image that is read through its server; changes are detected on its file.
 struct Image<'a> {
     file: &'a FileEnd,
     end: NbdEnd,
@@ -147,14 +147,14 @@ impl Source for Image<'_> {
     }
 }
 
-/// A volume to be filled, and from where.
+/// A volume to fill, and its source.
 pub(in crate::command) struct Filling<'a> {
     pub(in crate::command) address: &'a VolumeAddress,
     pub(in crate::command) source: &'a dyn Source,
     pub(in crate::command) far_name: String,
-    /// Empty: nothing tells whether the source is still what it was.
+    /// Empty: nothing shows whether the source has changed.
     pub(in crate::command) far_state: String,
-    /// What the volume is made with, when it is made; its size is that of the source.
+    /// Options of a volume that must be created. It gets the size of the source.
     pub(in crate::command) create: CreateOptions,
     pub(in crate::command) attach: &'a AttachToWrite,
     pub(in crate::command) again: &'a Again,
@@ -188,7 +188,7 @@ impl Filled {
     }
 }
 
-/// Moves a whole source into a volume, and stores it.
+/// Copies a whole source into a volume, and stores it.
 pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
     let Filling { address, source, again, .. } = filling;
     if source.size_bytes() == 0 {
@@ -198,7 +198,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     let (record, created) = match sawmill_volume::find(&*store, &address.name) {
         Ok(record) => (record, false),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // A disk of whole blocks; what is added reads as zeroes.
+            // The disk has whole blocks; the padding reads as zeroes.
             let size_bytes = source.size_bytes().next_multiple_of(u64::from(filling.create.block_bytes));
             let options = CreateOptions { size_bytes, ..filling.create.clone() };
             (sawmill_volume::create(&*store, &address.name, &options)?, true)
@@ -245,7 +245,7 @@ fn fresh() -> Start {
     Start { from: 0, compare_below: 0, blank: true }
 }
 
-/// Where to begin in a volume that exists.
+/// Where to start in a volume that exists.
 fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
     let known = &file.known;
     let Some(earlier) = file.earlier() else {
@@ -279,7 +279,7 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
         return Err(Failure::new(Exit::Refused, text));
     }
     if known.far_state.is_empty() {
-        // Nothing tells whether the source is what it was: all is compared.
+        // Nothing shows whether the source has changed: compare everything.
         return Ok(Start { from: 0, compare_below: known.size_bytes, blank: false });
     }
     Ok(Start { from: earlier.done_bytes, compare_below: 0, blank: true })

@@ -1,4 +1,4 @@
-//! `sawmill log`: which states of a volume's past can be had.
+//! `sawmill log`: the past states of a volume that are available.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ struct Row {
 struct Document {
     volume: String,
     retention_s: u64,
-    /// The oldest moment from which on all can be had; null: none.
+    /// The oldest moment from which every state is available; null: none.
     from: Option<String>,
     through: String,
     position: u64,
@@ -51,7 +51,7 @@ struct Document {
 fn row(cut: &CutInfo) -> Row {
     let kind = match cut.kind {
         CutKind::Retained => "checkpoint",
-        // The state that a rollback replaced is kept under such a name.
+        // A rollback keeps the state it replaces under such a name.
         CutKind::Snapshot if cut.name.starts_with("before-rollback-") => "rollback",
         CutKind::Snapshot => "snapshot",
         CutKind::Pin => "clone",

@@ -1,4 +1,4 @@
-//! `sawmill promote`: a replica becomes a volume of its own; or the drill for that.
+//! `sawmill promote`: makes a replica a volume of its own, or drills that.
 
 use std::time::Duration;
 
@@ -43,13 +43,14 @@ struct Document<'a> {
     dry_run: bool,
     epoch: u64,
     position: u64,
-    /// When the newest of it was written.
+    /// When the newest write of the replica was stored.
     newest_unix_ms: u64,
-    /// How far that is behind what the source has stored now; null when it was not or could not be asked.
+    /// How far the replica is behind what the source has stored now; null if the source was not or could not
+    /// be asked.
     lost_bytes: Option<u64>,
     lost_ms: Option<u64>,
-    /// Whether the replica is all that the source has stored: of the same history, to the same end, with the
-    /// same size and snapshots; null when that could not be asked.
+    /// Whether the replica has everything that the source has stored: the same history, end, size and
+    /// snapshots. Null if the source could not be asked.
     is_complete: Option<bool>,
     /// What the drill verified; null without --dry-run.
     segments: Option<u64>,
@@ -89,7 +90,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         false => replicate::promote(&world, &*store, &address.name)?,
         true => replicate::promote_as_it_is(&world, &*store, &address.name)?,
     };
-    // Its history is a new one: what was seen here before it became a replica says nothing of it.
+    // Its history is new: what this machine remembers from before says nothing about it.
     let volume_id = promotion.record.volume_id.to_string();
     seen::forget(&context.places.volume_folder(&volume_id, &address.store_url)?)?;
     tell(context, &document(&address.name, &promotion, false))
@@ -111,7 +112,7 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
     }
 }
 
-/// How far the source is ahead, when it can be asked.
+/// How far the source is ahead, if it can be asked.
 fn behind(context: &Context, drill: &Drill) -> Option<Behind> {
     let address = context.places.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;

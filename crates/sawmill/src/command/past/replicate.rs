@@ -1,7 +1,6 @@
 //! `sawmill replicate`: keeps a replica of a volume in a second store.
 //!
-//! The process may be killed at any moment: what it has copied is a cut, and the same command goes on from
-//! there.
+//! You can kill the process at any moment: what it has copied is a cut, and the same command resumes there.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -66,15 +65,15 @@ struct Document<'a> {
     objects: u64,
     bytes: u64,
     deleted: u64,
-    /// All writes below this position are in the replica.
+    /// All writes before this position are in the replica.
     position: u64,
-    /// How far the replica was behind when the round began, as far as the source had stored.
+    /// How far the replica was behind when the round began, measured against what the source had stored.
     behind_bytes: u64,
     behind_ms: u64,
     took_ms: u64,
 }
 
-/// What the metrics file tells.
+/// The figures in the metrics file.
 #[derive(Default)]
 struct Totals {
     last: Round,
@@ -101,7 +100,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
     let mut copier = Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
     if arguments.fail_back {
-        // It gets the source's history, of which its own newest state says nothing.
+        // The destination gets the source's history; its own newest state says nothing about that.
         let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
         seen::forget(&context.places.volume_folder(&volume_id, &to.store_url)?)?;
     }
@@ -113,7 +112,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let is_new = totals.add(&outcome, &world);
         if let Some(path) = &arguments.metrics_file {
             match write_metrics(path, &totals.text(&from, &to)) {
-                // A full disk here is no reason to stop copying: the file's age tells.
+                // A full disk here is no reason to stop copying; the age of the file shows the problem.
                 Err(failure) if arguments.follow => tracing::warn!("{failure}"),
                 written => written?,
             }
@@ -137,12 +136,12 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
 }
 
-/// The address as it is typed.
+/// The address in the form that a user types.
 fn shown(address: &VolumeAddress) -> String {
     format!("{}/{}", address.store_url.trim_end_matches('/'), address.name)
 }
 
-/// Whether waiting may mend it.
+/// Whether the error may go away by itself.
 fn passes(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Denied)
 }
@@ -181,7 +180,7 @@ fn tell(
 }
 
 impl Totals {
-    /// Counts a round; whether it found anything new.
+    /// Counts a round. Returns whether it copied anything.
     fn add(&mut self, outcome: &sawmill_volume::Result<Round>, world: &dyn World) -> bool {
         self.rounds += 1;
         let Ok(round) = outcome else {
@@ -236,7 +235,7 @@ impl Totals {
     }
 }
 
-/// Whole or not at all: who reads the file never sees half of it.
+/// Writes the file as a whole or not at all: a reader never sees half of it.
 fn write_metrics(path: &Path, text: &str) -> Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -244,7 +243,7 @@ fn write_metrics(path: &Path, text: &str) -> Result<()> {
     written.map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))
 }
 
-/// A token bucket of one second's worth. What is larger goes on credit and is waited for afterwards.
+/// A token bucket of one second's worth. A larger request is granted on credit and waited for afterwards.
 struct Bucket {
     bytes_per_second: u64,
     left: f64,
@@ -256,7 +255,7 @@ impl Bucket {
         Bucket { bytes_per_second, left: bytes_per_second as f64, filled: Instant::now() }
     }
 
-    /// Waits until `bytes` may go.
+    /// Waits until `bytes` may be sent.
     fn take(&mut self, bytes: u64) {
         let wait = self.wait(bytes, Instant::now());
         if wait > Duration::ZERO {
@@ -264,7 +263,7 @@ impl Bucket {
         }
     }
 
-    /// How long to wait at `now` before the next bytes, of which there are so many.
+    /// How long to wait at `now` before the next `bytes`.
     fn wait(&mut self, bytes: u64, now: Instant) -> Duration {
         if self.bytes_per_second == 0 {
             return Duration::ZERO;

@@ -1,4 +1,4 @@
-//! `sawmill rollback`: a volume becomes what it was.
+//! `sawmill rollback`: returns a volume to an earlier state.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `sawmill set`: what of a volume can be changed after it was made.
+//! `sawmill set`: changes the settings of a volume that can change after its creation.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `sawmill check`: reads everything that a volume keeps, its past too, and verifies it.
+//! `sawmill check`: reads and verifies everything that a volume keeps, including its past.
 
 use clap::Args;
 use sawmill_volume::check;

@@ -1,4 +1,4 @@
-//! `sawmill completions`: what a shell needs to complete the commands and their options.
+//! `sawmill completions`: what a shell needs to complete commands and their options.
 
 use std::io::{self, Write};
 

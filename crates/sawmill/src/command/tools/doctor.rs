@@ -1,4 +1,4 @@
-//! `sawmill doctor`: can this store and this machine do the work, and what is missing?
+//! `sawmill doctor`: checks whether this store and this machine have what is needed.
 
 use clap::Args;
 use serde::Serialize;

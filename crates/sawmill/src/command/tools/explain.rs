@@ -10,7 +10,7 @@ use sawmill_console::output;
 /// Explain an exit code: what it means, and what to do.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// The code with which a command ended; the shell has it in $?.
+    /// The exit code of a command; the shell has it in $?.
     #[arg(value_name = "CODE")]
     code: u8,
 }
@@ -27,7 +27,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let Some((_, meaning, what_to_do)) = row else {
         let codes: Vec<String> = exit::TABLE.iter().map(|(exit, ..)| exit.code().to_string()).collect();
         return Err(Failure::usage(format!(
-            "no command ends with {}; the codes are {}",
+            "no command exits with {}; the codes are {}",
             arguments.code,
             codes.join(", ")
         )));

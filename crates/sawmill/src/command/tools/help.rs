@@ -1,6 +1,6 @@
-//! `sawmill help`: the text of a command, or a page of the guide.
+//! `sawmill help`: the help of a command, or a page of the guide.
 //!
-//! The pages are those of `docs/guide`, built in, so that they fit this version and need no network.
+//! The pages are those of `docs/guide`. They are built in, so they match this version and need no network.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! `sawmill inspect`: what is really there, object by object. Reads only.
+//! `sawmill inspect`: shows what is stored, object by object. Reads only.
 
 use std::path::{Path, PathBuf};
 
@@ -37,18 +37,18 @@ enum Part {
         #[arg(value_name = "SEQUENCE")]
         sequence: u64,
     },
-    /// A journal: which volume owns it, what it marks as safe, and which records can be read.
+    /// A journal: which volume it belongs to, what it marks as safe, and which records are readable.
     Journal {
-        /// Path of a journal, or a volume: then its journal in the state folder.
+        /// Path of a journal; or a volume, for its journal in the state folder.
         #[arg(value_name = "PATH|VOL")]
         journal: String,
         /// Write what the journal holds and the store may lack to this new file, each write at its address on
-        /// the disk; FILE.ranges lists them. For a journal that is refused because the volume has been
-        /// attached since.
+        /// the disk; FILE.ranges lists the ranges. Use it for a journal that is refused because the volume
+        /// has been attached since.
         #[arg(long, value_name = "FILE")]
         unstored_to: Option<PathBuf>,
     },
-    /// A checkpoint: the newest, or the one with this number.
+    /// A checkpoint: the newest one, or the one with this number.
     Checkpoint {
         /// Name in the default store, or a URL ending in the name.
         #[arg(value_name = "VOL")]
@@ -174,7 +174,7 @@ fn segment(context: &Context, volume: &str, sequence: u64) -> Result<()> {
     long_table(&["address", "length", "kind", "data offset"], rows.collect())
 }
 
-/// A table cut at [`ROWS_MAX`] rows, with a word on what is missing.
+/// Prints a table of at most [`ROWS_MAX`] rows, and says how many are left out.
 fn long_table(header: &[&str], mut rows: Vec<Vec<String>>) -> Result<()> {
     let all = rows.len();
     if all == 0 {

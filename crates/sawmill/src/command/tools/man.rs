@@ -1,4 +1,4 @@
-//! `sawmill man`: the manual pages, made from the same commands and options as `--help`.
+//! `sawmill man`: the manual pages, generated from the same definitions as `--help`.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! A device behind an NBD door, as its users have it.
+//! A device behind an NBD door, as its users see it.
 //!
-//! Invariant: what a door can be asked goes to the door, also when it is wrong (D6, D7 are the door's to
-//! answer). Not here: files and block devices (`file_device`), what is tested.
+//! Invariant: every request that NBD can express goes to the door, even an invalid one, because the door must
+//! answer it (D6, D7). Not here: files and block devices (`file_device`), what is tested.
 
 use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
@@ -14,12 +14,12 @@ use sawmill_console::exit::{Failure, Result};
 pub(super) struct NbdDevice {
     client: Client,
     geometry: Geometry,
-    /// What the client can put into a request at all.
+    /// What a request of this client can express.
     askable: Geometry,
 }
 
 impl NbdDevice {
-    /// `inner` is the geometry behind the door, for what NBD does not say.
+    /// Connects to the export. `inner` is the geometry behind the door, for what NBD does not say.
     pub(super) fn connect(uri: &str, inner: &Geometry) -> Result<Self> {
         let failed = |error| Failure::io(format!("cannot connect to {uri}"), &error);
         let client = Client::connect(uri, Style::Extended).map_err(failed)?;
@@ -65,7 +65,7 @@ impl BlockDevice for NbdDevice {
             Operation::Discard => Command::Trim { offset, length },
             Operation::WriteZeroes => Command::WriteZeroes { offset, length },
             Operation::Allocation => Command::BlockStatus { offset, length },
-            // NBD has it, this client has not.
+            // NBD has this command; this client does not.
             Operation::Prefetch => {
                 let checked = request.check(&self.geometry);
                 return request.complete(checked.map(|()| Reply::Done));
@@ -86,7 +86,7 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
             let kind = match errno {
                 1 | 30 => ErrorKind::ReadOnly,
                 22 | 95 => ErrorKind::Invalid,
-                // What NBD has for a write past the end.
+                // NBD's error for a write past the end.
                 28 if request.end().is_none_or(|end| end > size_bytes) => ErrorKind::Invalid,
                 28 => ErrorKind::Full,
                 _ => ErrorKind::Unavailable,
@@ -97,7 +97,10 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
     match request.operation {
         Operation::Read => match request.buffer() {
             buffer if buffer.len() == reply.bytes.len() => buffer.copy_from_slice(&reply.bytes),
-            _ => return request.fail(Error::new(ErrorKind::Internal, "an NBD read of another length")),
+            _ => {
+                return request
+                    .fail(Error::new(ErrorKind::Internal, "the NBD server sent a read of the wrong length"));
+            }
         },
         Operation::Allocation => {
             let run = |extent: &sawmill_nbd_client::Extent| Allocation {
@@ -105,7 +108,7 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
                 data: extent.flags & 1 == 0,
             };
             let mut runs: Vec<Allocation> = reply.extents.iter().map(run).collect();
-            // A server may tell less than it was asked; data is the careful guess for the rest.
+            // A server may describe less than it was asked about; the rest counts as data, the safe guess.
             let told: u64 = runs.iter().map(|run| run.length).sum();
             if told < request.length {
                 runs.push(Allocation { length: request.length - told, data: true });

@@ -1,8 +1,7 @@
-//! What only drivers do: they are killed, replaced and ended, with requests under way.
+//! What only drivers do: they are killed, replaced and ended, with requests in flight.
 //!
-//! Every request must be answered with success, by the old driver or the new one. What was written must be
-//! there too, unless the driver keeps its bytes in its own memory: that is found out first, by killing it
-//! once.
+//! Every request must succeed, whether the old driver or the new one answers it. Written data must be there
+//! too, unless the driver keeps its bytes in its own memory; the first kill finds that out.
 //!
 //! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed (`stage`).
 
@@ -17,11 +16,11 @@ use super::stage::Stage;
 use super::{Kind, LOOK_EVERY, Outcome};
 
 const WRITERS: u64 = 4;
-/// Each writer has this much of the device for itself.
+/// Part of the device that one writer has for itself.
 const STRIPE_BYTES: u64 = 1 << 20;
-/// How often the driver is killed, or replaced.
+/// How many times the driver is killed, or replaced.
 const ROUNDS: usize = 5;
-/// Requests of the load between two of them.
+/// Requests of the load between two kills or replacements.
 const REQUESTS: u64 = 40;
 
 /// A clause of a driver's life.
@@ -50,7 +49,7 @@ impl Life {
             return Outcome::LeftOut("recoverable=0: the device ends with its driver".to_owned());
         }
         if self == Life::Killed && options.on_death == OnDeath::Fail {
-            return Outcome::LeftOut("on_death=fail: requests fail while no driver is there".to_owned());
+            return Outcome::LeftOut("on_death=fail: requests fail while no driver is connected".to_owned());
         }
         let judged = match self {
             Life::Killed | Life::Replaced => self.under_load(stage),
@@ -77,7 +76,8 @@ impl Life {
             let changed = changed.and_then(|()| load.goes_on(stage));
             load.is_over.store(true, SeqCst);
             if let Err(why) = &changed {
-                // Whoever waits for an answer gets one now; what it then says is not the cause.
+                // Everything that waits for an answer gets an error now; what it then reports is not the
+                // cause.
                 load.note(Err(why.clone()));
                 stage.fail(why);
             }
@@ -86,7 +86,7 @@ impl Life {
         match load.wrong.into_inner().unwrap_or_default() {
             Some(why) => Err(why),
             None => changed.map(|()| match (keeps, stage.kind) {
-                (false, Kind::Full) => "its bytes went with it, so only answers were looked at".to_owned(),
+                (false, Kind::Full) => "its bytes went with it, so only the answers were checked".to_owned(),
                 _ => String::new(),
             }),
         }
@@ -96,18 +96,19 @@ impl Life {
 /// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an error.
 fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool, String> {
     let (device, address) = (stage.device(), 5 << 20);
-    let failed = |error: sawmill_device::Error| format!("before it was changed: {error}");
+    let failed = |error: sawmill_device::Error| format!("before the driver changed: {error}");
     device.write_at(address, &[0xA7; 8192]).map_err(failed)?;
     device.flush().map_err(failed)?;
     match life {
         Life::Killed => stage.kill_and_start()?,
         _ => stage.replace()?,
     }
-    let bytes = device.read_at(address, 8192).map_err(|error| format!("after it was changed: {error}"))?;
+    let bytes =
+        device.read_at(address, 8192).map_err(|error| format!("after the driver changed: {error}"))?;
     match bytes.iter().find(|byte| **byte != bytes[0]) {
         None if bytes[0] == 0xA7 => Ok(true),
         None if bytes[0] == 0 => Ok(false),
-        _ => Err("flushed bytes were in parts there and in parts not, after it was changed".to_owned()),
+        _ => Err("after the driver changed, only a part of the flushed bytes was there".to_owned()),
     }
 }
 
@@ -121,7 +122,7 @@ fn ended(stage: &mut Stage) -> Result<String, String> {
     stage.end().map(|()| String::new())
 }
 
-/// Reads and writes, each thread in its own stripe.
+/// Reads and writes; each thread has its own stripe.
 struct Load {
     device: Arc<dyn BlockDevice>,
     kind: Kind,
@@ -146,7 +147,7 @@ impl Load {
         }
     }
 
-    /// Until it is over: writes somewhere in the stripe, reads it all again.
+    /// Writes somewhere in the stripe and reads all of it again, until the load ends.
     fn work(&self, writer: u64) -> Result<(), String> {
         let stripe = writer * STRIPE_BYTES;
         let mut model = vec![0_u8; 64 << 10];
@@ -171,20 +172,20 @@ impl Load {
             if self.keeps && read != model {
                 let place = read.iter().zip(&model).position(|(read, model)| read != model);
                 let address = stripe + place.unwrap_or_default() as u64;
-                return Err(format!("an answered write is not there after the change, at {address}"));
+                return Err(format!("an answered write at {address} is not there after the driver changed"));
             }
             self.answered.fetch_add(1, SeqCst);
         }
         Ok(())
     }
 
-    /// Waits until some more was answered.
+    /// Waits until more requests were answered.
     fn goes_on(&self, stage: &mut Stage) -> Result<(), String> {
         let wanted = self.answered.load(SeqCst) + REQUESTS;
         let deadline = Instant::now() + 4 * stage.within;
         while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {
             if let Some(how) = stage.driver_died() {
-                return Err(format!("the driver went in the middle of it: {how}"));
+                return Err(format!("the driver ended during the clause: {how}"));
             }
             if Instant::now() > deadline {
                 return Err("requests are not answered any more".to_owned());

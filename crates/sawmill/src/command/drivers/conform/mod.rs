@@ -1,11 +1,11 @@
-//! `sawmill conform`: the contract's tests on anybody's driver, in any language, behind any door.
+//! `sawmill conform`: runs the contract's tests on any driver, in any language, behind any door.
 //!
-//! Each clause has a driver of its own: a new process, and the device zeroed where the tests look, so that a
-//! clause that is broken spoils no other. Modules: `stage` (the host, one driver, one door), `behind`
-//! (devices behind doors), `life` (what only drivers do: they die, are replaced, and end).
+//! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests look, so
+//! that one broken clause does not spoil the others. Modules: `stage` (the host, one driver, one door),
+//! `behind` (devices behind doors), `life` (what only drivers do: die, be replaced, end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no process and no
-//! door outlives it. Not here: the clauses of the contract (`sawmill_device::conformance`).
+//! door outlives the command. Not here: the clauses of the contract (`sawmill_device::conformance`).
 
 mod behind;
 mod life;
@@ -30,40 +30,41 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use stage::{Plan, Stage};
 
-/// A clause that takes longer has lost a request: those of the contract give up after two minutes themselves.
+/// A clause that takes longer has lost a request: the contract's own clauses give up after two minutes.
 const CLAUSE_WITHIN: Duration = Duration::from_secs(150);
-/// How often the end of the driver is looked for while a clause runs.
+/// Interval of checks for the end of the driver while a clause runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A reason that is longer is cut.
+/// Longer reasons are truncated.
 const NOTE_CHARS_MAX: usize = 300;
-/// How long a clause may take to end when its device has failed.
+/// Time for a clause to end after its device has failed.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
 
-/// Judge a driver: run the tests of the block device contract on it, and kill, replace and end it.
+/// Test a driver: run the block device contract's tests on it, and kill, replace and end it.
 ///
-/// Starts the command as `sawmill run` does, anew for each clause, and OVERWRITES what its device holds. The
-/// device must have 16 MiB or more. Prints a line for each clause and ends with 0 when none is broken, else
-/// with 1. For batch mode add --option mode=batch. An order that is not answered within 20 s is lost, unless
-/// --option request_timeout_s says otherwise.
+/// Starts the command once for each clause, as `sawmill run` does. OVERWRITES the content of the device,
+/// which must have 16 MiB or more. Prints a line for each clause. Exit code 0: no clause is broken; 1: at
+/// least one is. For batch mode, add --option mode=batch. A driver that does not answer an order within 20 s
+/// fails the clause; --option request_timeout_s=SECONDS changes this limit.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// Through which door the device is used.
+    /// The door through which the tests use the device.
     #[arg(long, value_name = "DOOR", value_enum, default_value_t = DoorKind::Direct)]
     door: DoorKind,
 
-    /// What kind of device it is: null keeps nothing, read-only takes no writes and holds zeroes.
+    /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as zeroes.
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
     kind: Kind,
 
-    /// An option of the device that comes before what the driver says, as in sawmill run.
+    /// An option of the device; it overrides what the driver says. May be repeated. See `sawmill run`.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = super::run::parse_option)]
     options: Vec<(String, String)>,
 
-    /// Only clauses whose name contains this; may be repeated.
+    /// Run only the clauses whose name contains this. May be repeated.
     #[arg(long = "clause", value_name = "TEXT")]
     clauses: Vec<String>,
 
-    /// How long a driver may take to come, and to go; its process, a third of that when all is done.
+    /// Seconds a driver may take to connect and to disconnect. After the last request, its process must exit
+    /// within a third of this.
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(3..=3600))]
     within: u32,
@@ -73,39 +74,39 @@ pub(in crate::command) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Where requests come from.
+/// The door under test.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::command) enum DoorKind {
-    /// No door: requests go from this process to the driver
+    /// No door: this process sends requests straight to the driver
     Direct,
-    /// An NBD socket, and a client of it
+    /// An NBD socket with an NBD client
     Nbd,
-    /// A file by FUSE (may need privileges)
+    /// A file through FUSE (may need privileges)
     Fuse,
-    /// A loop device on that file (needs privileges)
+    /// A loop device on a FUSE file (needs privileges)
     Loop,
-    /// A ublk device (needs privileges and its kernel module)
+    /// A ublk device (needs privileges and the kernel module ublk_drv)
     Ublk,
 }
 
-/// What is demanded of the device.
+/// What the device must be able to do.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::command) enum Kind {
-    /// Everything
+    /// Run all tests
     Full,
-    /// What a device that keeps nothing can show
+    /// Run the tests that a device that keeps nothing can pass
     Null,
-    /// What a device that cannot be written can show
+    /// Run the tests that a device that refuses writes can pass
     ReadOnly,
 }
 
-/// What became of a clause.
+/// The result of a clause.
 enum Outcome {
-    /// Kept; perhaps with something to know.
+    /// Kept, with a note or an empty string.
     Ok(String),
-    /// Broken, and why.
+    /// Broken, with the reason.
     Failed(String),
-    /// Not tested, and why.
+    /// Not tested, with the reason.
     LeftOut(String),
 }
 
@@ -141,7 +142,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     };
     let tests: Vec<Test> = tests(arguments.kind).into_iter().filter(wanted).collect();
     if tests.is_empty() {
-        return Err(Failure::usage("no clause has such a name; without --clause all are listed"));
+        return Err(Failure::usage("no clause has such a name; omit --clause to see all names"));
     }
     listen_to_panics();
     let interrupted = listen_to_signals()?;
@@ -204,7 +205,7 @@ impl Test {
     }
 }
 
-/// One clause on a driver of its own. An error: there was no driver to judge.
+/// Runs one clause on a driver of its own. Returns an error if there is no driver to judge.
 fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
     let mut stage = Stage::open(plan)?;
     let outcome = match prepare(plan, &stage) {
@@ -235,8 +236,8 @@ fn prepare(plan: &Plan, stage: &Stage) -> Result<(), String> {
     stage.zero().map_err(|error| format!("the device could not be zeroed for the test: {error}"))
 }
 
-/// Set by SIGINT and SIGTERM: the clause ends, and doors and drivers are seen off. A second signal ends at
-/// once.
+/// Set by SIGINT and SIGTERM: the clause ends, then doors and drivers are closed. A second signal ends the
+/// process immediately.
 fn listen_to_signals() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -248,7 +249,7 @@ fn listen_to_signals() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// The first panic since the last clause; those of threads inside a clause come before its own.
+/// The first panic since the last clause. Threads inside a clause panic before the clause itself does.
 static PANICKED: Mutex<Option<String>> = Mutex::new(None);
 
 fn listen_to_panics() {
@@ -257,12 +258,12 @@ fn listen_to_panics() {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
         if let Ok(mut panicked) = PANICKED.lock() {
-            panicked.get_or_insert_with(|| text.unwrap_or_else(|| "a panic without words".to_owned()));
+            panicked.get_or_insert_with(|| text.unwrap_or_else(|| "a panic without a message".to_owned()));
         }
     }));
 }
 
-/// What a broken clause said, on one line: of two values that differ, only that they do.
+/// Why a clause broke, on one line. Of two values that differ it says only that they differ.
 fn take_panic() -> Option<String> {
     let text = PANICKED.lock().ok().and_then(|mut panicked| panicked.take())?;
     let first = text.lines().next().unwrap_or_default();
@@ -277,7 +278,7 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
     let device = stage.device();
     let test = move || {
         let kept = catch_unwind(AssertUnwindSafe(|| (clause.test)(device))).is_ok();
-        // Nobody listens any more when it took too long.
+        // A clause that took too long has no listener any more.
         let _ = tell.send(kept);
     };
     if let Err(error) = std::thread::Builder::new().name("clause".into()).spawn(test) {
@@ -288,25 +289,27 @@ fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
         match hear.recv_timeout(LOOK_EVERY) {
             Ok(true) => return Outcome::Ok(String::new()),
             Ok(false) | Err(RecvTimeoutError::Disconnected) => {
-                return Outcome::Failed(take_panic().unwrap_or_else(|| "a panic without words".to_owned()));
+                return Outcome::Failed(
+                    take_panic().unwrap_or_else(|| "a panic without a message".to_owned()),
+                );
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
         let why = match stage.driver_died() {
-            Some(how) => format!("the driver went in the middle of it: {how}"),
+            Some(how) => format!("the driver ended during the clause: {how}"),
             None if Instant::now() > deadline => {
                 format!("not done after {} s: a request was not answered", CLAUSE_WITHIN.as_secs())
             }
             None => continue,
         };
-        // Whoever waits for an answer gets one now.
+        // Everything that waits for an answer gets an error now.
         stage.fail(&why);
         let _ = hear.recv_timeout(GIVES_UP_WITHIN);
         return Outcome::Failed(why);
     }
 }
 
-/// A clause of a driver's life: these watch over their own time.
+/// A clause of a driver's life; these clauses watch their own time limits.
 fn watched(stage: &mut Stage, life: life::Life) -> Outcome {
     let judged = catch_unwind(AssertUnwindSafe(|| life.judge(stage)));
     judged.unwrap_or_else(|_| Outcome::Failed(take_panic().unwrap_or_default()))

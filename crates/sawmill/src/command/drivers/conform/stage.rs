@@ -1,4 +1,4 @@
-//! What one clause is played on: a host, a driver process, and a device behind a door.
+//! What one clause runs on: a host, a driver process, and a device behind a door.
 //!
 //! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is dropped.
 
@@ -24,9 +24,9 @@ use crate::driving::child::Drivers;
 use crate::file_device::FileDevice;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// How long a driver may take for an order, unless the user says otherwise.
+/// Time for a driver to answer an order, unless the user sets another limit.
 const ANSWER_WITHIN_S: u32 = 20;
-/// What is zeroed at the beginning and at the end of the device: where the clauses look.
+/// Bytes that are zeroed at the start and at the end of the device: where the clauses look.
 const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
 /// What is judged.
@@ -35,9 +35,10 @@ pub(super) struct Plan {
     pub(super) kind: Kind,
     given: Facts,
     command: Vec<OsString>,
-    /// How long a driver may take to come, and to go; its process, a third of that when all is done.
+    /// Time for a driver to connect and to disconnect. Its process must exit within a third of this after the
+    /// last request.
     within: Duration,
-    /// All shall end.
+    /// Set when the command must end.
     pub(super) interrupted: Arc<AtomicBool>,
 }
 
@@ -54,15 +55,15 @@ pub(super) struct Stage {
     host: Arc<Host>,
     drivers: Drivers,
     doors: Arc<Doors>,
-    /// As the user of the door has it.
+    /// The device as the users of the door see it.
     device: Option<Arc<dyn BlockDevice>>,
     ring: SyncSender<Heard>,
     hear: Receiver<Heard>,
-    /// The driver that serves.
+    /// The process of the current driver.
     pid: u32,
-    /// Drivers that ended and whose end nobody has asked for yet.
+    /// Drivers that ended, until something asks for their exit status.
     ended: Vec<(u32, ExitStatus)>,
-    // Last: the folder goes when everything in it is closed.
+    // The last field: the folder is removed after everything in it is closed.
     folder: tempfile::TempDir,
 }
 
@@ -92,7 +93,7 @@ impl Stage {
         let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
         let to_stage = ring.clone();
         let listener = Box::new(move |event| drop(to_stage.send(Heard::Host(event))));
-        // Of this process: several may judge at the same time.
+        // The process id is part of the name: several of these commands may run at the same time.
         let name = format!("conform-{}", std::process::id());
         let host = Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
         let mut stage = Stage {
@@ -119,7 +120,7 @@ impl Stage {
     pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
         match &self.device {
             Some(device) => Arc::clone(device),
-            // Only while the stage is built or closed; a device of nothing refuses everything.
+            // Only while the stage is built or closed; a device of no bytes refuses everything.
             None => Arc::new(sawmill_device::NullDevice::new(0)),
         }
     }
@@ -133,7 +134,7 @@ impl Stage {
         self.drivers.start(self.host.path(), move |pid, status| drop(ring.send(Heard::Ended(pid, status))))
     }
 
-    /// The next thing that happens, if it does before `deadline`.
+    /// The next event, if it happens before `deadline`.
     fn next(&mut self, deadline: Instant) -> Option<Event> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -145,11 +146,11 @@ impl Stage {
         }
     }
 
-    /// Waits until a driver has come.
+    /// Waits until a driver has connected.
     fn attached(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + self.within;
         loop {
-            // Short looks, so that the end of a process is seen too.
+            // Short waits, so that the end of the process is noticed too.
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
                 Some(Event::Attached { pid, generation }) => {
                     self.pid = pid;
@@ -162,17 +163,17 @@ impl Stage {
                 None => {}
             }
             if let Some((_, status)) = self.ended.pop() {
-                return Err(format!("the driver ended before it came ({status})"));
+                return Err(format!("the driver ended before it connected ({status})"));
             }
             if Instant::now() > deadline {
-                return Err(format!("no driver has come within {} s", self.within.as_secs()));
+                return Err(format!("no driver connected within {} s", self.within.as_secs()));
             }
         }
     }
 
     fn open_door(&self, kind: DoorKind) -> Result<Arc<dyn BlockDevice>> {
         let Some(device) = self.host.device() else {
-            return Err(Failure::new(Exit::Internal, "a driver has come, and there is no device"));
+            return Err(Failure::new(Exit::Internal, "a driver connected, but there is no device"));
         };
         let mountpoint = self.folder.path().join("mount");
         let plan = match kind {
@@ -187,7 +188,7 @@ impl Stage {
         let name = self.host.name().to_owned();
         let shown = Shown {
             name: name.clone(),
-            description: "a driver that is judged".into(),
+            description: "a driver under test".into(),
             device: Arc::clone(&device),
             folder: self.folder.path().to_path_buf(),
             identity: format!("drivers/{name}"),
@@ -222,7 +223,7 @@ impl Stage {
         device.flush()
     }
 
-    /// How the driver that serves ended, if it did, or why it is to end.
+    /// How the current driver ended, or why it must end.
     pub(super) fn driver_died(&mut self) -> Option<String> {
         if self.interrupted.load(Ordering::SeqCst) {
             return Some("interrupted".to_owned());
@@ -235,7 +236,7 @@ impl Stage {
                     return Some("it did not answer an order within request_timeout_s".to_owned());
                 }
                 Heard::Host(Event::EndAsked(why)) => {
-                    return Some(why.unwrap_or_else(|| "it asked for the end".to_owned()));
+                    return Some(why.unwrap_or_else(|| "it asked to end the device".to_owned()));
                 }
                 Heard::Host(_) => {}
             }
@@ -243,7 +244,7 @@ impl Stage {
         self.ended.iter().find(|(pid, _)| *pid == self.pid).map(|(_, status)| status.to_string())
     }
 
-    /// Everything that waits fails.
+    /// Fails all waiting requests.
     pub(super) fn fail(&self, why: &str) {
         self.host.fail(&Error::new(ErrorKind::Closed, why.to_owned()));
     }
@@ -257,7 +258,7 @@ impl Stage {
         self.attached()
     }
 
-    /// Starts another driver in the place of the one that is there, which is to go by itself.
+    /// Starts a driver that replaces the current one, which must then exit by itself.
     pub(super) fn replace(&mut self) -> Result<(), String> {
         let old = self.pid;
         self.host.expect_replacement(true);
@@ -271,11 +272,11 @@ impl Stage {
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
                 Some(Event::Attached { pid, .. }) => self.pid = pid,
                 Some(Event::Gone { in_order: false, pid, why, .. }) if pid == old => {
-                    return Err(format!("the driver that was replaced did not go in order: {why}"));
+                    return Err(format!("the driver that was replaced did not disconnect cleanly: {why}"));
                 }
                 _ if Instant::now() > deadline => {
                     let within = self.within.as_secs();
-                    return Err(format!("the driver that was replaced had not gone after {within} s"));
+                    return Err(format!("the driver that was replaced was still connected after {within} s"));
                 }
                 _ => {}
             }
@@ -296,13 +297,13 @@ impl Stage {
                 return Ok(self.ended.swap_remove(at).1);
             }
             if Instant::now() > deadline {
-                return Err(format!("the driver's process was still there after {} s", within.as_secs()));
+                return Err(format!("the driver's process was still running after {} s", within.as_secs()));
             }
             self.next((Instant::now() + super::LOOK_EVERY).min(deadline));
         }
     }
 
-    /// The end in good order: the door closes, the driver gets END, and its process ends with 0.
+    /// Ends the device cleanly: the door closes, the driver gets END, and its process exits with 0.
     pub(super) fn end(&mut self) -> Result<(), String> {
         self.device = None;
         self.doors.stop();
@@ -314,7 +315,7 @@ impl Stage {
             Err(_) => {
                 self.fail("the end took too long");
                 return Err(format!(
-                    "not all was answered {} s after the end was asked",
+                    "not all requests were answered {} s after the end was requested",
                     self.within.as_secs()
                 ));
             }
@@ -326,7 +327,7 @@ impl Stage {
         }
     }
 
-    /// Ends what is left, in good order if it can be. An error: it could not.
+    /// Ends what is left, cleanly if possible. Returns an error if it was not.
     pub(super) fn close(mut self) -> Result<(), String> {
         if self.host.has_ended() {
             return Ok(());
@@ -343,7 +344,7 @@ impl Drop for Stage {
         self.host.close();
         self.drivers.kill_all();
         while !self.drivers.are_gone() {
-            // Killed processes end; this waits for their threads here to see it.
+            // Killed processes end; wait until the threads that watch them notice.
             let _ = self.hear.recv_timeout(super::LOOK_EVERY);
         }
     }
