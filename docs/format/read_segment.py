@@ -26,7 +26,8 @@ def need(condition, what):
 def header_of(segment):
     need(len(segment) >= 164, "size")
     magic, kind, version, length = struct.unpack_from("<4sHHQ", segment)
-    need(magic == b"SAWM" and kind == 2 and version == 1, "preamble")
+    need(magic == b"SAWM" and kind == 2, "preamble")
+    need(version in (1, 2), "version")
     need(164 <= length <= len(segment), "length")
     need(struct.unpack_from("<I", segment, length - 4)[0] == crc32c(segment[: length - 4]), "header checksum")
     return segment[:length]
@@ -54,6 +55,9 @@ def main():
     sequence, epoch = struct.unpack_from("<QQ", header, 48)
     position_start, position_end = struct.unpack_from("<QQ", header, 88)
     role, data_bytes, extent_count, frame_count = struct.unpack_from("<B7xQII", header, 120)
+    (version,) = struct.unpack_from("<H", header, 6)
+    (size_bytes,) = struct.unpack_from("<Q", header, 152)
+    need(size_bytes == 0 if version == 1 else role == 2 and size_bytes > 0, "size_bytes")
     origins_at = 160 + 24 * extent_count + 8 * frame_count
     moved = role == 3
     need(len(header) == origins_at + (16 * extent_count if moved else 0) + 4, "counts")
@@ -61,6 +65,8 @@ def main():
     need(len(data) == data_bytes, "data_bytes")
     print(f"volume {header[16:32].hex()} sequence {sequence} epoch {epoch} role {role}")
     print(f"positions {position_start} to {position_end}, data {data_bytes} bytes in {frame_count} frames")
+    if version == 2:
+        print(f"disk {size_bytes} bytes")
     for extent in range(extent_count):
         address, length, data_offset, kind = struct.unpack_from("<QQIB", header, 160 + 24 * extent)
         shown = " bytes " + data[data_offset : data_offset + length].hex() if kind == 1 else ""

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use sawmill_format::segment::{ExtentKind, SegmentHeader};
 
-use crate::samples::{moved_value, segment_data, segment_object, segment_value};
+use crate::samples::{fence_value, moved_value, order_value, segment_data, segment_object, segment_value};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/read_segment.py");
 const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/segment");
@@ -27,6 +27,9 @@ fn expected(header: &SegmentHeader, data: &[u8]) -> String {
         header.data_bytes,
         header.frames.len(),
     );
+    if header.size_bytes > 0 {
+        text += &format!("disk {} bytes\n", header.size_bytes);
+    }
     for (number, extent) in header.extents.iter().enumerate() {
         let kind = match extent.kind {
             ExtentKind::Data => "data",
@@ -49,10 +52,18 @@ fn expected(header: &SegmentHeader, data: &[u8]) -> String {
 
 #[test]
 fn the_python_reader_reads_the_golden_segments() {
-    for (name, header) in [("v1-data", segment_value()), ("v1-moved", moved_value())] {
+    let (order, order_data) = order_value();
+    let golden = [
+        ("v1-data", segment_value(), segment_data()),
+        ("v1-moved", moved_value(), segment_data()),
+        ("v1-fence", fence_value(0), Vec::new()),
+        ("v2-fence", fence_value(10 << 30), Vec::new()),
+        ("v1-order", order, order_data),
+    ];
+    for (name, header, data) in golden {
         let output = read(&format!("{VECTORS}/{name}.bin"));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(String::from_utf8_lossy(&output.stdout), expected(&header, &segment_data()));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected(&header, &data));
     }
 }
 
@@ -60,7 +71,8 @@ fn the_python_reader_reads_the_golden_segments() {
 fn the_python_reader_refuses_a_damaged_header_and_a_damaged_frame() {
     let object = segment_object(&segment_value(), &segment_data());
     let header_bytes = segment_value().header_bytes() as usize;
-    for (place, message) in [(60, "header checksum"), (header_bytes + 20, "frame 0 checksum")] {
+    let damages = [(6, "version"), (60, "header checksum"), (header_bytes + 20, "frame 0 checksum")];
+    for (place, message) in damages {
         let mut damaged = object.clone();
         damaged[place] ^= 1;
         let path = std::env::temp_dir().join(format!("sawmill-damaged-{}-{place}.bin", std::process::id()));

@@ -191,9 +191,9 @@ fn moved_segment() -> Case {
     segment_case("segment/v1-moved", moved_value(), segment_data())
 }
 
-/// A fence of a version; the second says how large the disk is.
-fn fence(version: u8, size_bytes: u64) -> Case {
-    let value = SegmentHeader {
+/// A fence. With a size it is of version 2, which says how large the disk is.
+pub(crate) fn fence_value(size_bytes: u64) -> SegmentHeader {
+    SegmentHeader {
         sequence: 260,
         previous_sequence: 259,
         epoch: 4,
@@ -206,9 +206,12 @@ fn fence(version: u8, size_bytes: u64) -> Case {
         frames: Vec::new(),
         size_bytes,
         ..segment_value()
-    };
+    }
+}
+
+fn fence(version: u8, size_bytes: u64) -> Case {
     let name = if version == 1 { "segment/v1-fence" } else { "segment/v2-fence" };
-    segment_case(name, value, Vec::new())
+    segment_case(name, fence_value(size_bytes), Vec::new())
 }
 
 pub(crate) const CHECKPOINT: CheckpointIdentity = CheckpointIdentity { volume_id: VOLUME, number: 13 };
@@ -361,8 +364,8 @@ fn returned_case() -> Case {
     role_case("role/v1-returned", Role { kind: RoleKind::Returned(begins), ..role_value() })
 }
 
-/// An order to roll back, as the data of its segment.
-fn order_segment() -> Case {
+/// An order to roll back: its segment, and the order as the data of that.
+pub(crate) fn order_value() -> (SegmentHeader, Vec<u8>) {
     let order = Order::RollBack { number: 8, put_id: PUT, through_sequence: 258 };
     let data = order.encode();
     let header = SegmentHeader {
@@ -374,7 +377,12 @@ fn order_segment() -> Case {
         frames: raw_frames(data.len() as u64, 64 << 10).unwrap(),
         ..segment_value()
     };
-    segment_case("segment/v1-order", SegmentHeader { position_end: 1_000_650, ..header }, data)
+    (header, data)
+}
+
+fn order_segment() -> Case {
+    let (header, data) = order_value();
+    segment_case("segment/v1-order", header, data)
 }
 
 fn checkpoint_case(name: &'static str, value: Checkpoint) -> Case {
