@@ -1,5 +1,5 @@
 //! Volumes that older versions have left are opened as they are: `vectors/volumes`, one archive for each
-//! version of the formats, made by [`make_the_archive_of_this_version`].
+//! version of the formats from 2026-11-27 on, made by [`make_the_archive_of_this_version`].
 //!
 //! In each archive: a store in a folder, and the journal of a server that died with a power cut. The disk has
 //! a snapshot, overwritten and discarded blocks, a checkpoint, segments after it, and writes that were
