@@ -53,7 +53,7 @@ fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(MAGIC.len() as u64, "magic")? != MAGIC {
-        return Err(invalid("it does not begin with SAWMHAND".into()));
+        return Err(invalid("it does not start with SAWMHAND".into()));
     }
     let version = reader.number("version")?;
     if version != VERSION {
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
 }
 
 fn invalid(text: String) -> Error {
-    Error::new(ErrorKind::Invalid, format!("hand-over: what came is no parcel of pieces: {text}"))
+    Error::new(ErrorKind::Invalid, format!("hand-over: invalid parcel: {text}"))
 }
 
 impl Handed {

@@ -67,7 +67,7 @@ pub fn receive(
     receiver.fill(&mut head, "before a message")?;
     let [m0, m1, m2, m3, d0, d1, d2, d3, length @ ..] = head;
     if [m0, m1, m2, m3] != MAGIC {
-        return Err(invalid(format!("it begins with {:02x?} instead of {MAGIC:02x?}", &head[..4])));
+        return Err(invalid(format!("it starts with {:02x?} instead of {MAGIC:02x?}", &head[..4])));
     }
     let declared = u32::from_le_bytes([d0, d1, d2, d3]) as usize;
     let length = u64::from_le_bytes(length);
@@ -88,7 +88,7 @@ pub fn receive(
     }
     if receiver.descriptors.len() != declared {
         let came = receiver.descriptors.len();
-        return Err(invalid(format!("it declares {declared} descriptors and has {came}")));
+        return Err(invalid(format!("it declares {declared} descriptors but has {came}")));
     }
     Ok((bytes, receiver.descriptors))
 }
@@ -108,8 +108,8 @@ impl Receiver<'_> {
                 .map_err(|error| failed("received", error))?;
             self.descriptors.extend(received.descriptors);
             if received.descriptors_lost {
-                let text = "message: a descriptor could not be received: too many files are open; \
-                            raise its limit (ulimit -n)";
+                let text = "message: cannot receive a descriptor: too many files are open; raise the limit \
+                            (ulimit -n)";
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
             if self.descriptors.len() > self.descriptors_max {
@@ -127,16 +127,16 @@ impl Receiver<'_> {
 }
 
 fn invalid(text: String) -> Error {
-    Error::new(ErrorKind::Invalid, format!("message: the peer sent what is no message: {text}"))
+    Error::new(ErrorKind::Invalid, format!("message: the peer sent an invalid message: {text}"))
 }
 
 fn failed(what: &str, error: OsError) -> Error {
     let (kind, text) = match error {
-        OsError::AGAIN => (ErrorKind::Unavailable, "the peer did not do its part in time".into()),
+        OsError::AGAIN => (ErrorKind::Unavailable, "the peer did not respond in time".into()),
         OsError::PIPE | OsError::CONNRESET => (ErrorKind::Closed, "the peer closed the connection".into()),
         OsError::TOOMANYREFS => (
             ErrorKind::Unavailable,
-            "too many descriptors are on their way; raise the limit of open files (ulimit -n)".into(),
+            "too many descriptors are in flight; raise the limit of open files (ulimit -n)".into(),
         ),
         error => (ErrorKind::Unavailable, error.to_string()),
     };

@@ -32,11 +32,11 @@ impl UnixSocket {
         let shown = path.display();
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let length = path.as_os_str().len();
-            let text = format!("{door}: socket path {shown} of {length} bytes cannot be used ({error})");
-            Error::new(ErrorKind::Invalid, format!("{text}; 107 bytes is the limit"))
+            let text = format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
+            Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
         })?;
         let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
-        let socket = new_socket().map_err(|error| failed("make a socket for", &error))?;
+        let socket = new_socket().map_err(|error| failed("create a socket for", &error))?;
         let bound = match bind(&socket, &address) {
             Err(OsError::ADDRINUSE) => {
                 clear_stale(door, path, &address)?;
@@ -77,7 +77,7 @@ impl UnixSocket {
             && let Err(error) = std::fs::remove_file(&self.path)
         {
             let path = self.path.display();
-            tracing::warn!(%path, %error, "{}: the socket could not be removed", self.door);
+            tracing::warn!(%path, %error, "{}: cannot remove the socket", self.door);
         }
     }
 }
@@ -110,7 +110,7 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
     let probe = new_socket().map_err(|error| failed("probe", &error))?;
     match connect(&probe, address) {
         Err(OsError::CONNREFUSED) => {
-            tracing::info!(path = %shown, "{door}: replaced a socket that nobody listened on");
+            tracing::info!(path = %shown, "{door}: replaced a socket without a listener");
             std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", &error))
         }
         Err(OsError::NOENT) => Ok(()),

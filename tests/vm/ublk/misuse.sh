@@ -12,7 +12,7 @@ refuses() {
 }
 start_server one --size 16 --id 7 --queues 1
 [ "$NODES" = /dev/ublkb7 ] || fail "another number was given: $NODES"
-refuses "device 7 could not be added" --size 16 --id 7
+refuses "cannot add device 7" --size 16 --id 7
 refuses "served by process $SERVER_PID" delete 7
 refuses "another process holds device 7" --recover 7 --size 16
 refuses "there is no device 9" --recover 9

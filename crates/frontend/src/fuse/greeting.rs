@@ -20,21 +20,21 @@ const GREETING_TIME_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Hears the kernel's first word and agrees with it.
 pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
     let failed =
-        |text: String| Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's greeting: {text}"));
+        |text: String| Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"));
     let link = Link::new(rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|e| failed(e.to_string()))?, 0);
     let link = link.map_err(|error| failed(error.to_string()))?;
     let mut buffer = link.buffer();
     loop {
         let mut asked = [PollFd::new(&link.kernel, PollFlags::IN)];
         match poll(&mut asked, Some(&GREETING_TIME_MAX)) {
-            Ok(0) => return Err(failed("it does not come".into())),
+            Ok(0) => return Err(failed("it did not arrive".into())),
             Ok(_) | Err(Errno::INTR) => (),
             Err(error) => return Err(failed(error.to_string())),
         }
         let length = match link.take(&mut buffer) {
             Taken::Request(length) => length,
             Taken::Nothing => continue,
-            Taken::Gone => return Err(failed("the mount has gone".into())),
+            Taken::Gone => return Err(failed("the mount is gone".into())),
         };
         if length == 0 {
             continue;
@@ -49,7 +49,9 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
                 ..
             }) => {
                 if minor < MINOR_MIN || flags & init::MAX_PAGES == 0 {
-                    return Err(failed(format!("it speaks 7.{minor}; 7.{MINOR_MIN} (Linux 4.20) is needed")));
+                    return Err(failed(format!(
+                        "it has protocol 7.{minor}; 7.{MINOR_MIN} (Linux 4.20) or later is required"
+                    )));
                 }
                 let wanted = init::ASYNC_READ
                     | init::BIG_WRITES
@@ -63,7 +65,7 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
                 link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
                 return Ok(agreed);
             }
-            other => return Err(failed(format!("something else came first: {other:?}"))),
+            other => return Err(failed(format!("another request came first: {other:?}"))),
         }
     }
 }

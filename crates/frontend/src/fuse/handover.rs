@@ -25,10 +25,13 @@ pub(super) fn handed(
     size_bytes: u64,
 ) -> Result<Handed> {
     let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
-        Error::caused(ErrorKind::Unavailable, "fuse: the descriptor cannot be duplicated", error)
+        Error::caused(ErrorKind::Unavailable, "fuse: cannot duplicate the descriptor", error)
     })?;
     let Some(path) = mount.path.to_str() else {
-        let text = format!("fuse: {}: a mountpoint that is handed over must be UTF-8", mount.path.display());
+        let text = format!(
+            "fuse: {}: the path of a mountpoint must be UTF-8 to be handed over",
+            mount.path.display()
+        );
         return Err(Error::new(ErrorKind::Invalid, text));
     };
     let mut facts = BTreeMap::from([
@@ -56,7 +59,7 @@ pub(super) struct Taking {
 impl Taking {
     pub(super) fn read(options: &FuseOptions, mut handed: Handed) -> Result<Self> {
         let missing =
-            |what: &str| Error::new(ErrorKind::Invalid, format!("fuse: what was handed over lacks {what}"));
+            |what: &str| Error::new(ErrorKind::Invalid, format!("fuse: the hand-over lacks {what}"));
         let kernel = handed.descriptors.pop().ok_or_else(|| missing("the descriptor"))?;
         let fact = |name: &str| handed.facts.get(name).ok_or_else(|| missing(name));
         let number = |name: &str| fact(name)?.parse::<u64>().map_err(|_| missing(name));
@@ -64,8 +67,8 @@ impl Taking {
         let (path, name) = (PathBuf::from(fact("mountpoint")?), fact("file_name")?);
         if path != settled(&options.mountpoint).unwrap_or_default() || *name != options.file_name {
             let text = format!(
-                "fuse: users of {} wait for this server, which is to show {}: start it with that \
-                 mountpoint and name, or end them with `umount -f -l {}`",
+                "fuse: users of {} wait for this server, which must serve {}: start it with that mountpoint \
+                 and name, or disconnect the users with `umount -f -l {}`",
                 path.join(name).display(),
                 options.mountpoint.join(&options.file_name).display(),
                 path.display()

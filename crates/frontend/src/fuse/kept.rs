@@ -56,7 +56,8 @@ impl Kept {
         let watching = inside.clone();
         let thread = std::thread::Builder::new().name("fuse-keeper".into()).spawn(move || watching.watch());
         let thread = thread.inspect_err(|error| {
-            tracing::warn!(%error, "fuse: no thread to see to the keeper; were it to die, nobody would know");
+            tracing::warn!(%error, "fuse: cannot start a thread to watch the keeper; its death goes \
+                unnoticed");
         });
         Kept { inside, thread: Mutex::new(thread.ok()) }
     }
@@ -133,7 +134,7 @@ impl Inside {
                     held.line = None;
                 }
                 Err(error) if Keeper::at(&self.how.socket).is_some() => {
-                    tracing::warn!("fuse: the keeper lives, but nobody will know when it dies: {error}");
+                    tracing::warn!("fuse: the keeper is running, but its death would go unnoticed: {error}");
                     return;
                 }
                 Err(_) => (),
@@ -151,12 +152,12 @@ impl Inside {
             let mountpoint = held.mountpoint();
             match replaced {
                 Ok(()) => {
-                    tracing::warn!(mountpoint, "fuse: the keeper had died; another holds the mount now")
+                    tracing::warn!(mountpoint, "fuse: the keeper died; a new one holds the mount now")
                 }
                 Err(error) => tracing::error!(
                     mountpoint,
-                    "fuse: the keeper has died: if this server dies, users of the mount get errors. Another \
-                     cannot be started, and is tried again: {error}"
+                    "fuse: the keeper died: if this server dies too, users of the mount get errors. Starting \
+                     a new keeper failed, retrying: {error}"
                 ),
             }
             if !held.over {

@@ -109,7 +109,7 @@ impl Link {
             Err(Errno::AGAIN) => Taken::Nothing,
             Err(Errno::NODEV | Errno::CONNABORTED) => Taken::Gone,
             Err(error) => {
-                tracing::error!(%error, "fuse: requests can no longer be taken; the door ends");
+                tracing::error!(%error, "fuse: cannot receive requests any more; closing the door");
                 Taken::Gone
             }
         }
@@ -144,7 +144,10 @@ impl Link {
                 // Whoever asked is gone, or the mount is: nobody is left to be told.
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::PERM) => return,
                 Err(error) => {
-                    tracing::error!(%error, "fuse: the kernel takes no answer; somebody waits for ever");
+                    tracing::error!(
+                        %error,
+                        "fuse: cannot write a reply to the kernel; the requester may hang"
+                    );
                     return;
                 }
             }

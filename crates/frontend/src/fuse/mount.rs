@@ -105,7 +105,7 @@ fn unusable(path: &Path, error: &std::io::Error) -> Error {
         std::io::ErrorKind::NotFound => refusal(
             ErrorKind::NotFound,
             path,
-            "no such folder: make it first, for it is where the volume shows",
+            "no such folder: create it first, because the volume appears in it",
         ),
         _ => refusal(ErrorKind::Unavailable, path, error),
     }
@@ -118,12 +118,12 @@ fn prepared(path: &Path) -> Result<PathBuf> {
         let kind = &found.kind;
         if kind != KIND {
             let text =
-                format!("a file system of kind {kind} is mounted there; unmount it or choose another folder");
+                format!("a file system of type {kind} is mounted there; unmount it or choose another folder");
             return Err(refusal(ErrorKind::InUse, &path, text));
         }
         match probe(&path) {
             Some(Err(Errno::NOTCONN)) => {
-                tracing::info!(mountpoint = %path.display(), "fuse: a dead server's mount is removed");
+                tracing::info!(mountpoint = %path.display(), "fuse: removed the mount of a dead server");
                 // A loop device would hold on to a file that nobody serves, and be found under no name.
                 for device in LoopDevice::attached_below(&path) {
                     let _ = device.detach();
@@ -132,12 +132,12 @@ fn prepared(path: &Path) -> Result<PathBuf> {
                     .map_err(|error| refusal(ErrorKind::Unavailable, &path, error))?;
             }
             Some(_) => {
-                let text = "another server shows its volume there; stop it or choose another folder";
+                let text = "another server has its volume there; stop it or choose another folder";
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
             None => {
-                let text = "a mount there waits for its server, and a keeper holds it: start that server \
-                            again with the same keeper socket, or end it with `umount -f -l`";
+                let text = "a mount there waits for its server, and a keeper holds it: restart that server \
+                            with the same keeper socket, or remove the mount with `umount -f -l`";
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
         }
@@ -148,7 +148,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
     }
     let mut entries = std::fs::read_dir(&path).map_err(|e| refusal(ErrorKind::Unavailable, &path, e))?;
     if entries.next().is_some() {
-        return Err(refusal(ErrorKind::Invalid, &path, "is not empty: a mount would hide what is in it"));
+        return Err(refusal(ErrorKind::Invalid, &path, "is not empty: a mount would hide its content"));
     }
     Ok(path)
 }
@@ -230,7 +230,9 @@ fn unmount(path: &Path, how: Leave) -> std::io::Result<()> {
 
 fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let denied = |what: &str, error: Errno| {
-        let text = format!("{what}: {error}; is the kernel's fuse module there, and may this process mount?");
+        let text = format!(
+            "{what}: {error}; check that the kernel's fuse module is loaded and that this process may mount"
+        );
         refusal(ErrorKind::Unavailable, path, text)
     };
     let kernel = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -267,12 +269,12 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     helper.arg("-o").arg(options).arg("--").arg(path);
     // It sends the descriptor to the socket that this names: its standard input.
     helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
-    let output = helper.output().map_err(|error| failed(format!("fusermount3 cannot be run: {error}")))?;
+    let output = helper.output().map_err(|error| failed(format!("cannot run fusermount3: {error}")))?;
     // The helper's copy of the socket has to go, or nothing sent would look like nothing sent yet.
     drop(helper);
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failed(format!("fusermount3 does not mount it: {text}")));
+        return Err(failed(format!("fusermount3 failed: {text}")));
     }
     let received = sawmill_sys::descriptors::receive(&ours, &mut [0; 1]);
     let mut sent = received.map_err(|error| failed(error.to_string()))?.descriptors;

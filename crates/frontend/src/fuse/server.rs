@@ -57,7 +57,7 @@ impl FuseDoor {
             && let Some((keeper, handed)) = Keeper::find(&keeper.socket)?
         {
             let mountpoint = options.mountpoint.display();
-            tracing::info!(%mountpoint, "fuse: a keeper holds the mount; going on with it");
+            tracing::info!(%mountpoint, "fuse: a keeper holds the mount; resuming it");
             return Self::go_on(&options, device, handed, Some(keeper));
         }
         let geometry = device.geometry();
@@ -96,7 +96,7 @@ impl FuseDoor {
             None => Keeper::start(&wanted.socket, &wanted.command, &handed)
                 .inspect_err(|error| {
                     // Users wait behind this door: what it lacks is said, and no reason to end it.
-                    tracing::error!("fuse: the mount goes on, and would end with this server: {error}");
+                    tracing::error!("fuse: no keeper; the mount will not survive this server: {error}");
                 })
                 .ok(),
         });
@@ -112,7 +112,7 @@ impl FuseDoor {
         let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
         if agreed.write_bytes_max > request_bytes_max(&*device) {
             let text = format!(
-                "fuse: the mount at {} has requests of up to {} bytes; this device takes no more than {}",
+                "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most {}",
                 mount.path.display(),
                 agreed.write_bytes_max,
                 request_bytes_max(&*device)
@@ -124,7 +124,7 @@ impl FuseDoor {
             // Whatever another server took and did not answer; nothing after a hand-off. Before our own
             // workers take anything: what they have in hand would come again as well.
             rustix::io::write(&kernel, &answer::resend()).map_err(|error| {
-                let text = format!("fuse: what was left open cannot be asked for again: {error}");
+                let text = format!("fuse: cannot find out what was left open: {error}");
                 Error::new(ErrorKind::Unavailable, text)
             })?;
         }
@@ -135,7 +135,7 @@ impl FuseDoor {
         let known = if resized { door.resized() } else { door.tell_keeper() };
         let whole = known.and_then(|()| door.attach(options));
         if let Err(error) = whole {
-            tracing::error!(mountpoint = %door.mount.path.display(), "the mount goes on, and: {error}");
+            tracing::error!(mountpoint = %door.mount.path.display(), "fuse: the mount resumes, but: {error}");
         }
         Ok(door)
     }
@@ -150,7 +150,7 @@ impl FuseDoor {
         keeper: Option<Keeper>,
     ) -> Result<Self> {
         let failed = |error: std::io::Error| {
-            Error::caused(ErrorKind::Unavailable, "fuse: the door cannot be started", error)
+            Error::caused(ErrorKind::Unavailable, "fuse: cannot start the door", error)
         };
         let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -176,7 +176,7 @@ impl FuseDoor {
         if let (Some(how), Some(keeper)) = (&options.keeper, keeper) {
             let kept = door.handed().map(|handed| Kept::new(how, keeper, handed));
             *door.keeper.lock() =
-                kept.inspect_err(|error| tracing::error!("nobody sees to the keeper: {error}")).ok();
+                kept.inspect_err(|error| tracing::error!("the keeper is not watched: {error}")).ok();
         }
         Ok(door)
     }
@@ -205,7 +205,7 @@ impl FuseDoor {
         }
         let geometry = self.served.device.geometry();
         let failed = |error: std::io::Error| {
-            let text = format!("fuse: no loop device can be attached to {}: {error}", self.file().display());
+            let text = format!("fuse: cannot attach a loop device to {}: {error}", self.file().display());
             Error::new(ErrorKind::Unavailable, text)
         };
         let file = std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
@@ -213,7 +213,7 @@ impl FuseDoor {
         let device = LoopDevice::attach(&file, geometry.block_bytes, geometry.read_only).map_err(failed)?;
         if !device.is_direct().unwrap_or(true) {
             let path = device.path();
-            tracing::warn!(path = %path.display(), "fuse: no direct I/O for the loop device; it is slower");
+            tracing::warn!(path = %path.display(), "fuse: the loop device has no direct I/O and is slower");
         }
         *slot = Some(device);
         drop(slot);
@@ -257,7 +257,7 @@ impl FuseDoor {
             // The loop device goes by what the kernel knows of the file, so let it ask first.
             let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
             told.map_err(|error| {
-                let text = format!("fuse: {} does not take the new size: {error}", device.path().display());
+                let text = format!("fuse: {} does not accept the new size: {error}", device.path().display());
                 Error::new(ErrorKind::Unavailable, text)
             })?;
         }
@@ -271,10 +271,13 @@ impl FuseDoor {
             return;
         }
         if let Err(error) = device.detach() {
-            tracing::warn!(%error, path = %path.display(), "fuse: the loop device cannot be detached");
+            tracing::warn!(%error, path = %path.display(), "fuse: cannot detach the loop device");
         }
         if !patiently(|| !device.is_of(&self.file())) {
-            tracing::warn!(path = %path.display(), "fuse: the loop device is in use; it goes when closed");
+            tracing::warn!(
+                path = %path.display(),
+                "fuse: the loop device is in use; it is removed when it is closed"
+            );
         }
     }
 
@@ -296,7 +299,9 @@ fn can_outlive(flags: u64) -> bool {
     let can = flags & init::RESEND != 0;
     if !can {
         // What a dead server took would be asked for never again, and its users would wait for ever.
-        tracing::warn!("fuse: this kernel is older than 6.9: the mount cannot outlive the server's death");
+        tracing::warn!(
+            "fuse: this kernel is older than 6.9: the mount cannot survive the death of the server"
+        );
     }
     can
 }
@@ -329,15 +334,18 @@ fn check(options: &FuseOptions, device: &dyn BlockDevice) -> Result<()> {
         || name == "."
         || name == ".."
     {
-        return invalid(format!("fuse: {name:?} cannot be a file's name"));
+        return invalid(format!("fuse: {name:?} is not a valid file name"));
     }
     if !(1..=WORKERS_MAX).contains(&options.workers) {
-        return invalid(format!("fuse: {} workers; there can be 1 to {WORKERS_MAX}", options.workers));
+        return invalid(format!(
+            "fuse: {} workers are not supported; use 1 to {WORKERS_MAX}",
+            options.workers
+        ));
     }
     if request_bytes_max(device) < REQUEST_BYTES_MIN {
         let longest = device.geometry().request_bytes_max;
         return invalid(format!(
-            "fuse: the device takes requests of at most {longest} bytes; 4096 are needed"
+            "fuse: the device accepts requests of at most {longest} bytes; 4096 are required"
         ));
     }
     Ok(())

@@ -89,7 +89,7 @@ impl Exchange for Ticket {
             (Ok(Reply::Done), Body::Write { length, .. }) => link.send(&[&written(unique, *length as u32)]),
             (Ok(Reply::Done), Body::Empty) => link.send_status(unique, 0),
             (Ok(Reply::Allocation(_)), _) => {
-                let text = "the device answered with another kind of reply than was asked for";
+                let text = "the device answered with the wrong kind of reply";
                 link.send_status(unique, errno_of(&link, &Error::new(ErrorKind::Internal, text)));
             }
             (Err(error), _) => link.send_status(unique, errno_of(&link, &error)),

@@ -53,7 +53,7 @@ impl Served {
 /// Works until the link ends. On a thread of its own.
 pub(super) fn work(link: &Arc<Link>, served: &Served) {
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may wait for memory that waits for it");
+        tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory reclaim");
     }
     match link.epoll() {
         Ok(epoll) => take_all(link, served, &epoll),
@@ -86,7 +86,7 @@ fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> 
         Ok(message) => message,
         Err(error) => {
             count(&link.counters.malformed);
-            tracing::warn!(?error, length, "fuse: a request from the kernel cannot be understood");
+            tracing::warn!(?error, length, "fuse: cannot parse a request of the kernel");
             if let Malformed::Arguments { unique, .. } = error {
                 link.send_status(unique, Errno::INVAL.raw_os_error());
             }
@@ -227,7 +227,7 @@ fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, si
                 name,
                 is,
                 asked = size_bytes,
-                "fuse: the file's size is that of the volume: resize that"
+                "fuse: the file has the size of the volume; resize the volume"
             );
         }
         return link.send_status(unique, Errno::PERM.raw_os_error());

@@ -50,7 +50,7 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
 /// A path that is no socket's is the user's own to shorten; all else may be better later.
 fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
     if error.kind() == io::ErrorKind::InvalidInput {
-        let text = format!("keeper: {}: a socket's path has at most 107 bytes", path.display());
+        let text = format!("keeper: {}: a socket path has at most 107 bytes", path.display());
         return Error::new(ErrorKind::Invalid, text);
     }
     failed(path, what, error)
@@ -69,16 +69,16 @@ impl Keeper {
     pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
         let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
-            return Err(Error::new(ErrorKind::Invalid, "keeper: no command starts it"));
+            return Err(Error::new(ErrorKind::Invalid, "keeper: there is no command to start it"));
         };
         if connected(path)?.is_some() {
-            let text = format!("keeper: {}: another keeper runs there", path.display());
+            let text = format!("keeper: {}: another keeper is running there", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
         let listener = UnixSocket::listen("keeper", path)?.socket;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(|error| failed(path, "the keeper cannot be started", error))?;
+        let child = command.spawn().map_err(|error| failed(path, "cannot start the keeper", error))?;
         // Its copy of the socket is the only one from here on: when the keeper dies, the asking ends.
         drop(command);
         Ok(Keeper { socket: path.clone(), child: Mutex::new(Some(child)) })
@@ -95,7 +95,7 @@ impl Keeper {
             // It was about to end.
             Ok(Packet::Nothing) => Ok(None),
             Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
-            Ok(other) => Err(failed(path, "is no keeper: it answers", format!("{other:?}"))),
+            Ok(other) => Err(failed(path, "is not a keeper: it answers", format!("{other:?}"))),
             Err(error) => Err(failed(path, "does not answer", error)),
         }
     }
@@ -117,7 +117,7 @@ impl Keeper {
         let (what, facts, bytes) = (handed.what.clone(), handed.facts.clone(), handed.bytes.clone());
         match self.ask(&Packet::Hold(Handed { what, facts, bytes, descriptors }))? {
             Packet::Done => Ok(()),
-            other => Err(failed(path, "does not hold it: it answers", format!("{other:?}"))),
+            other => Err(failed(path, "does not hold the mount: it answers", format!("{other:?}"))),
         }
     }
 
@@ -135,7 +135,7 @@ impl Keeper {
     }
 
     fn converse(&self, packet: &Packet) -> Result<(Packet, UnixStream)> {
-        let gone = || failed(&self.socket, "the keeper has gone", "nobody listens");
+        let gone = || failed(&self.socket, "the keeper is gone", "nothing listens");
         let socket = connected(&self.socket)?.ok_or_else(gone)?;
         let answer = send(&socket, packet)
             .and_then(|()| receive(&socket))
@@ -146,7 +146,7 @@ impl Keeper {
     /// Ends it.
     pub fn end(&self) {
         if let Err(error) = self.ask(&Packet::End) {
-            tracing::debug!(%error, "the keeper has ended by itself");
+            tracing::debug!(%error, "the keeper exited by itself");
         }
         self.reap();
     }

@@ -77,7 +77,7 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> 
         (5, Some(handed), true) => Packet::Here(handed),
         (6, None, _) => Packet::Nothing,
         (7, None, _) => Packet::Watch,
-        _ => return Err(invalid("of a verb that is not known, or that has other pieces")),
+        _ => return Err(invalid("with an unknown verb, or with the wrong pieces for its verb")),
     })
 }
 
@@ -87,7 +87,7 @@ pub(super) fn send(stream: &UnixStream, packet: &Packet) -> Result<()> {
     let descriptors: Vec<_> =
         packet.handed().iter().flat_map(|handed| &handed.descriptors).map(AsFd::as_fd).collect();
     if bytes.len() > PACKET_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
-        let text = format!("keeper: {} bytes and {} files are too much", bytes.len(), descriptors.len());
+        let text = format!("keeper: {} bytes and {} files are too many", bytes.len(), descriptors.len());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     passing::send(stream, &bytes, &descriptors)

@@ -82,8 +82,8 @@ impl Budget {
     pub fn new(bytes_max: u64) -> Result<Self> {
         if bytes_max < Self::BYTES_MIN {
             let text = format!(
-                "nbd: a memory limit of {bytes_max} bytes is too small for requests of the greatest length; \
-                 it must be at least {} MiB",
+                "nbd: a memory limit of {bytes_max} bytes is too small for the longest requests; it must be \
+                 at least {} MiB",
                 Self::BYTES_MIN >> 20
             );
             return Err(Error::new(ErrorKind::Invalid, text));

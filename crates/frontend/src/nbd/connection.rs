@@ -255,7 +255,7 @@ impl Connection {
                 if left.is_zero() {
                     let bytes = standing.queued_bytes;
                     self.shared.complaints.say(|left_out| {
-                        tracing::warn!(bytes, left_out, "nbd: the client does not take its last replies");
+                        tracing::warn!(bytes, left_out, "nbd: the client does not read its last replies");
                     });
                     return false;
                 }
@@ -373,7 +373,7 @@ impl Connection {
             }
             match judged {
                 Err(_) if payload_bytes > DRAIN_BYTES_MAX => {
-                    let text = format!("a payload of {payload_bytes} bytes is beyond every limit");
+                    let text = format!("a payload of {payload_bytes} bytes exceeds every limit");
                     return Err(Violation(text.into()));
                 }
                 Err(refusal) => {

@@ -90,7 +90,7 @@ impl NbdServer {
         let link = match Link::new(socket) {
             Ok(link) => Arc::new(link),
             Err(error) => {
-                tracing::warn!(peer, %error, "nbd: a connection was not taken over: it could not be set up");
+                tracing::warn!(peer, %error, "nbd: a connection was not taken over: setup failed");
                 return;
             }
         };
@@ -195,7 +195,7 @@ impl Door for NbdServer {
             let quiet = self.shared.is_pausing() && registry.is_quiet();
             // On trial nothing was taken yet, whether its threads know already or not.
             if !quiet && !self.shared.on_trial.load(Relaxed) {
-                tracing::error!("nbd: a door that is not quiet cannot be let go; it goes on");
+                tracing::error!("nbd: cannot hand over a door that is not quiet; it resumes");
                 return;
             }
             self.shared.stopping.store(true, Relaxed);

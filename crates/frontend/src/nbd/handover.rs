@@ -77,7 +77,7 @@ impl HandedConnection {
     pub(super) fn of(mut piece: Handed) -> Result<Self> {
         let socket = the_socket(&mut piece)?;
         if sockopt::socket_type(&socket).ok() != Some(SocketType::STREAM) {
-            return Err(invalid("the descriptor of a connection is no stream socket".into()));
+            return Err(invalid("the descriptor of a connection is not a stream socket".into()));
         }
         let style = piece.fact("style")?;
         let style = STYLES.iter().find(|(name, _)| *name == style).map(|(_, style)| *style);
@@ -118,7 +118,10 @@ impl Listener {
             Listen::Unix(path) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 let text = path.to_str().ok_or_else(|| {
-                    invalid(format!("the socket's path {} is not UTF-8 and cannot be told", path.display()))
+                    invalid(format!(
+                        "the socket's path {} is not UTF-8 and cannot be handed over",
+                        path.display()
+                    ))
                 })?;
                 piece.with("transport", "unix").with("address", text)
             }
@@ -198,8 +201,9 @@ fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 17] {
 
 fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
     socket.as_fd().try_clone_to_owned().map_err(|error| {
-        let text =
-            format!("nbd: a socket cannot be handed over: {error}; is the limit of open files reached?");
+        let text = format!(
+            "nbd: cannot duplicate a socket for the hand-over: {error}; check the limit of open files"
+        );
         Error::new(ErrorKind::Unavailable, text)
     })
 }

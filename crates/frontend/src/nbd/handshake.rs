@@ -149,7 +149,7 @@ impl Handshake<'_> {
                 }
             }
             option::STRUCTURED_REPLY if self.style == Style::Extended => {
-                let text = b"extended headers are agreed on already";
+                let text = b"extended headers are already agreed on";
                 push_option_reply(&mut out, number, reply::ERR_EXT_HEADER_REQD, text);
             }
             option::STRUCTURED_REPLY if data.is_empty() => {

@@ -134,10 +134,10 @@ fn obstacle(registry: &Registry, patience: Duration) -> Error {
     let text = match registry.entries.values().find(busy) {
         Some(Entry { export: Some(export), peer, .. }) => format!(
             "nbd: {in_flight} requests are not answered after {patience:?}, the first of them by export {:?} \
-             to {peer}; the door goes on",
+             to {peer}; the door resumes",
             export.name
         ),
-        _ => format!("nbd: the door is not quiet after {patience:?}; it goes on"),
+        _ => format!("nbd: the door is not quiet after {patience:?}; it resumes"),
     };
     Error::new(ErrorKind::Unavailable, text)
 }

@@ -25,7 +25,7 @@ use super::server::{Entry, Leave, Registry, Shared};
 use super::session::{End, Session, Unread};
 
 /// Why a client is refused.
-const TOO_MANY: &str = "too many connections are open, or too many of this peer";
+const TOO_MANY: &str = "too many connections are open, in total or from this peer";
 const TOO_LITTLE_MEMORY: &str = "no memory is left for another connection; see --nbd-memory-max";
 
 /// How long one that was told to go is waited for before another look.
@@ -55,7 +55,7 @@ impl Shared {
                 Ok(socket) => self.take_up(socket),
                 Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
                 Err(error) => {
-                    tracing::warn!(%error, "nbd: a connection could not be accepted; trying again in 100 ms");
+                    tracing::warn!(%error, "nbd: cannot accept a connection; retrying in 100 ms");
                     pause = Some(Timespec { tv_sec: 0, tv_nsec: 100_000_000 });
                 }
             }
@@ -67,13 +67,13 @@ impl Shared {
         let origin = Origin::of(&socket);
         let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
         if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {
-            tracing::warn!(%peer, %error, "nbd: TCP_NODELAY could not be set; replies may be slow");
+            tracing::warn!(%peer, %error, "nbd: cannot set TCP_NODELAY; replies may be slow");
         }
         let link = match Link::new(socket) {
             Ok(link) => Arc::new(link),
             Err(error) => {
                 self.complaints.say(|left_out| {
-                    tracing::warn!(%peer, %error, left_out, "nbd: a connection could not be set up");
+                    tracing::warn!(%peer, %error, left_out, "nbd: cannot set up a connection");
                 });
                 return;
             }
@@ -123,7 +123,7 @@ impl Shared {
         };
         if let Err(error) = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(serve) {
             // The entry went with what was to run.
-            tracing::warn!(%error, "nbd: no thread for a connection");
+            tracing::warn!(%error, "nbd: cannot start a thread for a connection");
         }
     }
 
@@ -147,7 +147,7 @@ impl Shared {
         if !self.exports.contains(&export) {
             return Err(End::Stopping);
         }
-        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client is connected");
+        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client connected");
         let Some(origin) = registry.entries.get(&id).map(|entry| entry.origin) else {
             return Err(End::Stopping);
         };
@@ -197,11 +197,11 @@ impl Shared {
                     "nbd: connection closed: the client broke the protocol"
                 );
             }
-            End::Refused(reason) => tracing::warn!(peer, reason, left_out, "nbd: a connection was refused"),
+            End::Refused(reason) => tracing::warn!(peer, reason, left_out, "nbd: refused a connection"),
             _ => tracing::warn!(
                 peer,
                 left_out,
-                "nbd: connection closed: others waited for memory, and the client did not take its replies"
+                "nbd: connection closed: others waited for memory, and the client did not read its replies"
             ),
         });
     }

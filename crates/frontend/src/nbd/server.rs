@@ -141,7 +141,7 @@ impl NbdServer {
         on_trial: bool,
     ) -> Result<Self> {
         let system = |error: std::io::Error| {
-            Error::caused(ErrorKind::Unavailable, "nbd: the server could not be started", error)
+            Error::caused(ErrorKind::Unavailable, "nbd: cannot start the server", error)
         };
         let waker = match Waker::new() {
             Ok(waker) => waker,

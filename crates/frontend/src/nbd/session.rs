@@ -66,7 +66,7 @@ impl Shown {
     pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
         let able = Shown::of(now, style);
         if able.size_bytes < self.size_bytes {
-            return Err(format!("it has {} bytes and had {}", able.size_bytes, self.size_bytes));
+            return Err(format!("its size is {} bytes and was {}", able.size_bytes, self.size_bytes));
         }
         if able.request_bytes_max < self.request_bytes_max {
             let (now, before) = (able.request_bytes_max, self.request_bytes_max);
@@ -78,10 +78,10 @@ impl Shown {
         }
         let lost = self.flags & !transmission::READ_ONLY & !able.flags;
         if lost != 0 {
-            return Err(format!("it can no longer do what the transmission flags {lost:#x} say"));
+            return Err(format!("it no longer supports the transmission flags {lost:#x}"));
         }
         if block_status && !now.operations.allocation {
-            return Err("it no longer tells its allocation".into());
+            return Err("it no longer reports its allocation".into());
         }
         let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
         Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })

@@ -78,7 +78,7 @@ impl Exchange for Ticket {
                 link.answer(charged_bytes, |out| answered.push_done(out));
             }
             (Ok(_), _) => {
-                let text = "the device answered with another kind of reply than was asked for";
+                let text = "the device answered with the wrong kind of reply";
                 Self::answer_error(&link, answered, charged_bytes, &Error::new(ErrorKind::Internal, text));
             }
             (Err(error), body) => {

@@ -99,13 +99,13 @@ impl UblkOptions {
         within("request_bytes_max", self.request_bytes_max.into(), shortest, longest)?;
         if self.volume.is_empty() {
             return refuse(
-                "the volume has no identity; without one a device could be taken over for another".into(),
+                "the volume has no identity; without one, another volume's device could be taken over".into(),
             );
         }
         if let Some(link) = &self.link
             && !is_link_name(link)
         {
-            let text = "must be 1 to 255 letters, digits or -._+=:@, and not begin with a dot or a hyphen";
+            let text = "must be 1 to 255 letters, digits or -._+=:@, and not start with a dot or a hyphen";
             return refuse(format!("the name of the link, {link:?}, {text}"));
         }
         Ok(())

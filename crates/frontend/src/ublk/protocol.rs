@@ -35,7 +35,7 @@ pub(super) struct Refusal {
 impl Refusal {
     /// A request with a tag that the queue does not have.
     pub(super) fn unknown_tag(tag: u16) -> Self {
-        Refusal { errno: EINVAL, reason: format!("a tag, {tag}, that the queue does not have").into() }
+        Refusal { errno: EINVAL, reason: format!("a tag {tag} that the queue does not have").into() }
     }
 }
 
@@ -70,7 +70,7 @@ impl Asked {
         let address = descriptor.start_sector.checked_mul(SECTOR_BYTES);
         let end = address.and_then(|address| address.checked_add(length));
         let (Some(address), Some(end)) = (address, end) else {
-            return refuse(EINVAL, format!("{operation:?} beyond any device"));
+            return refuse(EINVAL, format!("{operation:?} past the end of any device"));
         };
         if length == 0 {
             return refuse(EINVAL, format!("{operation:?} of length zero"));
@@ -80,7 +80,7 @@ impl Asked {
         }
         let moves = matches!(operation, Operation::Read | Operation::Write);
         if moves && length > bytes_max.into() {
-            return refuse(EINVAL, format!("{operation:?} of {length} bytes, more than {bytes_max}"));
+            return refuse(EINVAL, format!("{operation:?} of {length} bytes; the limit is {bytes_max}"));
         }
         Ok(Asked { operation, address, length, flags })
     }

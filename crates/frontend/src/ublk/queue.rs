@@ -72,7 +72,7 @@ impl Queue {
             Ok(asked) => asked,
             Err(Refusal { errno, reason }) => {
                 let queue = self.link.queue;
-                tracing::warn!(queue, tag, reason = &*reason, "ublk: a request was refused");
+                tracing::warn!(queue, tag, reason = &*reason, "ublk: refused a request");
                 self.link.counters.refused();
                 return self.link.answer(tag, -errno, Body::Empty, buffer);
             }

@@ -74,9 +74,9 @@ pub(super) fn control() -> Result<Control> {
         ),
         io::ErrorKind::PermissionDenied => Error::new(
             ErrorKind::Denied,
-            "ublk: /dev/ublk-control may not be opened: run as root, or let udev give the node to this user",
+            "ublk: permission denied for /dev/ublk-control: run as root, or let udev give it to this user",
         ),
-        _ => failed("/dev/ublk-control could not be opened", &error),
+        _ => failed("cannot open /dev/ublk-control", &error),
     })
 }
 
@@ -100,7 +100,7 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     let listed = match std::fs::read_dir(CLASS_FOLDER) {
         Ok(listed) => listed,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(&format!("{CLASS_FOLDER} cannot be read"), &error)),
+        Err(error) => return Err(failed(&format!("cannot read {CLASS_FOLDER}"), &error)),
     };
     let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
     let mut ids: Vec<u32> = listed.flatten().filter_map(|entry| number(entry.file_name())).collect();
@@ -121,7 +121,7 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
     let info = control.info(id).map_err(|error| match error.raw_os_error() {
         // What the driver says of a number it does not know.
         Some(19 | 22) => Error::new(ErrorKind::NotFound, format!("ublk: there is no device {id}")),
-        _ => failed(&format!("the kernel says nothing about device {id}"), &error),
+        _ => failed(&format!("cannot query device {id}"), &error),
     })?;
     let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
@@ -166,12 +166,15 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
     let known = device(&mut control, run_folder, id)?;
     if !known.ours {
-        let text = format!("ublk: device {id} belongs to another program; it is left alone");
+        let text = format!("ublk: device {id} belongs to another program and was not changed");
         return Err(Error::new(ErrorKind::Refused, text));
     }
     let in_use = || {
         let server = known.server_pid.map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
-        Error::new(ErrorKind::InUse, format!("ublk: device {id} is served by {server}; stop that one first"))
+        Error::new(
+            ErrorKind::InUse,
+            format!("ublk: device {id} is served by {server}; stop that server first"),
+        )
     };
     if known.alive {
         return Err(in_use());
@@ -188,9 +191,9 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
         return Err(in_use());
     }
     remove_link(link_folder, known.link.as_deref(), id);
-    control.stop(id).map_err(|error| failed(&format!("device {id} could not be stopped"), &error))?;
+    control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), &error))?;
     claim.remove();
-    control.delete(id).map_err(|error| failed(&format!("device {id} could not be deleted"), &error))
+    control.delete(id).map_err(|error| failed(&format!("cannot delete device {id}"), &error))
 }
 
 pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
@@ -279,7 +282,7 @@ impl Claim {
     /// Takes the right. Errors: `InUse` when another process has it.
     pub(super) fn take(run_folder: &Path, id: u32) -> Result<Self> {
         let path = facts_path(run_folder, id);
-        let wrong = |error: io::Error| failed(&format!("{} cannot be used", path.display()), &error);
+        let wrong = |error: io::Error| failed(&format!("cannot use {}", path.display()), &error);
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(run_folder).map_err(wrong)?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o644).open(&path).map_err(wrong)?;
@@ -309,7 +312,7 @@ impl Claim {
     /// Writes down what the device is.
     pub(super) fn write(&self, facts: &Facts) -> Result<()> {
         std::fs::write(&self.path, facts.text())
-            .map_err(|error| failed(&format!("{} cannot be written", self.path.display()), &error))
+            .map_err(|error| failed(&format!("cannot write {}", self.path.display()), &error))
     }
 
     /// The device is about to go: its number may soon be another's. The file goes first.
@@ -335,7 +338,7 @@ pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
         std::os::unix::fs::symlink(&node, &link)
     };
     if let Err(error) = make() {
-        tracing::warn!(%error, link = %link.display(), "ublk: the link to the device could not be made");
+        tracing::warn!(%error, link = %link.display(), "ublk: cannot create the link to the device");
     }
 }
 

@@ -75,7 +75,7 @@ impl UblkDoor {
         let geometry = device.geometry();
         let request_bytes_max = protocol::request_bytes_max(&geometry, options.request_bytes_max);
         if request_bytes_max == 0 {
-            let text = "ublk: the device takes no request as long as a block of 4 KiB";
+            let text = "ublk: the device accepts no request of 4 KiB, the size of a block";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let mut info = KernelInfo {
@@ -95,7 +95,7 @@ impl UblkDoor {
         };
         control.add(&mut info).map_err(|error| {
             let name = options.id.map_or_else(|| "a device".into(), |id| format!("device {id}"));
-            failed(&format!("{name} could not be added"), &error)
+            failed(&format!("cannot add {name}"), &error)
         })?;
         let id = info.id;
         let started = start_added(&mut control, &info, &options, &device);
@@ -113,7 +113,7 @@ impl UblkDoor {
             serving.limiting = std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
         }
         registry::make_link(&options.link_folder, options.link.as_deref(), id);
-        tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: a device is served");
+        tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: serving a device");
         Ok(Self::new(id, options, device, features, serving))
     }
 
@@ -127,8 +127,7 @@ impl UblkDoor {
     pub fn recover(id: u32, options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         options.check()?;
         if options.unprivileged {
-            let text =
-                "ublk: a device without privileges ends with its server: there is nothing to take over";
+            let text = "ublk: an unprivileged device ends with its server, so it cannot be taken over";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let mut control = registry::control()?;
@@ -136,12 +135,12 @@ impl UblkDoor {
         let known = registry::device(&mut control, &options.run_folder, id)?;
         let refuse = |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
         if !known.ours {
-            return refuse("belongs to another program; it is left alone".into());
+            return refuse("belongs to another program and was not changed".into());
         }
         if !known.is_for(&options.volume) {
             let made_for = known.volume.unwrap_or_else(|| "another volume".into());
             return refuse(format!(
-                "was made for {made_for}, not for {}; its users would see other bytes",
+                "was made for {made_for}, not for {}; its users would see other data",
                 options.volume
             ));
         }
@@ -166,7 +165,7 @@ impl UblkDoor {
             .and_then(|char_device| serve(&mut control, &info, &options, &device, char_device, &mut serving));
         let served = served.and_then(|()| {
             let ended = control.end_recovery(id, std::process::id());
-            ended.map_err(|error| failed(&format!("device {id} could not be taken over"), &error))?;
+            ended.map_err(|error| failed(&format!("cannot take over device {id}"), &error))?;
             serving.claim.write(&facts(&options, false))
         });
         if let Err(error) = served {
@@ -175,7 +174,7 @@ impl UblkDoor {
             return Err(error);
         }
         registry::make_link(&options.link_folder, options.link.as_deref(), id);
-        tracing::info!(id, volume = options.volume, "ublk: a device is taken over");
+        tracing::info!(id, volume = options.volume, "ublk: took over a device");
         Ok(Self::new(id, options, device, features, serving))
     }
 
@@ -208,14 +207,14 @@ impl UblkDoor {
     pub fn resize(&self) -> Result<()> {
         let id = self.shared.id;
         if self.shared.features & feature::UPDATE_SIZE == 0 {
-            let text =
-                "cannot change its size while it runs: that needs Linux 6.16. Stop it and start it again";
+            let text = "cannot change its size while it runs (that needs Linux 6.16): stop it and start it \
+                again";
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
         }
         let sectors = protocol::sectors(&self.shared.device.geometry());
         registry::control()?
             .update_size(id, sectors)
-            .map_err(|error| failed(&format!("device {id} could not be resized"), &error))
+            .map_err(|error| failed(&format!("cannot resize device {id}"), &error))
     }
 }
 
@@ -225,7 +224,8 @@ fn features_of(control: &mut Control) -> Result<u64> {
     if features & FLAGS == FLAGS {
         return Ok(features);
     }
-    let text = "ublk: this kernel's driver is too old: Linux 6.5 or later is needed (recovery and user copy)";
+    let text =
+        "ublk: this kernel's driver is too old: Linux 6.5 or later is required (recovery and user copy)";
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
@@ -236,10 +236,7 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
         match CharDevice::open(id) {
             Ok(device) => return Ok(device),
             Err(error) if began.elapsed() > NODE_TIME_MAX => {
-                return Err(failed(
-                    &format!("the character device of device {id} could not be opened"),
-                    &error,
-                ));
+                return Err(failed(&format!("cannot open the character device of device {id}"), &error));
             }
             Err(_) => std::thread::sleep(LOOK_AGAIN),
         }
@@ -292,9 +289,8 @@ fn serve_queue(
 ) -> Result<()> {
     let id = info.id;
     let descriptors = char_device.descriptors(queue, info.queue_depth);
-    let descriptors = descriptors.map_err(|error| {
-        failed(&format!("device {id}: the requests of queue {queue} cannot be seen"), &error)
-    })?;
+    let descriptors = descriptors
+        .map_err(|error| failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error))?;
     let user_copy = info.flags & feature::USER_COPY != 0;
     let progress = serving.progress.clone();
     let link = Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
@@ -303,18 +299,18 @@ fn serve_queue(
     let queue = NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
     let (answer, answered) = sync_channel(1);
     if !inbox.order(Order::Attach(queue, answer)) {
-        return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread for a queue has ended"));
+        return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread of a queue has ended"));
     }
     serving.links.push(link);
     answered.recv().unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took a queue"))
+        Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
     })
 }
 
 /// Takes back all queues of a device that was never started, or is stopped already.
 fn abandon(control: &mut Control, id: u32, serving: Serving) {
     if let Err(error) = control.stop(id) {
-        tracing::warn!(%error, id, "ublk: a device could not be stopped: it waits for a server");
+        tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
         return leave(serving);
     }
     let Serving { links, progress, mut workers, claim, limiting } = serving;
@@ -363,11 +359,13 @@ fn start_added(
     let char_device = open_char_device(id)?;
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
     let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
-    control.set_parameters(id, &parameters).map_err(|error| step("its parameters were refused", error))?;
+    control
+        .set_parameters(id, &parameters)
+        .map_err(|error| step("the kernel refused its parameters", error))?;
     let mut serving = Serving::new(claim);
     let served = serve(control, info, options, device, char_device, &mut serving).and_then(|()| {
         let started = control.start(id, std::process::id());
-        started.map_err(|error| step("it could not be started", error))
+        started.map_err(|error| step("cannot start it", error))
     });
     match served {
         Ok(()) => Ok(serving),
@@ -387,7 +385,7 @@ fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<
             Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
                 if began.elapsed() >= time_max {
                     let text =
-                        format!("ublk: the old server of device {id} is still there after {time_max:?}");
+                        format!("ublk: the old server of device {id} is still running after {time_max:?}");
                     return Err(Error::new(ErrorKind::Unavailable, text));
                 }
                 std::thread::sleep(LOOK_AGAIN);
@@ -395,13 +393,13 @@ fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
                 return Err(lost(id));
             }
-            Err(error) => return Err(failed(&format!("device {id} could not be taken over"), &error)),
+            Err(error) => return Err(failed(&format!("cannot take over device {id}"), &error)),
         }
     }
 }
 
 fn lost(id: u32) -> Error {
-    let text = "this kernel cannot give it to another server, because one died while it took it over";
+    let text = "a server died while taking it over, and this kernel cannot recover it after that";
     Error::new(
         ErrorKind::Refused,
         format!("ublk: device {id} is lost: {text}; delete it and start a new one"),
@@ -421,7 +419,7 @@ fn keep_one_tag_back(id: u32, requests: u16) {
     let told = std::fs::write(queue.join("scheduler"), "none")
         .and_then(|()| std::fs::write(queue.join("nr_requests"), requests.to_string()));
     if let Err(error) = told {
-        tracing::warn!(%error, id, "ublk: no tag is kept back: recovery after a crash may take 30 s more");
+        tracing::warn!(%error, id, "ublk: no tag is reserved; recovery after a crash may take 30 s longer");
     }
 }
 
@@ -465,11 +463,11 @@ impl Shared {
             Ok(mut control) => {
                 abandon(&mut control, id, serving);
                 if let Err(error) = control.delete(id) {
-                    tracing::warn!(%error, id, "ublk: a device could not be deleted");
+                    tracing::warn!(%error, id, "ublk: cannot delete a device");
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, id, "ublk: a device could not be stopped: it waits for a server");
+                tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
                 leave(serving);
             }
         }
@@ -529,7 +527,7 @@ impl Door for UblkDoor {
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} is not quiet", self.id())));
         }
         if self.shared.options.unprivileged {
-            let text = "has no privileges and ends with its server: it cannot be handed over";
+            let text = "is unprivileged and ends with its server, so it cannot be handed over";
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} {text}", self.id())));
         }
         let facts = BTreeMap::from([
@@ -543,10 +541,7 @@ impl Door for UblkDoor {
     /// ended.
     fn let_go(&self) {
         if !*self.shared.quiet.lock() {
-            tracing::warn!(
-                id = self.id(),
-                "ublk: a device is to be let go that is not quiet; waiting for it"
-            );
+            tracing::warn!(id = self.id(), "ublk: releasing a device that is not quiet; waiting for it");
             let _ = self.quiesce(Duration::MAX);
         }
         if let Some(serving) = self.shared.end() {
@@ -568,7 +563,7 @@ impl Door for UblkDoor {
         let shared = self.shared.clone();
         let stop = move || shared.stop();
         if let Err(error) = std::thread::Builder::new().name("ublk-stop".into()).spawn(stop) {
-            tracing::warn!(%error, id = self.id(), "ublk: no thread to stop a device: it waits for a server");
+            tracing::warn!(%error, id = self.id(), "ublk: cannot start a thread to stop a device");
         }
     }
 }

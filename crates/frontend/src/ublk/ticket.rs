@@ -35,7 +35,8 @@ impl Exchange for Ticket {
             // lives. Should they be gone all the same, the device is about to log bytes that nobody wrote. A
             // dead server loses nothing: the next one is given the write again.
             let (queue, tag) = (self.link.queue, self.tag);
-            tracing::error!(%error, queue, tag, offset, "ublk: a write's bytes are gone: ending the process");
+            tracing::error!(%error, queue, tag, offset, "ublk: cannot read a write's data; ending the \
+                process");
             std::process::abort();
         }
     }
@@ -58,7 +59,7 @@ impl Exchange for Ticket {
                     Ok(()) => length as i32,
                     Err(error) => {
                         let queue = link.queue;
-                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not take a read's data");
+                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a read's data");
                         -EIO
                     }
                 }

@@ -34,14 +34,14 @@ impl Worker {
     /// Starts a thread with room for this many queues, on these cores (all, if empty).
     pub(super) fn start(name: String, slots: u32, cores: Vec<usize>) -> Result<Self> {
         let inbox =
-            Arc::new(Inbox::new().map_err(|error| system("no descriptor to wake a thread with", error))?);
+            Arc::new(Inbox::new().map_err(|error| system("cannot create an event to wake a thread", error))?);
         let (ready, is_ready) = sync_channel(1);
         let served = inbox.clone();
         let run = move || {
             tie_to(&cores);
             // Without the privilege there is no device whose memory could wait for itself: see the guide.
             if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-                tracing::debug!(%error, "ublk: a thread could not be marked as one that serves a disk");
+                tracing::debug!(%error, "ublk: cannot mark a thread as one that serves a disk");
             }
             match Loop::new(served.clone(), slots) {
                 Ok(serving) => {
@@ -50,17 +50,17 @@ impl Worker {
                 }
                 Err(error) => {
                     served.close();
-                    let _ = ready.send(Err(system("io_uring could not be set up", error)));
+                    let _ = ready.send(Err(system("cannot set up io_uring", error)));
                 }
             }
         };
         let thread = std::thread::Builder::new().name(name).spawn(run);
-        let thread = thread.map_err(|error| system("no thread for a queue", error))?;
+        let thread = thread.map_err(|error| system("cannot start a thread for a queue", error))?;
         let worker = Worker { inbox, thread: Some(thread) };
         match is_ready.recv() {
             Ok(Ok(())) => Ok(worker),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(Error::new(ErrorKind::Internal, "ublk: a thread ended before it began")),
+            Err(_) => Err(Error::new(ErrorKind::Internal, "ublk: a thread ended before it was ready")),
         }
     }
 
@@ -84,7 +84,7 @@ fn close_after_end(ring: QueueRing) {
         drop(ring);
     };
     if let Err(error) = std::thread::Builder::new().name("ublk-close".into()).spawn(close) {
-        tracing::warn!(%error, "ublk: no thread to close a ring with");
+        tracing::warn!(%error, "ublk: cannot start a thread to close a ring");
     }
 }
 
@@ -94,7 +94,7 @@ fn tie_to(cores: &[usize]) {
     if set.count() > 0
         && let Err(error) = sched_setaffinity(None, &set)
     {
-        tracing::debug!(%error, ?cores, "ublk: a thread could not be tied to its cores");
+        tracing::debug!(%error, ?cores, "ublk: cannot pin a thread to its cores");
     }
 }
 
@@ -185,7 +185,7 @@ impl Loop {
     /// Serves until the end; what is left then is the ring.
     fn run(mut self) -> QueueRing {
         if let Err(error) = self.serve() {
-            tracing::error!(%error, "ublk: a thread cannot go on; its devices wait for another server");
+            tracing::error!(%error, "ublk: a thread failed; its devices wait for another server");
         }
         self.ring
     }
@@ -284,7 +284,7 @@ impl Loop {
         let slot = match self.ring.attach(&queue.link.char_device) {
             Ok(slot) => slot,
             Err(error) => {
-                let _ = answer.send(Err(system("a thread cannot serve one more queue", error)));
+                let _ = answer.send(Err(system("a thread cannot serve another queue", error)));
                 queue.link.progress.gone();
                 return Ok(());
             }
@@ -322,7 +322,7 @@ impl Loop {
             && let Some(queue) = place.take()
         {
             if let Err(error) = self.ring.detach(slot) {
-                tracing::warn!(%error, slot, "ublk: a queue's file could not be given back");
+                tracing::warn!(%error, slot, "ublk: cannot release the file of a queue");
             }
             let progress = queue.link.progress.clone();
             drop(queue);
@@ -350,7 +350,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         for order in self.inbox.close() {
             if let Order::Attach(queue, answer) = order {
-                let text = "ublk: the thread for a queue has ended";
+                let text = "ublk: the thread of a queue has ended";
                 let _ = answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
                 queue.link.progress.gone();
             }

@@ -34,7 +34,11 @@ pub(super) struct Pieces {
 /// All pieces of a quiet door.
 pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<Handed>> {
     let failed = |error: std::io::Error| {
-        Error::caused(ErrorKind::Unavailable, "vhost-user: a descriptor cannot be handed over", error)
+        Error::caused(
+            ErrorKind::Unavailable,
+            "vhost-user: cannot duplicate a descriptor for the hand-over",
+            error,
+        )
     };
     let listener = Handed {
         what: "listener".into(),
@@ -112,7 +116,7 @@ pub(super) fn unpack(common: &Arc<Common>, handed: Vec<Handed>) -> Result<Pieces
 }
 
 fn not_whole(violation: Violation) -> Error {
-    let text = format!("vhost-user: what was handed over cannot be taken up: {violation}");
+    let text = format!("vhost-user: cannot take over the door: {violation}");
     Error::new(ErrorKind::Invalid, text)
 }
 
@@ -169,7 +173,7 @@ impl Unpacking {
 }
 
 fn narrow(number: u64) -> Result<u16, Violation> {
-    u16::try_from(number).map_err(|_| Violation(format!("{number} is no 16 bits")))
+    u16::try_from(number).map_err(|_| Violation(format!("{number} does not fit 16 bits")))
 }
 
 fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violation> {
@@ -205,7 +209,7 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
     let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
     if used > session.slots.len() {
-        return Err(Violation(format!("{used} queues are in use, {} can be", session.slots.len())));
+        return Err(Violation(format!("{used} queues are in use; the limit is {}", session.slots.len())));
     }
     slots.resize_with(session.slots.len(), Slot::default);
     session.slots = slots;

@@ -58,7 +58,7 @@ impl Memory {
         };
         let regions = given.iter().map(map).collect::<Result<Vec<_>, _>>()?;
         let mapped = GuestMemoryMmap::from_regions(regions)
-            .map_err(|error| Violation(format!("the memory table is refused: {error}")))?;
+            .map_err(|error| Violation(format!("refused the memory table: {error}")))?;
         Ok(Memory { mapped, given })
     }
 
@@ -155,7 +155,7 @@ pub(super) struct DirtyLog {
 
 impl DirtyLog {
     pub(super) fn open(file: OwnedFd, offset: u64, size_bytes: u64) -> Result<Self, Violation> {
-        let failed = |text: String| Violation(format!("the dirty log cannot be mapped: {text}"));
+        let failed = |text: String| Violation(format!("cannot map the dirty log: {text}"));
         let length = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
         let shared = SharedMemory::open(file, offset, length).map_err(|error| failed(error.to_string()))?;
         Ok(DirtyLog { shared })

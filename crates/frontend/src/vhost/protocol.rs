@@ -153,7 +153,7 @@ pub(super) fn understand(
             Ok(Order::Device { operation: Operation::Flush, address: 0, length: 0, flags: Flags::default() })
         }
         8 if parts.data_bytes as usize >= ID_BYTES => Ok(Order::Id),
-        8 => refuse(Status::Failed, format!("a place of {} bytes for the name", parts.data_bytes)),
+        8 => refuse(Status::Failed, format!("a buffer of {} bytes for the name", parts.data_bytes)),
         11 if negotiated & feature::DISCARD != 0 => range(Operation::Discard, parts, fua),
         13 if negotiated & feature::WRITE_ZEROES != 0 => range(Operation::WriteZeroes, parts, fua),
         _ => refuse(Status::Unsupported, format!("requests of type {kind} are not served")),
@@ -168,16 +168,21 @@ fn payload(operation: Operation, sector: u64, length: u64, flags: Flags) -> Resu
     let address = sector.checked_mul(SECTOR_BYTES).filter(|address| address.checked_add(length).is_some());
     match address {
         _ if length == 0 || !length.is_multiple_of(SECTOR_BYTES) => {
-            refuse(Status::Failed, format!("a {operation:?} of {length} bytes, which are no whole sectors"))
+            refuse(Status::Failed, format!("a {operation:?} of {length} bytes, which is not whole sectors"))
         }
-        None => refuse(Status::Failed, format!("a {operation:?} at sector {sector}, beyond every device")),
+        None => {
+            refuse(Status::Failed, format!("a {operation:?} at sector {sector}, past the end of any device"))
+        }
         Some(address) => Ok(Order::Device { operation, address, length, flags }),
     }
 }
 
 fn range(operation: Operation, parts: &Parts, flags: Flags) -> Result<Order, Refusal> {
     let Some(range) = parts.range.filter(|_| parts.payload_bytes == RANGE_BYTES) else {
-        let text = format!("a {operation:?} with {} bytes of ranges, one is served", parts.payload_bytes);
+        let text = format!(
+            "a {operation:?} with {} bytes of ranges, but only one range is supported",
+            parts.payload_bytes
+        );
         return refuse(Status::Failed, text);
     };
     let (sector, sectors) = (u64_at(&range, 0), u32_at(&range, 8));

@@ -104,10 +104,11 @@ impl Queue {
         };
         if !again.is_empty() {
             let (queue, requests) = (setup.index, again.len());
-            tracing::info!(queue, requests, "vhost-user: requests in flight are carried out again");
+            tracing::info!(queue, requests, "vhost-user: executing requests in flight again");
         }
         again.reverse();
-        let waker = Waker::new().map_err(|error| Violation(format!("no event for a queue: {error}")))?;
+        let waker = Waker::new()
+            .map_err(|error| Violation(format!("cannot create an event for a queue: {error}")))?;
         let answers = Answers {
             next_used: used,
             called_used: used,
@@ -149,7 +150,7 @@ impl Queue {
         let queue = self.clone();
         let thread = std::thread::Builder::new().name(format!("vhost-q{}", self.setup.index));
         let thread = thread.spawn(move || queue.work());
-        *running = Some(thread.map_err(|error| Violation(format!("no thread: {error}")))?);
+        *running = Some(thread.map_err(|error| Violation(format!("cannot start a thread: {error}")))?);
         Ok(())
     }
 
@@ -293,7 +294,7 @@ impl Queue {
             };
             if let Some(failed) = failed {
                 return Err(Violation(format!(
-                    "what should be the kick event is none: reading gave {failed}"
+                    "the kick event is not an eventfd: reading it failed with {failed}"
                 )));
             }
         }
@@ -331,7 +332,7 @@ impl Queue {
     fn take(self: &Arc<Self>, head: u16, cursor: &mut Cursor) -> Result<(), Violation> {
         let chain = self.setup.ring.chain(head)?;
         if total(&chain.writable) == 0 {
-            return Err(Violation(format!("request {head} has no place for its status")));
+            return Err(Violation(format!("request {head} has no room for its status")));
         }
         let order = self.read_order(&chain);
         let moved_bytes = match &order {
@@ -361,7 +362,7 @@ impl Queue {
         let memory = &self.setup.ring.memory;
         let payload_bytes = total(&chain.readable).checked_sub(HEADER_BYTES);
         let Some(payload_bytes) = payload_bytes else {
-            return Err(Refusal(Status::Failed, "its header is cut short".into()));
+            return Err(Refusal(Status::Failed, "its header is truncated".into()));
         };
         let mut header = [0; HEADER_BYTES as usize];
         memory.gather(&chain.readable, 0, &mut header).map_err(failed)?;
@@ -378,7 +379,7 @@ impl Queue {
             Order::Device { operation: Operation::Read | Operation::Write, length, .. }
                 if length > u64::from(geometry.request_bytes_max) =>
             {
-                Err(Refusal(Status::Failed, format!("{length} bytes are more than one request may move")))
+                Err(Refusal(Status::Failed, format!("{length} bytes exceed the limit of one request")))
             }
             order => Ok(order),
         }
@@ -417,7 +418,7 @@ impl Queue {
             }
             Err(Refusal(status, reason)) => {
                 counters.request(None);
-                tracing::debug!(queue = self.setup.index, head, reason, "vhost-user: a request is refused");
+                tracing::debug!(queue = self.setup.index, head, reason, "vhost-user: refused a request");
                 ticket.answer(status, &[]);
             }
         }
@@ -456,7 +457,7 @@ impl Queue {
         self.changed.notify_all();
         if let Err(violation) = told {
             // Ranges were checked before, and a mapping does not shrink.
-            tracing::error!(queue = self.setup.index, %violation, "vhost-user: an answer was lost");
+            tracing::error!(queue = self.setup.index, %violation, "vhost-user: lost an answer");
         }
     }
 
@@ -502,7 +503,7 @@ impl Queue {
     fn break_down(&self, violation: &Violation) {
         let queue = self.setup.index;
         let reason = violation;
-        tracing::warn!(queue, %reason, "vhost-user: a queue is stopped: the guest broke its rules");
+        tracing::warn!(queue, %reason, "vhost-user: stopped a queue: the guest broke the protocol");
         self.setup.counters.violations.fetch_add(1, Ordering::Relaxed);
         signal(self.setup.error.as_deref());
     }

@@ -123,7 +123,7 @@ impl Ring {
             let Descriptor { address, length, flags, next } = descriptor;
             if flags & INDIRECT != 0 {
                 if inside || !self.indirect || flags & NEXT != 0 {
-                    return broken("an indirect table where none may be".into());
+                    return broken("an indirect table where none is allowed".into());
                 }
                 entries = length / DESCRIPTOR_BYTES as u32;
                 let whole = length.is_multiple_of(DESCRIPTOR_BYTES as u32);
@@ -142,7 +142,7 @@ impl Ring {
             } else if chain.writable.is_empty() {
                 chain.readable.push(segment);
             } else {
-                return broken("what may be read comes after what may be written".into());
+                return broken("a readable descriptor follows a writable one".into());
             }
             if flags & NEXT == 0 {
                 return Ok(chain);

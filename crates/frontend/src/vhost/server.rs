@@ -83,7 +83,7 @@ impl VhostDoor {
 
     fn run(common: Arc<Common>, listener: UnixSocket, inside: Inside) -> Result<Self> {
         let system = |error: std::io::Error| {
-            Error::caused(ErrorKind::Unavailable, "vhost-user: the door could not be started", error)
+            Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
         let waker = Waker::new().map_err(system)?;
         let socket = inside.session.as_ref().map(|session| session.socket.clone());
@@ -132,8 +132,8 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
     let sized = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
     if !(1..=QUEUES_MAX).contains(&queues_max) || !sized {
         let text = format!(
-            "vhost-user: {queues_max} queues of {queue_size_max} entries cannot be; 1 to {QUEUES_MAX} queues \
-             of a power of two up to {QUEUE_SIZE_MAX} can"
+            "vhost-user: {queues_max} queues of {queue_size_max} entries are not supported; use 1 to \
+             {QUEUES_MAX} queues of a power of two up to {QUEUE_SIZE_MAX}"
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
@@ -176,7 +176,7 @@ impl Shared {
                 told_of_second = false;
                 pause = self.accept();
             } else if ready(newcomer) {
-                tracing::warn!("vhost-user: another frontend waits until the one that is connected has gone");
+                tracing::warn!("vhost-user: another frontend waits until the connected one disconnects");
                 told_of_second = true;
             }
         }
@@ -193,7 +193,7 @@ impl Shared {
         *self.socket.lock() = None;
         inside.session = None;
         match end {
-            End::Closed => tracing::info!("vhost-user: the frontend has closed the connection"),
+            End::Closed => tracing::info!("vhost-user: the frontend closed the connection"),
             End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
             End::Violation(reason) => {
                 self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
@@ -209,12 +209,12 @@ impl Shared {
             Ok(socket) => Arc::new(socket),
             Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => return None,
             Err(error) => {
-                tracing::warn!(%error, "vhost-user: a connection could not be accepted");
+                tracing::warn!(%error, "vhost-user: cannot accept a connection");
                 return Some(PAUSE);
             }
         };
         self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
-        tracing::info!("vhost-user: a frontend is connected");
+        tracing::info!("vhost-user: a frontend connected");
         let mut inside = self.inside.lock();
         *self.socket.lock() = Some(socket.clone());
         inside.session = Some(Session::new(self.common.clone(), socket));
@@ -281,7 +281,7 @@ impl Door for VhostDoor {
             // One that was taken over has none running yet.
             if let Err(violation) = session.run_what_can_run() {
                 self.shared.common.counters.violations.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(%violation, "vhost-user: a queue cannot go on here; the others do");
+                tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
             }
         }
         drop(inside);

@@ -111,7 +111,7 @@ impl Session {
             Ok((None, _)) => return Ok(()),
             Err(Violation(reason)) if acknowledged => {
                 let request = header.request;
-                tracing::warn!(request, reason, "vhost-user: a message of the frontend is refused");
+                tracing::warn!(request, reason, "vhost-user: refused a message of the frontend");
                 self.common.counters.violations.fetch_add(1, Relaxed);
                 (Reply::Number(1), None)
             }
@@ -139,7 +139,7 @@ impl Session {
                 let fits = (1..=self.common.queues_max).contains(&asked.queues);
                 let size_fits = asked.queue_size <= self.common.queue_size_max;
                 if !fits || !size_fits || !asked.queue_size.is_power_of_two() {
-                    return violation(format!("an in-flight region for {asked:?} is too much"));
+                    return violation(format!("an in-flight region for {asked:?} is too large"));
                 }
                 let region = Inflight::create(asked.queues, asked.queue_size)?;
                 let file = region.file().map_err(|error| Violation(error.to_string()))?;
@@ -207,7 +207,8 @@ impl Session {
             }
             Message::SetBackendChannel => {
                 let channel = one()?;
-                wire::set_times(&channel).map_err(|error| Violation(format!("no channel: {error}")))?;
+                wire::set_times(&channel)
+                    .map_err(|error| Violation(format!("cannot create a channel: {error}")))?;
                 self.backend_channel = Some(Arc::new(channel));
                 // A frontend that comes back knows the device as it was when it left.
                 self.announce_config();
@@ -223,7 +224,7 @@ impl Session {
             }
             Message::AddRegion(region) => self.add_region(Given { region, file: Arc::new(one()?.into()) }),
             Message::RemoveRegion(region) => self.remove_region(region),
-            other => violation(format!("{other:?} is out of place")),
+            other => violation(format!("{other:?} is out of order")),
         }
     }
 
@@ -276,7 +277,7 @@ impl Session {
                 self.alter_slot(queue, |slot| slot.size = size)
             }
             _ => violation(format!(
-                "a queue of {size} entries; powers of two up to {} can be",
+                "a queue of {size} entries; only powers of two up to {} are supported",
                 self.common.queue_size_max
             )),
         }
@@ -285,7 +286,9 @@ impl Session {
     fn set_event(&mut self, event: Event, queue: u32, file: Option<Arc<OwnedFd>>) -> Result<(), Violation> {
         match event {
             Event::Kick => {
-                let Some(kick) = file else { return violation("a queue without a kick event is not served") };
+                let Some(kick) = file else {
+                    return violation("a queue without a kick event is not supported");
+                };
                 // The thread must never wait in a read that another process has emptied.
                 let flags = rustix::fs::fcntl_getfl(&*kick)
                     .and_then(|flags| rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK));
@@ -318,7 +321,7 @@ impl Session {
             return violation(format!("{} bytes of configuration at {offset}", bytes.len()));
         };
         if offset != WRITEBACK_OFFSET {
-            return violation(format!("the configuration at {offset} cannot be written"));
+            return violation(format!("the configuration at {offset} is read-only"));
         }
         self.alter(|session| {
             session.writeback = writeback != 0;
@@ -330,7 +333,7 @@ impl Session {
     pub(super) fn announce_config(&self) {
         let Some(channel) = &self.backend_channel else { return };
         if let Err(error) = wire::send(channel, &config_changed(), None) {
-            tracing::warn!(?error, "vhost-user: the frontend did not hear of the new size");
+            tracing::warn!(?error, "vhost-user: cannot notify the frontend of the new size");
         }
     }
 
@@ -470,7 +473,7 @@ impl Session {
     pub(super) fn go(&mut self) {
         for queue in self.slots.iter().filter_map(|slot| slot.running.as_ref()) {
             if let Err(violation) = queue.go() {
-                tracing::error!(%violation, "vhost-user: a queue could not go on");
+                tracing::error!(%violation, "vhost-user: cannot resume a queue");
             }
         }
     }

@@ -102,12 +102,12 @@ fn a_peer_that_sends_nonsense_is_told_apart_from_one_that_is_gone() {
     assert_eq!(nonsense(&head(0, 5)[..9], 9, 9).0, ErrorKind::Closed);
     assert_eq!(nonsense(&[&head(0, 5)[..], b"1234"].concat(), 9, 9).0, ErrorKind::Closed);
     let cases = [
-        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "begins with"),
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "starts with"),
         (head(0, 10), "the limit of 9 bytes"),
         (head(0, u64::MAX), "the limit of 9 bytes"),
         (head(10, 0), "10 descriptors; 9 is the limit"),
         (head(u32::MAX, 0), "descriptors; 9 is the limit"),
-        (head(2, 0), "declares 2 descriptors and has 0"),
+        (head(2, 0), "declares 2 descriptors but has 0"),
     ];
     for (bytes, part) in cases {
         let (kind, text) = nonsense(&bytes, 9, 9);
@@ -130,9 +130,9 @@ fn a_declared_length_takes_no_memory_before_its_bytes_come() {
 #[test]
 fn descriptors_beyond_the_limit_or_undeclared_are_refused_and_closed() {
     for (bytes, limit, part) in [
-        (head(0, 0), 4, "declares 0 descriptors and has 1"),
+        (head(0, 0), 4, "declares 0 descriptors but has 1"),
         (head(0, 0), 0, "more descriptors than the limit of 0"),
-        (head(2, 0), 4, "declares 2 descriptors and has 1"),
+        (head(2, 0), 4, "declares 2 descriptors but has 1"),
     ] {
         let (near, far) = pair();
         let (reader, mut writer) = std::io::pipe().expect("a pipe");

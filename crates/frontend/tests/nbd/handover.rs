@@ -346,7 +346,7 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
     refused("unknown piece \"queue\"", &|pieces| pieces[1].what = "queue".into());
     refused("second or unknown piece \"listener\"", &|pieces| pieces[1].what = "listener".into());
     refused("exactly one descriptor", &|pieces| drop(pieces[1].descriptors.pop()));
-    refused("no stream socket", &|pieces| {
+    refused("not a stream socket", &|pieces| {
         pieces[1].descriptors = vec![std::fs::File::open("/dev/null").expect("it is there").into()];
     });
     refused("does not listen", &|pieces| {

@@ -22,7 +22,7 @@ impl Connection {
         }
         let extended = self.session.style == Style::Extended;
         if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
-            return refuse(Errno::Inval, "a write without the flag for its payload".into());
+            return refuse(Errno::Inval, "a write without the payload flag".into());
         }
         if command == Command::Flush {
             return Ok(operation);

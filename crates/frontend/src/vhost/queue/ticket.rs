@@ -46,7 +46,10 @@ impl Exchange for Ticket {
         let status = match &outcome {
             Ok(_) if !self.damaged && data.len() == self.read_bytes => Status::Ok,
             Ok(_) => {
-                tracing::error!(head = self.head, "vhost-user: the device left a request half done");
+                tracing::error!(
+                    head = self.head,
+                    "vhost-user: the device completed a request without all of its data"
+                );
                 Status::Failed
             }
             Err(error) => {
