@@ -13,9 +13,9 @@ pub enum ErrorKind {
     Invalid,
     /// The device cannot be written: open it for writing, or do not write.
     ReadOnly,
-    /// Something named does not exist.
+    /// Something named does not exist: check the name, or create it.
     NotFound,
-    /// Something of that name exists already.
+    /// Something of that name exists already: choose another name, or delete that first.
     Exists,
     /// The safe answer is to stop; the text names the override that goes on regardless.
     Refused,
@@ -25,19 +25,19 @@ pub enum ErrorKind {
     Unavailable,
     /// The store refuses us: credentials, permissions, a missing bucket, a read-only store.
     Denied,
-    /// Another process of this machine holds it.
+    /// Another process of this machine holds it: end that one, or use another.
     InUse,
     /// No space is left: free some.
     Full,
     /// Bytes failed their checksum or identity: restore them from elsewhere.
     Corrupt,
-    /// The device is closed or closing.
+    /// The device is closed or closing: open it again.
     Closed,
     /// Nobody answered in the time that was set: see why, or wait longer.
     TimedOut,
     /// The way to where the bytes are is cut.
     Unreachable,
-    /// A bug, or a device that broke its contract.
+    /// A bug, or a device that broke its contract: report it, with the log.
     Internal,
 }
 

@@ -1,10 +1,12 @@
 //! Serves a file's bytes through FUSE, on threads of its own that answer late: what a server's death and a
 //! hand-off do to users of the door.
 //!
-//! `fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--keeper SOCKET] [--standby]` shows `MOUNTPOINT/disk`
-//! and prints its address. `--standby` waits for a line on its input before it opens the door. Then it obeys
-//! lines: `let-go` ends and leaves the mount to the keeper, printing how long it took to be quiet; `counts`
-//! prints what was counted; the end of the input, or `stop`, stops. `fuse_memory keep` is the keeper.
+//! `fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] [--standby]` shows
+//! `MOUNTPOINT/disk` and prints its address. `--standby` waits for a line on its input before it opens the
+//! door. Then it obeys lines: `let-go` ends and leaves the mount to the mount holder, printing how long it
+//! took to be quiet;
+//! `counts` prints what was counted; the end of the input, or `stop`, stops. `fuse_memory keep` is the mount
+//! holder.
 
 use std::fs::{File, OpenOptions};
 use std::io::BufRead;
@@ -18,7 +20,7 @@ use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply, Request,
 };
 use sawmill_frontend::Door;
-use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 
 const THREADS: usize = 3;
 
@@ -99,20 +101,21 @@ fn carry_out(request: &mut Request, file: &File) -> Outcome {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "keep") {
-        return Ok(sawmill_frontend::keeper::keep()?);
+        return Ok(sawmill_frontend::mount_holder::keep()?);
     }
     let [bytes, size, mountpoint, rest @ ..] = arguments.as_slice() else {
         return Err(
-            "usage: fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--keeper SOCKET] [--standby]".into()
+            "usage: fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] [--standby]"
+                .into(),
         );
     };
     let device = Arc::new(FileDevice::open(bytes, size.parse()?)?);
     let mut options = FuseOptions::new(mountpoint, "disk");
     options.attach_loop = rest.iter().any(|word| word == "--loop");
-    if let Some(at) = rest.iter().position(|word| word == "--keeper") {
-        let socket = rest.get(at + 1).ok_or("--keeper needs a socket's path")?.into();
+    if let Some(at) = rest.iter().position(|word| word == "--mount-holder") {
+        let socket = rest.get(at + 1).ok_or("--mount-holder needs a socket's path")?.into();
         let command = vec![std::env::current_exe()?.into(), "keep".into()];
-        options.keeper = Some(KeeperOptions { socket, command });
+        options.mount_holder = Some(MountHolderOptions { socket, command });
     }
     let mut lines = std::io::stdin().lock().lines();
     if rest.iter().any(|word| word == "--standby") {

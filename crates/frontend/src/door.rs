@@ -48,10 +48,7 @@ pub trait Door: Send + Sync {
 
     /// The device has another size: tells the user. Errors: `Refused` where this door or kernel cannot;
     /// the text says how the user comes to see it.
-    fn resized(&self) -> Result<()> {
-        let text = "users of this door see a new size only after they reopen it";
-        Err(sawmill_device::Error::new(sawmill_device::ErrorKind::Refused, text))
-    }
+    fn resized(&self) -> Result<()>;
 
     /// Takes no more requests, answers those it took, and ends what the user sees.
     fn stop(&self);

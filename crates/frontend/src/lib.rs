@@ -4,7 +4,7 @@
 //! `protocol` (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
 //!
 //! What they have in common is [`Door`]. What one process hands to another travels as a parcel ([`pack`]) in
-//! messages with open files ([`passing`]). [`keeper`] holds a door's descriptor
+//! messages with open files ([`passing`]). [`mount_holder`] holds a door's descriptor
 //! while no server runs.
 //!
 //! Invariants: a door knows a device only as [`sawmill_device::BlockDevice`]; a peer that breaks the
@@ -18,7 +18,7 @@ mod door;
 pub mod fuse;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod keeper;
+pub mod mount_holder;
 pub mod nbd;
 mod parcel;
 pub mod passing;

@@ -1,4 +1,4 @@
-//! The path of this process's own program, to start it again: a keeper, a successor.
+//! The path of this process's own program, to start it again: a mount holder, a successor.
 //!
 //! Invariant: after an upgrade this is the new program in the old one's place. Not here: what is started.
 

@@ -19,11 +19,13 @@ pub struct Bounds {
     pub cpu_s: u64,
     /// The longest file it may write; none: any.
     pub file_bytes: Option<u64>,
+    /// Whether it has the network of this machine; else one of its own with nothing in it.
+    pub has_network: bool,
 }
 
-/// The program gets these bounds, no core dump, no new privileges and, unless `network`, a network of its own
-/// with nothing in it. Where the kernel allows no such network, starting it fails: see [`is_no_network`].
-pub fn caged(command: &mut Command, bounds: Bounds, network: bool) -> &mut Command {
+/// The program gets these bounds, no core dump and no new privileges. Where the kernel allows no network of
+/// its own, starting it fails: see [`is_no_network`].
+pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
     let cage = move || {
         bound(Resource::As, bounds.memory_bytes)?;
         bound(Resource::Nofile, bounds.files)?;
@@ -31,7 +33,7 @@ pub fn caged(command: &mut Command, bounds: Bounds, network: bool) -> &mut Comma
         bound(Resource::Core, 0)?;
         bounds.file_bytes.map_or(Ok(()), |bytes| bound(Resource::Fsize, bytes))?;
         rustix::thread::set_no_new_privs(true)?;
-        if !network {
+        if !bounds.has_network {
             leave_network()?;
         }
         Ok(())
@@ -70,20 +72,22 @@ fn leave_network() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { memory_bytes: 1 << 30, files: 17, cpu_s: 60, file_bytes: Some(0) };
+    const BOUNDS: Bounds =
+        Bounds { memory_bytes: 1 << 30, files: 17, cpu_s: 60, file_bytes: Some(0), has_network: true };
 
     #[test]
     fn a_caged_program_has_its_bounds() {
         let mut command = Command::new("sh");
         let command = command.args(["-c", "ulimit -n; ulimit -v; ulimit -c; ulimit -t; ulimit -f"]);
-        let output = caged(command, BOUNDS, true).output().unwrap();
+        let output = caged(command, BOUNDS).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "17\n1048576\n0\n60\n0\n");
     }
 
     #[test]
     fn a_caged_program_sees_no_network_but_an_idle_one() {
         let mut command = Command::new("cat");
-        match caged(command.arg("/proc/self/net/route"), BOUNDS, false).output() {
+        let bounds = Bounds { has_network: false, ..BOUNDS };
+        match caged(command.arg("/proc/self/net/route"), bounds).output() {
             Ok(output) => assert!(String::from_utf8(output.stdout).unwrap().lines().count() <= 1),
             Err(error) => assert!(is_no_network(&error), "{error}"),
         }

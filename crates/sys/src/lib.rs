@@ -40,7 +40,7 @@ pub use caged::{Bounds, caged, is_no_network};
 pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
 pub use discard::{discard, logical_block_bytes, write_zeroes};
-pub use loop_device::LoopDevice;
+pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
 pub use session::in_own_session;
 pub use shared::SharedMemory;

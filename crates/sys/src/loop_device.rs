@@ -81,6 +81,15 @@ pub struct LoopDevice {
     number: u32,
 }
 
+/// What users of a loop device may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopAccess {
+    /// Read.
+    ReadOnly,
+    /// Read and write.
+    ReadWrite,
+}
+
 impl LoopDevice {
     /// The device of this number, whatever is attached to it.
     #[must_use]
@@ -88,13 +97,14 @@ impl LoopDevice {
         LoopDevice { number }
     }
 
-    /// Attaches `file` to a free loop device, with direct I/O and this logical block size. Whoever serves
+    /// Attaches `file` to a free loop device, with direct I/O and this logical block size. The device can be
+    /// written if the access says so. Whoever serves
     /// the file must answer meanwhile.
     ///
     /// Errors: those of `/dev/loop-control` and LOOP_CONFIGURE: mostly that the process may not.
-    pub fn attach(file: impl AsFd, block_bytes: u32, read_only: bool) -> io::Result<Self> {
+    pub fn attach(file: impl AsFd, block_bytes: u32, access: LoopAccess) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
-        let flags = DIRECT_IO | if read_only { READ_ONLY } else { 0 };
+        let flags = DIRECT_IO | if access == LoopAccess::ReadOnly { READ_ONLY } else { 0 };
         for _ in 0..RACES_MAX {
             // SAFETY: `GetFree` describes this ioctl truly, see there.
             let device = LoopDevice { number: unsafe { ioctl(&control, GetFree) }? };
@@ -103,7 +113,8 @@ impl LoopDevice {
             let config = Config { descriptor, block_bytes, info, reserved: [0; 8] };
             // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `Config` is.
             let configure = unsafe { Setter::<LOOP_CONFIGURE, Config>::new(config) };
-            let node = OpenOptions::new().read(true).write(!read_only).open(device.path())?;
+            let node =
+                OpenOptions::new().read(true).write(access == LoopAccess::ReadWrite).open(device.path())?;
             // SAFETY: as above; the descriptor lives through the call.
             match unsafe { ioctl(&node, configure) } {
                 Ok(()) => return Ok(device),

@@ -181,7 +181,7 @@ impl Load {
         let (sector, count) = (step * self.dice.below(reach), step * count);
         let (offset, length) = (sector * SECTOR_BYTES as u64, count * SECTOR_BYTES as u64);
         if self.dice.one_in(self.mix.zero_once_in) {
-            let place = self.log.submit(Kind::Zero, sector, count as u32, false);
+            let place = self.log.submit(Kind::Zero, sector, count as u32);
             let command = if self.dice.one_in(2) && self.mix.trim {
                 Command::Trim { offset, length }
             } else {
@@ -190,7 +190,8 @@ impl Load {
             return (Entry::Write(place), command);
         }
         let fua = self.dice.one_in(self.mix.fua_once_in);
-        let place = self.log.submit(Kind::Data, sector, count as u32, fua);
+        let submit = if fua { Log::submit_fua } else { Log::submit };
+        let place = submit(&mut self.log, Kind::Data, sector, count as u32);
         (Entry::Write(place), Command::Write { offset, bytes: self.log.bytes_of(place), fua })
     }
 

@@ -89,6 +89,15 @@ pub(crate) fn fence(
     }
 }
 
+/// Whether a store must be able to keep two writers apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fencing {
+    /// It must: it is asked to show that it can.
+    Demanded,
+    /// The user guarantees that there is one writer.
+    Waived,
+}
+
 /// Refuses a store that cannot keep two writers apart, unless told to go on.
 pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Result<()> {
     if no_fencing {

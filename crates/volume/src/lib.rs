@@ -70,6 +70,7 @@ mod write;
 pub use cache::{ReadCache, open_cache};
 pub use cuts::{Cut, CutInfo, Deleted, PastReport, clone, clone_in, past};
 pub use disk::{Disk, Disks, Lock, RealDisks, Seen};
+pub use fencing::Fencing;
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{

@@ -1,7 +1,7 @@
 //! libsawmill: the driver's side for C (`include/sawmill.h`), and for programs that were written for BDUS
 //! (`include/bdus.h`).
 //!
-//! Besides `crates/sys` the only room with unsafe code: what crosses here are the pointers of a C program,
+//! Besides `crates/sys` the only place with unsafe code: what crosses here are the pointers of a C program,
 //! which keeps to the headers. Invariants: no string, table or option of a caller is kept after the call that
 //! got it; a panic of ours does not cross into C. Files: `driver` (a table of functions as a driver),
 //! `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is (`sawmill_driver::client`).

@@ -240,7 +240,8 @@ impl Commits {
         }
         let zeroes = !fua && self.dice.one_in(16);
         let kind = if zeroes { Kind::Zero } else { Kind::Data };
-        let place = self.log.submit(kind, sector, count as u32, fua);
+        let submit = if fua { Log::submit_fua } else { Log::submit };
+        let place = submit(&mut self.log, kind, sector, count as u32);
         let command = if zeroes {
             Command::Trim { offset, length }
         } else {

@@ -7,7 +7,7 @@ use super::tidy::{files, none};
 
 /// Public functions with a parameter that is `true` or `false` beside other parameters: a caller's `true`
 /// says nothing. The number may only fall.
-const FLAG_PARAMETERS_MAX: usize = 5;
+const FLAG_PARAMETERS_MAX: usize = 0;
 
 /// Functions that take a tuple apart in their list of parameters: two parameters where the list says one.
 /// The number may only fall.

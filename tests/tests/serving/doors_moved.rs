@@ -61,7 +61,7 @@ fn a_mount_that_cannot_be_taken_over_is_named_and_holds_up_no_other_door() {
     assert!(lost.contains("mount") && lost.contains("wait for this server"), "{lost}");
     assert_eq!(kinds(&place), ["nbd"]);
     assert_eq!(client.read(0, 16), Ok(b"through the file".to_vec()), "the other door serves");
-    // The keeper holds the mount, so its users wait for the door to be opened again.
+    // The mount holder holds the mount, so its users wait for the door to be opened again.
     let reading = std::thread::spawn(move || {
         let mut bytes = [0; 16];
         file.read_exact_at(&mut bytes, 0).map(|()| bytes)

@@ -1,9 +1,9 @@
-//! The keeper of one mount, seen to as long as this process serves the mount: it knows the newest facts,
-//! and when it dies another takes its place.
+//! The mount holder of one mount, seen to as long as this process serves the mount: it knows the newest
+//! facts, and when it dies another takes its place.
 //!
-//! Invariants: a keeper is started in the place of a dead one only while the mount is this process's to
-//! serve (two keepers would know nothing of each other), and only while there is a mount; one that is slow to
-//! start keeps nobody from leaving. Not here: what a keeper does.
+//! Invariants: a mount holder is started in the place of a dead one only while the mount is this process's to
+//! serve (two mount holders would know nothing of each other), and only while there is a mount; one that is
+//! slow to start keeps nobody from leaving. Not here: what a mount holder does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use sawmill_device::Result;
 
-use super::options::KeeperOptions;
+use super::options::MountHolderOptions;
 use crate::Handed;
-use crate::keeper::{Keeper, lives};
+use crate::mount_holder::{MountHolder, lives};
 
-/// Between a keeper's start and the next one's: where none can live, trying takes next to nothing.
+/// Between a mount holder's start and the next one's: where none can live, trying takes next to nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A keeper, watched. Dropped, it goes on unwatched.
+/// A mount holder, watched. Dropped, it goes on unwatched.
 pub(super) struct Kept {
     inside: Arc<Inside>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Inside {
-    how: KeeperOptions,
+    how: MountHolderOptions,
     held: Mutex<Held>,
     changed: Condvar,
 }
 
 struct Held {
-    keeper: Arc<Keeper>,
+    mount_holder: Arc<MountHolder>,
     /// It was started in another's place and does not hold anything yet.
     starting: bool,
     /// What it holds.
@@ -47,42 +47,42 @@ struct Held {
 }
 
 impl Kept {
-    /// Watches `keeper`, which holds what `handed` says.
-    pub(super) fn new(how: &KeeperOptions, keeper: Keeper, handed: Handed) -> Self {
-        let (keeper, handed) = (Arc::new(keeper), Arc::new(handed));
-        let held = Held { keeper, starting: false, handed, line: None, over: false };
+    /// Watches `mount_holder`, which holds what `handed` says.
+    pub(super) fn new(how: &MountHolderOptions, mount_holder: MountHolder, handed: Handed) -> Self {
+        let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(handed));
+        let held = Held { mount_holder, starting: false, handed, line: None, over: false };
         let inside = Inside { how: how.clone(), held: Mutex::new(held), changed: Condvar::new() };
         let inside = Arc::new(inside);
         let watching = inside.clone();
-        let thread = std::thread::Builder::new().name("fuse-keeper".into()).spawn(move || watching.watch());
+        let thread = std::thread::Builder::new().name("fuse-holder".into()).spawn(move || watching.watch());
         let thread = thread.inspect_err(|error| {
-            tracing::warn!(%error, "fuse: cannot start a thread to watch the keeper; its death goes \
+            tracing::warn!(%error, "fuse: cannot start a thread to watch the mount holder; its death goes \
                 unnoticed");
         });
         Kept { inside, thread: Mutex::new(thread.ok()) }
     }
 
-    /// Gives the keeper other facts to hold.
+    /// Gives the mount holder other facts to hold.
     pub(super) fn update(&self, handed: Handed) -> Result<()> {
         let mut held = self.inside.held.lock();
         self.inside.settle(&mut held);
         held.handed = Arc::new(handed);
-        match held.keeper.update(&held.handed) {
-            Err(_) if Keeper::at(&self.inside.how.socket).is_none() => self.inside.replace(&mut held),
+        match held.mount_holder.update(&held.handed) {
+            Err(_) if MountHolder::at(&self.inside.how.socket).is_none() => self.inside.replace(&mut held),
             done => done,
         }
     }
 
-    /// Leaves the keeper to whoever serves next.
+    /// Leaves the mount holder to whoever serves next.
     pub(super) fn leave(&self) {
         self.end_watch();
-        self.inside.held.lock().keeper.leave();
+        self.inside.held.lock().mount_holder.leave();
     }
 
-    /// Ends the keeper.
+    /// Ends the mount holder.
     pub(super) fn end(&self) {
         self.end_watch();
-        self.inside.held.lock().keeper.end();
+        self.inside.held.lock().mount_holder.end();
     }
 
     fn end_watch(&self) {
@@ -94,7 +94,7 @@ impl Kept {
             }
             if held.starting {
                 // Whoever waits for its answer has an error at once.
-                held.keeper.reap();
+                held.mount_holder.reap();
             }
         }
         self.inside.changed.notify_all();
@@ -125,7 +125,7 @@ impl Inside {
             if held.over {
                 return;
             }
-            let watched = Arc::clone(&held.keeper);
+            let watched = Arc::clone(&held.mount_holder);
             match watched.watch() {
                 Ok(line) => {
                     let line = Arc::new(line);
@@ -133,18 +133,20 @@ impl Inside {
                     MutexGuard::unlocked(&mut held, || wait_for_end(&line));
                     held.line = None;
                 }
-                Err(error) if Keeper::at(&self.how.socket).is_some() => {
-                    tracing::warn!("fuse: the keeper is running, but its death would go unnoticed: {error}");
+                Err(error) if MountHolder::at(&self.how.socket).is_some() => {
+                    tracing::warn!(
+                        "fuse: the mount holder is running, but its death would go unnoticed: {error}"
+                    );
                     return;
                 }
                 Err(_) => (),
             }
             self.settle(&mut held);
-            // The keeper of a mount that is gone ends by itself.
+            // The mount holder of a mount that is gone ends by itself.
             if held.over || !held.handed.descriptors.iter().all(lives) {
                 return;
             }
-            if !Arc::ptr_eq(&watched, &held.keeper) {
+            if !Arc::ptr_eq(&watched, &held.mount_holder) {
                 // Whoever had other facts for it came first.
                 continue;
             }
@@ -152,12 +154,12 @@ impl Inside {
             let mountpoint = held.mountpoint();
             match replaced {
                 Ok(()) => {
-                    tracing::warn!(mountpoint, "fuse: the keeper died; a new one holds the mount now")
+                    tracing::warn!(mountpoint, "fuse: the mount holder died; a new one holds the mount now")
                 }
                 Err(error) => tracing::error!(
                     mountpoint,
-                    "fuse: the keeper died: if this server dies too, users of the mount get errors. Starting \
-                     a new keeper failed, retrying: {error}"
+                    "fuse: the mount holder died: if this server dies too, users of the mount get errors. \
+                     Starting a new mount holder failed, retrying: {error}"
                 ),
             }
             if !held.over {
@@ -176,8 +178,8 @@ impl Inside {
     /// Starts another in the place of one that is dead, or that nobody can reach any more. Others may look
     /// at what is held meanwhile, and end it.
     fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
-        let next = Arc::new(Keeper::spawn(&self.how.socket, &self.how.command)?);
-        let before = std::mem::replace(&mut held.keeper, Arc::clone(&next));
+        let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
+        let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
         let handed = Arc::clone(&held.handed);
         held.starting = true;
         let told = MutexGuard::unlocked(held, || next.update(&handed));
@@ -187,7 +189,7 @@ impl Inside {
             Ok(()) => before.reap(),
             Err(_) => {
                 next.reap();
-                held.keeper = before;
+                held.mount_holder = before;
             }
         }
         told
@@ -208,19 +210,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_leaves_does_not_wait_for_a_keeper_that_is_slow_to_start() {
+    fn who_leaves_does_not_wait_for_a_mount_holder_that_is_slow_to_start() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (socket, number) = (folder.path().join("socket"), folder.path().join("number"));
         // It has the socket, so that one can connect, and never answers.
         let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", number.display());
-        let how =
-            KeeperOptions { socket: socket.clone(), command: vec!["sh".into(), "-c".into(), script.into()] };
-        let dead = Keeper::spawn(&socket, &["true".into()]).expect("it starts");
+        let how = MountHolderOptions {
+            socket: socket.clone(),
+            command: vec!["sh".into(), "-c".into(), script.into()],
+        };
+        let dead = MountHolder::spawn(&socket, &["true".into()]).expect("it starts");
         dead.reap();
         let kept = Kept::new(&how, dead, Handed::new("fuse"));
         let deadline = Instant::now() + Duration::from_secs(60);
         while !number.exists() {
-            assert!(Instant::now() < deadline, "waited in vain for another keeper");
+            assert!(Instant::now() < deadline, "waited in vain for another mount holder");
             std::thread::yield_now();
         }
         let process = std::fs::read_to_string(&number).expect("written");
@@ -230,6 +234,6 @@ mod tests {
         drop(held);
         kept.leave();
         assert!(!process.exists(), "it would hold the mount, and the next server would not know");
-        assert!(Keeper::at(&socket).is_none(), "the next server may start its own");
+        assert!(MountHolder::at(&socket).is_none(), "the next server may start its own");
     }
 }

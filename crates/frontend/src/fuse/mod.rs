@@ -2,7 +2,8 @@
 //!
 //! Works on every Linux with the fuse module, also for users who are not root. Modules:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
-//! (what another process needs), `kept` (its keeper, watched), `protocol` and `answer` (the codec, pure),
+//! (what another process needs), `kept` (its mount holder, watched), `protocol` and `answer` (the codec,
+//! pure),
 //! `link` (the descriptor, shared), `worker` (what is asked), `ticket` and `seek` (requests in flight),
 //! [`server`](FuseDoor), [`metrics`](FuseMetrics).
 //!
@@ -15,7 +16,7 @@
 //! nobody built upon it; every request says the same thing again at the same place (bytes, zeroes, a flush);
 //! and writes that overlap one that is not answered may win or lose by the device's contract (D8).
 //!
-//! Not here: more than one file, mappings that are shared for writing, who holds the mount (`keeper`).
+//! Not here: more than one file, mappings that are shared for writing, who holds the mount (`mount_holder`).
 
 mod answer;
 mod greeting;
@@ -34,7 +35,7 @@ mod ticket;
 mod worker;
 
 pub use metrics::FuseMetrics;
-pub use options::{FuseOptions, KeeperOptions};
+pub use options::{FuseOptions, MountHolderOptions};
 pub use sawmill_sys::LoopDevice;
 pub use server::FuseDoor;
 

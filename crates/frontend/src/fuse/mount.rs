@@ -136,8 +136,8 @@ fn prepared(path: &Path) -> Result<PathBuf> {
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
             None => {
-                let text = "a mount there waits for its server, and a keeper holds it: restart that server \
-                            with the same keeper socket, or remove the mount with `umount -f -l`";
+                let text = "a mount there waits for its server, and a mount holder holds it: restart that \
+                            server with the same mount holder socket, or remove the mount with `umount -f -l`";
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
         }

@@ -21,20 +21,20 @@ pub struct FuseOptions {
     /// Also attach a loop device, so that the volume is a block device of the kernel. For root.
     pub attach_loop: bool,
     /// Who holds the mount while no server runs; without it, the mount dies with the server.
-    pub keeper: Option<KeeperOptions>,
+    pub mount_holder: Option<MountHolderOptions>,
 }
 
-/// How the keeper of a mount is found and started: see [`crate::keeper`].
+/// How the mount holder of a mount is found and started: see [`crate::mount_holder`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeeperOptions {
+pub struct MountHolderOptions {
     /// Its socket, in a folder that is its user's alone. At most 107 bytes.
     pub socket: PathBuf,
-    /// The program that ends up in [`crate::keeper::keep`], and its arguments.
+    /// The program that ends up in [`crate::mount_holder::keep`], and its arguments.
     pub command: Vec<OsString>,
 }
 
 impl FuseOptions {
-    /// The defaults: two workers, for the one who mounts alone, no loop device, no keeper.
+    /// The defaults: two workers, for the one who mounts alone, no loop device, no mount holder.
     #[must_use]
     pub fn new(mountpoint: impl Into<PathBuf>, file_name: impl Into<String>) -> Self {
         FuseOptions {
@@ -44,7 +44,7 @@ impl FuseOptions {
             allow_other: false,
             mode: 0o600,
             attach_loop: false,
-            keeper: None,
+            mount_holder: None,
         }
     }
 }

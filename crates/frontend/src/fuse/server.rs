@@ -1,8 +1,8 @@
 //! The door itself: from the mount to the first request, to another process, to the end.
 //!
-//! Invariants: the keeper, where there is one, holds the descriptor before the first user can open the file;
-//! the device is in this process's hands before anything is taken from the kernel, so whoever served before
-//! has gone. Not here: what a request is answered with (`worker`).
+//! Invariants: the mount holder, where there is one, holds the descriptor before the first user can open the
+//! file; the device is in this process's hands before anything is taken from the kernel, so whoever served
+//! before has gone. Not here: what a request is answered with (`worker`).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
-use sawmill_sys::LoopDevice;
+use sawmill_sys::{LoopAccess, LoopDevice};
 
 use super::answer::{self, Agreed};
 use super::greeting::greet;
@@ -26,7 +26,7 @@ use super::mount::{Mount, Wish};
 use super::options::{FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX};
 use super::protocol::init;
 use super::worker::{Served, work};
-use crate::keeper::Keeper;
+use crate::mount_holder::MountHolder;
 use crate::{Door, DoorCounts, Handed};
 
 /// How long a stop waits for those who look at a device for a moment, as udev does.
@@ -40,25 +40,25 @@ pub struct FuseDoor {
     agreed: Agreed,
     workers: Mutex<Vec<JoinHandle<()>>>,
     loop_device: Mutex<Option<LoopDevice>>,
-    keeper: Mutex<Option<Kept>>,
+    mount_holder: Mutex<Option<Kept>>,
     /// Ended, or in other hands.
     over: AtomicBool,
 }
 
 impl FuseDoor {
-    /// Shows the device as `MOUNTPOINT/NAME`. When a keeper answers on the socket of the options, goes on
-    /// with the mount that it holds instead of making one: its users have waited and see no error.
+    /// Shows the device as `MOUNTPOINT/NAME`. When a mount holder answers on the socket of the options, goes
+    /// on with the mount that it holds instead of making one: its users have waited and see no error.
     ///
     /// Errors: `Invalid`, `NotFound` or `InUse` for a folder or options that will not do; `Refused` when the
-    /// keeper holds another mount than this; `Unavailable` where the system refuses.
+    /// mount holder holds another mount than this; `Unavailable` where the system refuses.
     pub fn mount(options: FuseOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         check(&options, &*device)?;
-        if let Some(keeper) = &options.keeper
-            && let Some((keeper, handed)) = Keeper::find(&keeper.socket)?
+        if let Some(mount_holder) = &options.mount_holder
+            && let Some((mount_holder, handed)) = MountHolder::find(&mount_holder.socket)?
         {
             let mountpoint = options.mountpoint.display();
-            tracing::info!(%mountpoint, "fuse: a keeper holds the mount; resuming it");
-            return Self::go_on(&options, device, handed, Some(keeper));
+            tracing::info!(%mountpoint, "fuse: a mount holder holds the mount; resuming it");
+            return Self::go_on(&options, device, handed, Some(mount_holder));
         }
         let geometry = device.geometry();
         let bytes_max = request_bytes_max(&*device);
@@ -67,11 +67,11 @@ impl FuseDoor {
         let wish = Wish { name, read_only, allow_other, read_bytes_max: bytes_max };
         let (mount, kernel) = Mount::make(&options.mountpoint, &wish)?;
         let made = greet(&kernel, bytes_max).and_then(|agreed| {
-            let keeper = Self::kept(&options, &mount, &kernel, &agreed, geometry.size_bytes)?;
-            Ok((agreed, keeper))
+            let mount_holder = Self::kept(&options, &mount, &kernel, &agreed, geometry.size_bytes)?;
+            Ok((agreed, mount_holder))
         });
-        let (agreed, keeper) = made.inspect_err(|_| mount.abandon())?;
-        let door = Self::open(&options, device, mount, kernel, agreed, keeper)?;
+        let (agreed, mount_holder) = made.inspect_err(|_| mount.abandon())?;
+        let door = Self::open(&options, device, mount, kernel, agreed, mount_holder)?;
         // From now on the kernel knows the folder, also while no server runs.
         let _ = std::fs::metadata(&door.mount.path);
         door.attach(&options)?;
@@ -90,24 +90,25 @@ impl FuseDoor {
         let handed =
             handed.ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
         // Flags that cannot be read are refused below.
-        let keeper = options.keeper.as_ref().filter(|_| handed.parsed("flags").is_ok_and(can_outlive));
-        let keeper = keeper.and_then(|wanted| match Keeper::at(&wanted.socket) {
-            Some(keeper) => Some(keeper),
-            None => Keeper::start(&wanted.socket, &wanted.command, &handed)
+        let mount_holder =
+            options.mount_holder.as_ref().filter(|_| handed.parsed("flags").is_ok_and(can_outlive));
+        let mount_holder = mount_holder.and_then(|wanted| match MountHolder::at(&wanted.socket) {
+            Some(mount_holder) => Some(mount_holder),
+            None => MountHolder::start(&wanted.socket, &wanted.command, &handed)
                 .inspect_err(|error| {
                     // Users wait behind this door: what it lacks is said, and no reason to end it.
-                    tracing::error!("fuse: no keeper; the mount will not survive this server: {error}");
+                    tracing::error!("fuse: no mount holder; the mount will not survive this server: {error}");
                 })
                 .ok(),
         });
-        Self::go_on(&options, device, handed, keeper)
+        Self::go_on(&options, device, handed, mount_holder)
     }
 
     fn go_on(
         options: &FuseOptions,
         device: Arc<dyn BlockDevice>,
         handed: Handed,
-        keeper: Option<Keeper>,
+        mount_holder: Option<MountHolder>,
     ) -> Result<Self> {
         let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
         if agreed.write_bytes_max > request_bytes_max(&*device) {
@@ -128,11 +129,11 @@ impl FuseDoor {
                 Error::new(ErrorKind::Unavailable, text)
             })?;
         }
-        let door = Self::open(options, device, mount, kernel, agreed, keeper)?;
+        let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
         *door.loop_device.lock() = device;
         // Users wait behind this door: what it lacks is said, and no reason to end it.
-        let known = if resized { door.resized() } else { door.tell_keeper() };
+        let known = if resized { door.resized() } else { door.tell_mount_holder() };
         let whole = known.and_then(|()| door.attach(options));
         if let Err(error) = whole {
             tracing::error!(mountpoint = %door.mount.path.display(), "fuse: the mount resumes, but: {error}");
@@ -140,14 +141,14 @@ impl FuseDoor {
         Ok(door)
     }
 
-    /// Starts the workers. The mount is left alone when that fails: a keeper may hold it.
+    /// Starts the workers. The mount is left alone when that fails: a mount holder may hold it.
     fn open(
         options: &FuseOptions,
         device: Arc<dyn BlockDevice>,
         mount: Mount,
         kernel: OwnedFd,
         agreed: Agreed,
-        keeper: Option<Keeper>,
+        mount_holder: Option<MountHolder>,
     ) -> Result<Self> {
         let failed = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "fuse: cannot start the door", error)
@@ -170,31 +171,31 @@ impl FuseDoor {
             agreed,
             workers: Mutex::new(workers),
             loop_device: Mutex::default(),
-            keeper: Mutex::default(),
+            mount_holder: Mutex::default(),
             over: AtomicBool::new(false),
         };
-        if let (Some(how), Some(keeper)) = (&options.keeper, keeper) {
-            let kept = door.handed().map(|handed| Kept::new(how, keeper, handed));
-            *door.keeper.lock() =
-                kept.inspect_err(|error| tracing::error!("the keeper is not watched: {error}")).ok();
+        if let (Some(how), Some(mount_holder)) = (&options.mount_holder, mount_holder) {
+            let kept = door.handed().map(|handed| Kept::new(how, mount_holder, handed));
+            *door.mount_holder.lock() =
+                kept.inspect_err(|error| tracing::error!("the mount holder is not watched: {error}")).ok();
         }
         Ok(door)
     }
 
-    /// Starts a keeper if one is wanted and can be of use.
+    /// Starts a mount holder if one is wanted and can be of use.
     fn kept(
         options: &FuseOptions,
         mount: &Mount,
         kernel: &OwnedFd,
         agreed: &Agreed,
         size_bytes: u64,
-    ) -> Result<Option<Keeper>> {
-        let Some(keeper) = &options.keeper else { return Ok(None) };
+    ) -> Result<Option<MountHolder>> {
+        let Some(mount_holder) = &options.mount_holder else { return Ok(None) };
         if !can_outlive(agreed.flags) {
             return Ok(None);
         }
         let handed = handed(&options.file_name, mount, kernel, agreed, None, size_bytes)?;
-        Keeper::start(&keeper.socket, &keeper.command, &handed).map(Some)
+        MountHolder::start(&mount_holder.socket, &mount_holder.command, &handed).map(Some)
     }
 
     /// Attaches a loop device if one is wanted and none is there.
@@ -210,19 +211,20 @@ impl FuseDoor {
         };
         let file = std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
         let file = file.map_err(failed)?;
-        let device = LoopDevice::attach(&file, geometry.block_bytes, geometry.read_only).map_err(failed)?;
+        let access = if geometry.read_only { LoopAccess::ReadOnly } else { LoopAccess::ReadWrite };
+        let device = LoopDevice::attach(&file, geometry.block_bytes, access).map_err(failed)?;
         if !device.is_direct().unwrap_or(true) {
             let path = device.path();
             tracing::warn!(path = %path.display(), "fuse: the loop device has no direct I/O and is slower");
         }
         *slot = Some(device);
         drop(slot);
-        self.tell_keeper()
+        self.tell_mount_holder()
     }
 
-    fn tell_keeper(&self) -> Result<()> {
+    fn tell_mount_holder(&self) -> Result<()> {
         let handed = self.handed()?;
-        self.keeper.lock().as_ref().map_or(Ok(()), |keeper| keeper.update(handed))
+        self.mount_holder.lock().as_ref().map_or(Ok(()), |mount_holder| mount_holder.update(handed))
     }
 
     fn handed(&self) -> Result<Handed> {
@@ -261,7 +263,7 @@ impl FuseDoor {
                 Error::new(ErrorKind::Unavailable, text)
             })?;
         }
-        self.tell_keeper()
+        self.tell_mount_holder()
     }
 
     fn detach_loop(&self) {
@@ -287,14 +289,14 @@ impl FuseDoor {
         }
     }
 
-    fn end_keeper(&self) {
-        if let Some(keeper) = self.keeper.lock().take() {
-            keeper.end();
+    fn end_mount_holder(&self) {
+        if let Some(mount_holder) = self.mount_holder.lock().take() {
+            mount_holder.end();
         }
     }
 }
 
-/// Whether a mount with these agreed flags can outlive its server, so that a keeper is of use.
+/// Whether a mount with these agreed flags can outlive its server, so that a mount holder is of use.
 fn can_outlive(flags: u64) -> bool {
     let can = flags & init::RESEND != 0;
     if !can {
@@ -410,8 +412,8 @@ impl Door for FuseDoor {
         if !self.over.swap(true, SeqCst) {
             self.link.finish();
             self.join();
-            if let Some(keeper) = self.keeper.lock().take() {
-                keeper.leave();
+            if let Some(mount_holder) = self.mount_holder.lock().take() {
+                mount_holder.leave();
             }
         }
     }
@@ -437,7 +439,7 @@ impl Door for FuseDoor {
             tracing::warn!(%file, "fuse: still in use: unmounted lazily; its users get errors from now on");
             self.mount.abandon();
         }
-        self.end_keeper();
+        self.end_mount_holder();
     }
 
     fn stop_now(&self) {
@@ -453,7 +455,7 @@ impl Door for FuseDoor {
             // Its users have errors already, so nothing is waited for.
             let _ = device.detach();
         }
-        self.end_keeper();
+        self.end_mount_holder();
     }
 }
 

@@ -209,6 +209,11 @@ impl Door for NbdServer {
         self.shared.wait_until_all_left();
     }
 
+    fn resized(&self) -> Result<()> {
+        let text = "users of this door see a new size only after they reopen it";
+        Err(Error::new(ErrorKind::Refused, text))
+    }
+
     fn stop(&self) {
         NbdServer::stop(self);
     }

@@ -211,7 +211,7 @@ impl Loop {
             }
             if self.is_over() {
                 // What was answered goes to the kernel before the end.
-                return self.ring.submit(false, None);
+                return self.ring.submit();
             }
             let sleep = self.served.inbox.nothing_waits();
             let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
@@ -220,9 +220,9 @@ impl Loop {
                 if self.quieting {
                     self.tell_progress()?;
                 }
-                self.ring.submit(true, time_max)?;
+                self.ring.submit_and_wait(time_max)?;
             } else {
-                self.ring.submit(false, None)?;
+                self.ring.submit()?;
             }
         }
     }
@@ -296,7 +296,7 @@ impl Loop {
         }
         let queue = self.served.queues[place].insert(Queue::new(queue));
         queue.fetch_all(&mut self.ring)?;
-        self.ring.submit(false, None)?;
+        self.ring.submit()?;
         // A command that the kernel refuses comes back at once.
         let mut events = Vec::new();
         self.ring.events(&mut events)?;
@@ -332,7 +332,7 @@ impl Loop {
 
     /// Tells the doors which queues are quiet, once what they answered is with the kernel.
     fn tell_progress(&mut self) -> std::io::Result<()> {
-        self.ring.submit(false, None)?;
+        self.ring.submit()?;
         self.served.queues.iter_mut().flatten().for_each(Queue::tell_progress);
         self.quieting = self.served.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())

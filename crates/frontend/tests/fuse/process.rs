@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use sawmill_frontend::fuse::LoopDevice;
 
-/// What `--keeper` gets, below a server's place.
-pub(crate) const SOCKET: &str = "keeper.sock";
+/// What `--mount-holder` gets, below a server's place.
+pub(crate) const SOCKET: &str = "mount holder.sock";
 const NOBODY: u32 = 65_534;
 
 /// The example's program, built beside this test.
@@ -41,14 +41,15 @@ impl Server {
     pub(crate) fn start_kept(place: &Path, arguments: &[&str]) -> Self {
         let socket = place.join(SOCKET);
         let socket = socket.to_str().expect("UTF-8");
-        Self::start(place, &[arguments, &["--keeper", socket]].concat())
+        Self::start(place, &[arguments, &["--mount-holder", socket]].concat())
     }
 
     /// Starts one that waits for [`Server::go`].
     pub(crate) fn stand_by(place: &Path, arguments: &[&str]) -> Self {
         let socket = place.join(SOCKET);
         let socket = socket.to_str().expect("UTF-8");
-        let mut server = Self::spawn(place, &[arguments, &["--keeper", socket, "--standby"]].concat(), None);
+        let mut server =
+            Self::spawn(place, &[arguments, &["--mount-holder", socket, "--standby"]].concat(), None);
         assert_eq!(server.line(), "standing by");
         server
     }
@@ -130,7 +131,7 @@ impl Server {
         assert!(self.child.wait().expect("it ends").success());
     }
 
-    /// Leaves the mount to the keeper.
+    /// Leaves the mount to the mount holder.
     pub(crate) fn let_go(&mut self) {
         let said = self.ask("let-go");
         assert!(said.starts_with("let go after"), "{said}");

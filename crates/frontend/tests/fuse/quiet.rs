@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
-use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_frontend::{Door, Handed};
 
 use crate::devices::{Elsewhere, Held};
@@ -141,7 +141,7 @@ fn what_is_not_this_mount_is_not_taken_over() {
 }
 
 #[test]
-fn a_mount_of_a_kernel_that_cannot_resend_gets_no_keeper_from_who_takes_it_over() {
+fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_who_takes_it_over() {
     const RESEND: u64 = 1 << 39;
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
@@ -152,8 +152,8 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_keeper_from_who_takes_it_over(
     handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
     // A start leaves this socket, also one that fails.
     let socket = place.path().join(SOCKET);
-    let keeper = Some(KeeperOptions { socket: socket.clone(), command: vec!["false".into()] });
-    let options = FuseOptions { keeper, ..FuseOptions::new(shown.folder.path(), "disk") };
+    let mount_holder = Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
+    let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
     shown.door.let_go();
     assert!(!socket.exists(), "users would wait for ever for what a dead server had taken");

@@ -1,4 +1,4 @@
-//! Deaths of servers and keepers, and hand-offs between processes, under programs that see no error.
+//! Deaths of servers and mount holders, and hand-offs between processes, under programs that see no error.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use sawmill_device::ErrorKind;
-use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 
 use crate::process::{SOCKET, Server};
 use crate::setting::{memory, needs_mounts, pattern, run, wait_until};
@@ -90,7 +90,7 @@ fn a_server_killed_under_load_on_a_loop_device_is_only_a_pause() {
     }
     load.stop();
     server.stop();
-    assert!(!place.path().join(SOCKET).exists(), "the keeper has ended");
+    assert!(!place.path().join(SOCKET).exists(), "the mount holder has ended");
 }
 
 #[test]
@@ -162,12 +162,12 @@ fn a_file_system_and_its_files_survive_the_servers_death() {
 }
 
 #[test]
-fn a_keeper_is_small_and_ends_with_its_mount() {
+fn a_mount_holder_is_small_and_ends_with_its_mount() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
-    let keeper = keeper(place.path()).expect("it runs");
-    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).expect("it runs");
+    let mount_holder = mount_holder(place.path()).expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{mount_holder}/status")).expect("it runs");
     let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0 kB");
     let resident: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
     assert!(resident < 1024, "{resident} KiB of memory of its own");
@@ -176,11 +176,11 @@ fn a_keeper_is_small_and_ends_with_its_mount() {
     assert_eq!(mode & 0o777, 0o600);
     server.kill();
     run("umount", &["-f", "-l", server.mountpoint().to_str().expect("UTF-8")]);
-    wait_until("the keeper has seen it", || !socket.exists());
+    wait_until("the mount holder has seen it", || !socket.exists());
 }
 
 #[test]
-fn a_keeper_gives_nothing_to_other_users() {
+fn a_mount_holder_gives_nothing_to_other_users() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
@@ -206,8 +206,8 @@ except ConnectionError:
     server.stop();
 }
 
-/// The keeper's process, if one holds something: it has the socket as its standard input.
-fn keeper(place: &Path) -> Option<String> {
+/// The mount holder's process, if one holds something: it has the socket as its standard input.
+fn mount_holder(place: &Path) -> Option<String> {
     let (sockets, path) = (std::fs::read_to_string("/proc/net/unix").expect("a list"), place.join(SOCKET));
     // What it has accepted is listed under the same path.
     let lines = sockets.lines().filter(|line| line.ends_with(path.to_str().expect("UTF-8")));
@@ -227,15 +227,15 @@ fn keeper(place: &Path) -> Option<String> {
     found.file_name()?.to_str().map(str::to_owned)
 }
 
-/// Kills the keeper that runs, and says which process it was.
-fn kill_keeper(place: &Path) -> String {
-    let keeper = keeper(place).expect("the keeper listens");
-    run("kill", &["-9", &keeper]);
-    keeper
+/// Kills the mount holder that runs, and says which process it was.
+fn kill_mount_holder(place: &Path) -> String {
+    let mount_holder = mount_holder(place).expect("the mount holder listens");
+    run("kill", &["-9", &mount_holder]);
+    mount_holder
 }
 
 #[test]
-fn a_keeper_that_dies_is_replaced_while_its_server_lives() {
+fn a_mount_holder_that_dies_is_replaced_while_its_server_lives() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &["--loop"]);
@@ -250,26 +250,28 @@ fn a_keeper_that_dies_is_replaced_while_its_server_lives() {
         }
         // The second is one that this server has started in another's place.
         for _ in 0..2 {
-            let dead = kill_keeper(place.path());
-            wait_until("another keeper", || keeper(place.path()).is_some_and(|another| another != dead));
+            let dead = kill_mount_holder(place.path());
+            wait_until("another mount holder", || {
+                mount_holder(place.path()).is_some_and(|another| another != dead)
+            });
         }
         wait_until("some load", || seen(&mut server) > 100);
         server.kill();
         server = Server::start_kept(place.path(), &["--loop"]);
-        assert_eq!(server.address, device, "what the keeper knew of is the same loop device");
+        assert_eq!(server.address, device, "what the mount holder knew of is the same loop device");
         assert!(load.runs());
     }
     load.stop();
     server.stop();
-    assert_eq!(keeper(place.path()), None, "one that was ended is not replaced");
+    assert_eq!(mount_holder(place.path()), None, "one that was ended is not replaced");
 }
 
 #[test]
-fn a_dead_keeper_and_a_dead_server_leave_a_place_that_can_be_used_again() {
+fn a_dead_mount_holder_and_a_dead_server_leave_a_place_that_can_be_used_again() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
-    kill_keeper(place.path());
+    kill_mount_holder(place.path());
     server.kill();
     let mut again = Server::start_kept(place.path(), &[]);
     std::fs::OpenOptions::new()
@@ -317,30 +319,34 @@ fn a_mount_whose_users_wait_is_not_taken_for_another() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);
     server.kill();
-    let keeper = KeeperOptions { socket: place.path().join(SOCKET), command: vec!["false".into()] };
+    let mount_holder =
+        MountHolderOptions { socket: place.path().join(SOCKET), command: vec!["false".into()] };
     let elsewhere = place.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).expect("a folder");
-    let options = FuseOptions { keeper: Some(keeper), ..FuseOptions::new(&elsewhere, "disk") };
+    let options = FuseOptions { mount_holder: Some(mount_holder), ..FuseOptions::new(&elsewhere, "disk") };
     let error = FuseDoor::mount(options, memory()).err().expect("it must not mount");
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("start it with that mountpoint"), "{error}");
-    // And without its keeper it is not touched, for its users wait.
+    // And without its mount holder it is not touched, for its users wait.
     let error = FuseDoor::mount(FuseOptions::new(server.mountpoint(), "disk"), memory()).err();
     let error = error.expect("it must not mount");
-    assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("keeper holds it"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::InUse && error.to_string().contains("mount holder holds it"),
+        "{error}"
+    );
     Server::start_kept(place.path(), &[]).stop();
 }
 
 #[test]
-fn a_keeper_that_does_not_come_up_is_an_error_and_leaves_no_mount() {
+fn a_mount_holder_that_does_not_come_up_is_an_error_and_leaves_no_mount() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let socket = place.path().join(SOCKET);
     let mountpoint = place.path().join("mount");
     std::fs::create_dir(&mountpoint).expect("a folder");
     for command in [vec!["false".into()], vec!["/no/such/program".into()], Vec::new()] {
-        let keeper = Some(KeeperOptions { socket: socket.clone(), command });
-        let options = FuseOptions { keeper, ..FuseOptions::new(&mountpoint, "disk") };
+        let mount_holder = Some(MountHolderOptions { socket: socket.clone(), command });
+        let options = FuseOptions { mount_holder, ..FuseOptions::new(&mountpoint, "disk") };
         assert!(FuseDoor::mount(options, memory()).is_err());
         assert_eq!(std::fs::read_dir(&mountpoint).expect("not mounted").count(), 0);
     }

@@ -197,7 +197,7 @@ enum Command {
     Keep,
 }
 
-/// The command of the process that holds a mount, see [`sawmill_frontend::keeper`].
+/// The command of the process that holds a mount, see [`sawmill_frontend::mount_holder`].
 pub(crate) const KEEP: &str = "keep";
 
 /// Parses the command line, runs the command, and returns the exit code.
@@ -320,7 +320,7 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         Command::Man(arguments) => man::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments),
         Command::Keep => {
-            let kept = sawmill_frontend::keeper::keep();
+            let kept = sawmill_frontend::mount_holder::keep();
             kept.map(|()| Exit::Ok).map_err(|error| Failure::io("cannot keep a mount", &error))
         }
         Command::VerifyCrash(arguments) => verify_crash::run(&context.console(), &arguments),

@@ -29,7 +29,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 /// Threads that quiesce doors; each mostly waits.
 const QUIETERS_MAX: usize = 64;
 
-/// Threads that take over doors; each may wait for a kernel or a keeper.
+/// Threads that take over doors; each may wait for a kernel or a mount holder.
 const TAKERS_MAX: usize = 64;
 
 /// An open volume, as doors serve it.

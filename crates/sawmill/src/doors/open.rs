@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind};
 use sawmill_format::crc::crc32c;
-use sawmill_frontend::fuse::{FuseDoor, FuseOptions, KeeperOptions};
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
@@ -232,7 +232,7 @@ fn make_parent(path: &Path) -> Result<()> {
     folder.map_or(Ok(()), make_folder)
 }
 
-/// Also locks this mount of the volume: its keeper serves one server at a time.
+/// Also locks this mount of the volume: its mount holder serves one server at a time.
 fn fuse_options(
     mountpoint: &Path,
     attach_loop: bool,
@@ -251,10 +251,10 @@ fn fuse_options(
         };
         Error::new(kind, format!("fuse: {} of volume {} {what}", mountpoint.display(), volume.name))
     })?;
-    let keeper = KeeperOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+    let mount_holder = MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
     let options = FuseOptions::new(mountpoint, file_name(&volume.name));
-    let keeper = volume.outlives_server.then_some(keeper);
-    Ok((FuseOptions { attach_loop, keeper, ..options }, claim))
+    let mount_holder = volume.outlives_server.then_some(mount_holder);
+    Ok((FuseOptions { attach_loop, mount_holder, ..options }, claim))
 }
 
 /// A volume's name as a file name: names of past states have a colon, which some programs reject.

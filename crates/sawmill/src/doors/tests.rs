@@ -66,6 +66,11 @@ impl Door for Fake {
         self.say("let go");
     }
 
+    fn resized(&self) -> Result<()> {
+        let text = "users of this door see a new size only after they reopen it";
+        Err(Error::new(ErrorKind::Refused, text))
+    }
+
     fn stop(&self) {
         self.say("stops");
     }

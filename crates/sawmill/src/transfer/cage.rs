@@ -29,15 +29,16 @@ pub(super) enum Access {
 /// Starts a program; `fill` adds its arguments.
 pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> io::Result<Child> {
     let file_bytes = (access == Access::Read).then_some(0);
-    let bounds = Bounds { memory_bytes: MEMORY_BYTES, files: FILES, cpu_s: CPU_S, file_bytes };
-    let start = |network: bool| {
+    let start = |has_network: bool| {
         let mut command = Command::new(name);
         command.env_clear().env("LANG", "C.UTF-8").stdin(Stdio::null());
         if let Some(path) = std::env::var_os("PATH") {
             command.env("PATH", path);
         }
         fill(&mut command);
-        sawmill_sys::caged(&mut command, bounds, network).spawn()
+        let bounds =
+            Bounds { memory_bytes: MEMORY_BYTES, files: FILES, cpu_s: CPU_S, file_bytes, has_network };
+        sawmill_sys::caged(&mut command, bounds).spawn()
     };
     match start(false) {
         Err(error) if sawmill_sys::is_no_network(&error) => {

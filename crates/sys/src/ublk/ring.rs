@@ -183,23 +183,34 @@ impl QueueRing {
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
-            self.submit(false, None)?;
+            self.submit()?;
         }
     }
 
-    /// Gives what was asked to the kernel and, with `wait`, sleeps until there is something to tell, or
-    /// `time_max` is over.
-    pub fn submit(&mut self, wait: bool, time_max: Option<Duration>) -> io::Result<()> {
+    /// Gives what was asked to the kernel, without sleeping.
+    pub fn submit(&mut self) -> io::Result<()> {
+        self.again_if_interrupted(Self::submit_and_look)
+    }
+
+    /// Gives what was asked to the kernel, and sleeps until there is something to tell, or `time_max` is
+    /// over.
+    pub fn submit_and_wait(&mut self, time_max: Option<Duration>) -> io::Result<()> {
+        self.again_if_interrupted(|ring| match time_max {
+            None => ring.ring.submit_and_wait(1),
+            Some(time_max) => {
+                let timespec = types::Timespec::from(time_max);
+                let args = types::SubmitArgs::new().timespec(&timespec);
+                ring.ring.submitter().submit_with_args(1, &args)
+            }
+        })
+    }
+
+    fn again_if_interrupted(
+        &mut self,
+        mut submit: impl FnMut(&mut Self) -> io::Result<usize>,
+    ) -> io::Result<()> {
         loop {
-            let submitted = match time_max.filter(|_| wait) {
-                None if wait => self.ring.submit_and_wait(1),
-                None => self.submit_and_look(),
-                Some(time_max) => {
-                    let timespec = types::Timespec::from(time_max);
-                    let args = types::SubmitArgs::new().timespec(&timespec);
-                    self.ring.submitter().submit_with_args(1, &args)
-                }
-            };
+            let submitted = submit(self);
             match submitted.map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
             {
                 Ok(_) | Err(Errno::TIME | Errno::BUSY | Errno::AGAIN) => return Ok(()),

@@ -106,11 +106,18 @@ impl Log {
     }
 
     /// Notes that a write is about to be submitted; returns its place in the log.
-    pub fn submit(&mut self, kind: Kind, sector: u64, count: u32, fua: bool) -> usize {
+    pub fn submit(&mut self, kind: Kind, sector: u64, count: u32) -> usize {
         let id = self.next_id;
         self.next_id += 1;
         let submitted = self.clock.tick();
-        self.add(Write { id, kind, sector, count, fua, submitted, completed: None })
+        self.add(Write { id, kind, sector, count, fua: false, submitted, completed: None })
+    }
+
+    /// As [`Log::submit`], for a write with FUA.
+    pub fn submit_fua(&mut self, kind: Kind, sector: u64, count: u32) -> usize {
+        let place = self.submit(kind, sector, count);
+        self.writes[place].fua = true;
+        place
     }
 
     /// Adds a write as it is; returns its place in the log.

@@ -218,7 +218,7 @@ fn what_one_branch_of_a_log_wrote_is_foreign_to_the_other() {
     let root = log("A 0+1 1-2", NOTHING);
     let (mut one, mut other) = (root.branch(1), root.branch(2));
     for branch in [&mut one, &mut other] {
-        let place = branch.submit(Kind::Data, 1, 1, false);
+        let place = branch.submit(Kind::Data, 1, 1);
         branch.writes[place].completed = Some(branch.clock.tick());
     }
     let mut bytes = image(&root, "A.......");

@@ -22,7 +22,7 @@ use super::cut::Cut;
 use super::find::stored_cut;
 use super::{CutBook, PinHolder, let_go};
 use crate::ask::{self, store_error};
-use crate::fencing::demand_fencing;
+use crate::fencing::{Fencing, demand_fencing};
 use crate::map::GROUP_BYTES;
 use crate::recovery::stored::Stored;
 use crate::recovery::{Reporter, checkpoint};
@@ -39,11 +39,11 @@ pub fn clone(
     base: &str,
     cut: Option<&Cut>,
     name: &str,
-    no_fencing: bool,
+    fencing: Fencing,
 ) -> Result<VolumeRecord> {
     names::check_name(name)?;
     names::demand_free(store, name)?;
-    demand_fencing(store, no_fencing)?;
+    demand_fencing(store, fencing == Fencing::Waived)?;
     clone_in(&RealWorld::default(), store, base, cut, name)
 }
 

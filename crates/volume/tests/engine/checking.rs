@@ -6,7 +6,7 @@ use crate::rig::MIB;
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore};
 use sawmill_volume::check::{CheckReport, Damage, check};
-use sawmill_volume::{Cut, OpenOptions, Volume, clone, find};
+use sawmill_volume::{Cut, Fencing, OpenOptions, Volume, clone, find};
 
 fn report(store: &dyn ObjectStore, name: &str) -> CheckReport {
     check(store, &find(store, name).unwrap(), &mut |_, _| ()).unwrap()
@@ -51,7 +51,7 @@ fn with_a_snapshot() -> Machine {
 /// Snapshots, a retention window, a clone and two checkpoints.
 fn with_everything() -> Machine {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
     let volume = machine.open();
     volume.set_retention(1 << 20).unwrap();
     checkpoints(&volume, 3, 2);
@@ -188,7 +188,7 @@ fn a_check_finds_each_object_with_a_wrong_bit_that_anything_kept_needs() {
 #[test]
 fn a_check_of_the_base_finds_what_only_its_clone_needs() {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
     let volume = machine.open();
     volume.delete_snapshot("one").unwrap();
     checkpoints(&volume, 3, 4);
@@ -206,7 +206,7 @@ fn a_check_of_the_base_finds_what_only_its_clone_needs() {
 #[test]
 fn a_check_of_a_clone_finds_that_its_hold_on_the_base_is_gone() {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", false).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
     assert!(report(&*machine.plain, "copy").damage.is_empty());
     let pins: Vec<_> = keys(&*machine.plain, "/pin");
     assert_eq!(pins.len(), 1, "{pins:?}");

@@ -7,7 +7,7 @@ use crate::faulty::{Machine, SEGMENT, keys, root_put, slot_version, stored, unti
 use crate::rig::{MIB, Rig};
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault};
-use sawmill_volume::{Cut, Volume, check, clone, delete, find, release_ancestors};
+use sawmill_volume::{Cut, Fencing, Volume, check, clone, delete, find, release_ancestors};
 
 fn machine() -> Machine {
     let mut machine = Machine::new();
@@ -62,7 +62,7 @@ fn a_clone_and_its_base_go_their_own_ways() {
     let machine = machine();
     let volume = base(&machine);
     let before = keys(&*machine.plain, "/seg/").len();
-    clone(&*machine.plain, "disk", one().as_ref(), "copy", false).unwrap();
+    clone(&*machine.plain, "disk", one().as_ref(), "copy", Fencing::Demanded).unwrap();
     assert_eq!(keys(&*machine.plain, "/seg/").len(), before, "no data is copied");
     volume.delete_snapshot("one").unwrap();
     churn(&volume, 0..4, 2);
@@ -85,7 +85,7 @@ fn the_present_of_a_served_volume_can_be_cloned() {
     let volume = base(&machine);
     write_slot(&volume, 2, 5);
     stored(&volume);
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     churn(&volume, 0..4, 6);
     let copy = machine_for(&machine, "copy").open();
     assert_eq!(versions(&copy), [1, 1, 5, 1]);
@@ -96,13 +96,13 @@ fn a_clone_of_a_clone_outlives_both() {
     let machine = machine();
     let volume = base(&machine);
     volume.close().unwrap();
-    clone(&*machine.plain, "disk", one().as_ref(), "child", false).unwrap();
+    clone(&*machine.plain, "disk", one().as_ref(), "child", Fencing::Demanded).unwrap();
     let second = machine_for(&machine, "child");
     let child = second.open();
     write_slot(&child, 1, 2);
     child.create_snapshot("one").unwrap();
     churn(&child, 1..3, 3);
-    clone(&*machine.plain, "child", one().as_ref(), "grandchild", false).unwrap();
+    clone(&*machine.plain, "child", one().as_ref(), "grandchild", Fencing::Demanded).unwrap();
     child.delete_snapshot("one").unwrap();
     churn(&child, 0..4, 4);
     child.close().unwrap();
@@ -136,8 +136,8 @@ fn a_family_can_be_deleted_in_any_order() {
     for order in orders {
         let machine = machine();
         base(&machine).close().unwrap();
-        clone(&*machine.plain, "disk", None, "child", false).unwrap();
-        clone(&*machine.plain, "child", None, "grandchild", false).unwrap();
+        clone(&*machine.plain, "disk", None, "child", Fencing::Demanded).unwrap();
+        clone(&*machine.plain, "child", None, "grandchild", Fencing::Demanded).unwrap();
         let mut names = vec!["disk", "child", "grandchild"];
         for index in order {
             let name = ["disk", "child", "grandchild"][index];
@@ -161,7 +161,7 @@ fn clones_of_one_base_share_its_frames_in_the_cache() {
     let cache = sawmill_volume::open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap();
     for number in 0..4 {
         let name = format!("copy{number}");
-        clone(&*machine.plain, "disk", None, &name, false).unwrap();
+        clone(&*machine.plain, "disk", None, &name, Fencing::Demanded).unwrap();
         let mut other = machine_for(&machine, &name);
         other.options.cache = Some(cache.clone());
         let copy = other.open();
@@ -175,7 +175,7 @@ fn clones_of_one_base_share_its_frames_in_the_cache() {
 fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
     let machine = machine();
     base(&machine).close().unwrap();
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     let other = machine_for(&machine, "copy");
     let copy = other.open();
     write_slot(&copy, 2, 3);
@@ -189,7 +189,7 @@ fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
     assert_eq!(delete(&*machine.plain, "disk").unwrap().pinned_by, Vec::<String>::new());
     assert_eq!(versions(&other.open()), [1, 1, 3, 1]);
     sound(&other);
-    clone(&*machine.plain, "copy", None, "again", false).unwrap();
+    clone(&*machine.plain, "copy", None, "again", Fencing::Demanded).unwrap();
     assert_eq!(versions(&machine_for(&machine, "again").open()), [1, 1, 3, 1]);
     other.open().close().unwrap();
     assert!(release_ancestors(&*machine.plain, "copy").unwrap(), "it can be said twice");
@@ -199,8 +199,8 @@ fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
 fn a_clone_that_has_been_cloned_can_be_flattened() {
     let machine = machine();
     base(&machine).close().unwrap();
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
-    clone(&*machine.plain, "copy", None, "again", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
+    clone(&*machine.plain, "copy", None, "again", Fencing::Demanded).unwrap();
     let other = machine_for(&machine, "copy");
     let copy = other.open();
     copy.flatten(&mut |_, _| ()).unwrap();
@@ -231,7 +231,7 @@ fn a_snapshot_that_no_checkpoint_has_yet_can_be_cloned() {
     machine.faults.release_all();
     until("it is the newest", || volume.status().counters.checkpoints > written);
     // The next one, which has the snapshot, does not come.
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("young".into())), "copy", false).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("young".into())), "copy", Fencing::Demanded).unwrap();
     assert_eq!(versions(&machine_for(&machine, "copy").open()), [5, 1, 1, 1]);
     machine.heal();
 }
@@ -244,7 +244,7 @@ fn a_clone_of_a_cut_that_went_is_refused() {
     let (plain, held) = (machine.plain.clone(), Machine::over(machine.plain.clone()));
     held.fault(Fault::Delay, |call| call.kind == CallKind::Put && call.key().contains("/pin/"));
     let store = held.faults.clone();
-    let asks = std::thread::spawn(move || clone(&*store, "disk", one().as_ref(), "copy", true));
+    let asks = std::thread::spawn(move || clone(&*store, "disk", one().as_ref(), "copy", Fencing::Waived));
     until("the pin", || !held.faults.held().is_empty());
     volume.delete_snapshot("one").unwrap();
     churn(&volume, 0..4, 2);
@@ -267,10 +267,10 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
         other.fault(Fault::Fail(sawmill_store::StoreErrorKind::Denied), move |call| {
             call.kind == CallKind::Put && call.key().contains(part)
         });
-        assert!(clone(&*other.faults, "disk", one().as_ref(), "copy", true).is_err(), "{part}");
+        assert!(clone(&*other.faults, "disk", one().as_ref(), "copy", Fencing::Waived).is_err(), "{part}");
         assert_eq!(find(&*machine.plain, "copy").unwrap_err().kind(), ErrorKind::NotFound);
         churn(&volume, 0..4, 2);
-        clone(&*machine.plain, "disk", one().as_ref(), "copy", false).unwrap();
+        clone(&*machine.plain, "disk", one().as_ref(), "copy", Fencing::Demanded).unwrap();
         assert_eq!(versions(&machine_for(&machine, "copy").open()), [1; 4], "{part}");
         volume.close().unwrap();
         machine.assert_sound(part);
@@ -299,7 +299,7 @@ fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     let volume = machine.open();
     volume.create_snapshot("one").unwrap();
     assert!(machine.faults.release(|call| root_put(call).is_some()) > 0);
-    clone(&*machine.plain, "disk", one().as_ref(), "copy", true).unwrap();
+    clone(&*machine.plain, "disk", one().as_ref(), "copy", Fencing::Waived).unwrap();
     for slot in 0..4 {
         write_slot(&volume, slot, 2);
     }

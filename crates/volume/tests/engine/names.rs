@@ -14,8 +14,8 @@ use sawmill_store::{
     StoreErrorKind,
 };
 use sawmill_volume::{
-    CreateOptions, ErrorKind, RealWorld, Result, clone, clone_in, create, create_in, delete, find, list,
-    name_unnamed, rename, unnamed,
+    CreateOptions, ErrorKind, Fencing, RealWorld, Result, clone, clone_in, create, create_in, delete, find,
+    list, name_unnamed, rename, unnamed,
 };
 
 const SMALL: u64 = 1 << 20;
@@ -357,7 +357,7 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     let machine = machine_with(1);
     let record = as_before(&*machine.plain, "disk");
     let id = record.volume_id;
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     let word = said_of(id, 0, 0);
     Blocking(&*machine.plain).put(&tombstone_key(id), word.encode().into(), Class::Upload).unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
@@ -372,7 +372,7 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_whoever_dies() {
     for dies_at in 0.. {
         let machine = machine_with(1);
         let id = machine.volume_id();
-        clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+        clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
         delete(&*machine.plain, "disk").unwrap();
         holds(&machine, "copy", 1, "its base is deleted");
         let mut seen = 0;
@@ -400,7 +400,7 @@ fn what_a_deleted_base_holds_goes_with_its_last_clone_whoever_dies() {
 fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data() {
     let machine = machine_with(1);
     let id = machine.volume_id();
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     delete(&*machine.plain, "disk").unwrap();
     let had = machine.keys(&format!("{id}/"));
     // The deletion has read that the volume is deleted, and is about to say that it removes the objects.
@@ -461,7 +461,7 @@ fn what_a_name_once_said_of_a_lost_volume_is_used() {
 fn what_was_deleted_is_shown_by_its_id_and_not_named_again() {
     let machine = machine_with(1);
     let base = machine.volume_id();
-    clone(&*machine.plain, "disk", None, "copy", false).unwrap();
+    clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     delete(&*machine.plain, "disk").unwrap();
     let left = unnamed(&*machine.plain).unwrap();
     assert_eq!(left.iter().map(|left| (left.volume_id, left.is_deleted)).collect::<Vec<_>>(), [(base, true)]);

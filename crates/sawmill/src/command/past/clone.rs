@@ -7,6 +7,7 @@ use crate::command::Context;
 use crate::{control, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
+use sawmill_volume::Fencing;
 
 /// Make a volume from the present state of another one, or from a cut of it. No data is copied.
 ///
@@ -50,7 +51,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     let store = wiring::open_store(&base.store_url)?;
     let cut = base.cut.as_ref().map(|(_, cut)| cut);
-    let record = sawmill_volume::clone(&*store, &base.name, cut, &new, arguments.no_fencing)?;
+    let fencing = if arguments.no_fencing { Fencing::Waived } else { Fencing::Demanded };
+    let record = sawmill_volume::clone(&*store, &base.name, cut, &new, fencing)?;
     let document = crate::command::disks::info::RecordDocument::new(&base.store_url, &record);
     if context.json {
         output::json(&document)?;

@@ -2,7 +2,7 @@
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{Fault, StoreErrorKind};
-use sawmill_volume::{CreateOptions, check, replicate};
+use sawmill_volume::{CreateOptions, Fencing, check, replicate};
 
 use super::world::{Pair, copy, copy_with, has_name, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, keys, memory, until};
@@ -153,7 +153,7 @@ fn a_replica_is_for_reading_alone() {
     pair.copy().unwrap();
     let (kind, text) = machine_at(&pair.second).refused();
     assert!(kind == ErrorKind::Refused && text.contains("sawmill promote"), "{text}");
-    let error = sawmill_volume::clone(&*pair.second, "disk", None, "copy", true).unwrap_err();
+    let error = sawmill_volume::clone(&*pair.second, "disk", None, "copy", Fencing::Waived).unwrap_err();
     assert!(error.to_string().contains("replica"), "{error}");
     open_to_read(pair.second.clone()).unwrap();
 }

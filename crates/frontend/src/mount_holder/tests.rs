@@ -1,8 +1,8 @@
-//! Laws of what is said to a keeper.
+//! Laws of what is said to a mount holder.
 
 use proptest::prelude::*;
 
-use super::Keeper;
+use super::MountHolder;
 use super::wire::{Packet, decode, encode, receive, send};
 use crate::Handed;
 
@@ -53,12 +53,13 @@ fn descriptors_travel_with_their_facts() {
 }
 
 #[test]
-fn a_keeper_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_for() {
+fn a_mount_holder_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_for() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let socket = folder.path().join("socket");
     // It does not listen, and does not end.
     let command = ["sh".into(), "-c".into(), "exec 0<&-; exec sleep 600".into()];
-    let starting = std::thread::spawn(move || Keeper::start(&socket, &command, &handed(&[], b"")).is_err());
+    let starting =
+        std::thread::spawn(move || MountHolder::start(&socket, &command, &handed(&[], b"")).is_err());
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !starting.is_finished() {
         assert!(std::time::Instant::now() < deadline, "who starts it waits for its end");

@@ -1,7 +1,7 @@
-//! What is said on a keeper's socket: one message each way ([`passing`](crate::passing)), of a verb and, with
-//! some, a parcel of the one piece that is meant ([`pack`]).
+//! What is said on a mount holder's socket: one message each way ([`passing`](crate::passing)), of a verb
+//! and, with some, a parcel of the one piece that is meant ([`pack`]).
 //!
-//! A keeper and who asks it may be of different versions: what is said of messages and parcels in
+//! A mount holder and who asks it may be of different versions: what is said of messages and parcels in
 //! `docs/format/hand_over.md` holds here. Not here: who says what when.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,7 +65,7 @@ pub(super) fn encode(packet: &Packet) -> Vec<u8> {
 
 /// Understands the bytes of a packet. Errors: `Invalid` when they are none.
 pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> {
-    let invalid = |what: &str| Error::new(ErrorKind::Invalid, format!("keeper: a packet {what}"));
+    let invalid = |what: &str| Error::new(ErrorKind::Invalid, format!("mount holder: a packet {what}"));
     let (verb, rest) = bytes.split_first().ok_or_else(|| invalid("without a verb"))?;
     let mut pieces = unpack(rest, descriptors)?;
     let piece = pieces.pop();
@@ -87,7 +87,8 @@ pub(super) fn send(stream: &UnixStream, packet: &Packet) -> Result<()> {
     let descriptors: Vec<_> =
         packet.handed().iter().flat_map(|handed| &handed.descriptors).map(AsFd::as_fd).collect();
     if bytes.len() > PACKET_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
-        let text = format!("keeper: {} bytes and {} files are too many", bytes.len(), descriptors.len());
+        let text =
+            format!("mount holder: {} bytes and {} files are too many", bytes.len(), descriptors.len());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     passing::send(stream, &bytes, &descriptors)

@@ -1,4 +1,4 @@
-//! The keeper's process: holds, gives, ends.
+//! The mount holder's process: holds, gives, ends.
 //!
 //! Its standard input is the socket that it listens on, made by who started it. Not here: asking it.
 
@@ -19,13 +19,13 @@ use crate::Handed;
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long somebody who connects may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
-/// Servers that may wait at once for the keeper's end; there is one, and another while it takes over.
+/// Servers that may wait at once for the mount holder's end; there is one, and another while it takes over.
 const WATCHERS_MAX: usize = 8;
 /// Among the last to be ended when memory is short: it has next to none.
 const OOM_SCORE: &str = "-900";
 
-/// Runs the keeper until what it holds is gone, or it is told to end. To be called by a process that does
-/// nothing else, its standard input being the socket. Errors: the socket is none.
+/// Runs the mount holder until what it holds is gone, or it is told to end. To be called by a process that
+/// does nothing else, its standard input being the socket. Errors: the socket is none.
 pub fn keep() -> std::io::Result<()> {
     // Not to be ended with a terminal or with a group of processes; it stands in no folder that may go.
     let _ = rustix::process::setsid();

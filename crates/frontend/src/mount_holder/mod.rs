@@ -1,4 +1,4 @@
-//! The keeper: a small process that holds a mount's descriptor while no server runs.
+//! The mount holder: a small process that holds a mount's descriptor while no server runs.
 //!
 //! A FUSE mount dies when the last process that holds its descriptor does. So that a server's death is only
 //! a pause for its users, the door starts this process; whoever serves next asks it for the descriptor. It
@@ -16,6 +16,6 @@ mod holder;
 mod tests;
 mod wire;
 
-pub use client::Keeper;
+pub use client::MountHolder;
 pub use holder::keep;
 pub(crate) use holder::lives;

@@ -1,7 +1,7 @@
-//! Those who talk to a keeper: who starts it, who asks it, who ends it.
+//! Those who talk to a mount holder: who starts it, who asks it, who ends it.
 //!
 //! Invariant: a socket that nobody listens on is replaced, one that somebody listens on is asked.
-//! Not here: what the keeper does.
+//! Not here: what the mount holder does.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,21 +18,21 @@ use super::wire::{Packet, receive, send};
 use crate::Handed;
 use crate::unix_socket::UnixSocket;
 
-/// How long a keeper may take to answer; it has nothing else to do.
+/// How long a mount holder may take to answer; it has nothing else to do.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A keeper that runs.
-pub struct Keeper {
+/// A mount holder that runs.
+pub struct MountHolder {
     socket: PathBuf,
     /// Where this process has started it.
     child: Mutex<Option<Child>>,
 }
 
 fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("keeper: {}: {what}: {error}", path.display()))
+    Error::new(ErrorKind::Unavailable, format!("mount holder: {}: {what}: {error}", path.display()))
 }
 
-/// Connects to the keeper at this path, if one is there.
+/// Connects to the mount holder at this path, if one is there.
 fn connected(path: &Path) -> Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
@@ -50,62 +50,62 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
 /// A path that is no socket's is the user's own to shorten; all else may be better later.
 fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
     if error.kind() == io::ErrorKind::InvalidInput {
-        let text = format!("keeper: {}: a socket path has at most 107 bytes", path.display());
+        let text = format!("mount holder: {}: a socket path has at most 107 bytes", path.display());
         return Error::new(ErrorKind::Invalid, text);
     }
     failed(path, what, error)
 }
 
-impl Keeper {
-    /// Starts a keeper with this command, and returns when it holds `handed`.
+impl MountHolder {
+    /// Starts a mount holder with this command, and returns when it holds `handed`.
     /// Errors: `Unavailable` when it does not, and then it is ended; `InUse` when one runs there already.
     pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
-        let keeper = Self::spawn(path, command)?;
-        keeper.update(handed).inspect_err(|_| keeper.reap())?;
-        Ok(keeper)
+        let mount_holder = Self::spawn(path, command)?;
+        mount_holder.update(handed).inspect_err(|_| mount_holder.reap())?;
+        Ok(mount_holder)
     }
 
-    /// Starts a keeper that is yet to be told what to hold, and does not wait for it.
+    /// Starts a mount holder that is yet to be told what to hold, and does not wait for it.
     pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
         let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
-            return Err(Error::new(ErrorKind::Invalid, "keeper: there is no command to start it"));
+            return Err(Error::new(ErrorKind::Invalid, "mount holder: there is no command to start it"));
         };
         if connected(path)?.is_some() {
-            let text = format!("keeper: {}: another keeper is running there", path.display());
+            let text = format!("mount holder: {}: another mount holder is running there", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
-        let listener = UnixSocket::listen("keeper", path)?.socket;
+        let listener = UnixSocket::listen("mount holder", path)?.socket;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(|error| failed(path, "cannot start the keeper", error))?;
-        // Its copy of the socket is the only one from here on: when the keeper dies, the asking ends.
+        let child = command.spawn().map_err(|error| failed(path, "cannot start the mount holder", error))?;
+        // Its copy of the socket is the only one from here on: when the mount holder dies, the asking ends.
         drop(command);
-        Ok(Keeper { socket: path.clone(), child: Mutex::new(Some(child)) })
+        Ok(MountHolder { socket: path.clone(), child: Mutex::new(Some(child)) })
     }
 
-    /// The keeper at this path and what it holds; `None` when there is none, or nothing that lives.
+    /// The mount holder at this path and what it holds; `None` when there is none, or nothing that lives.
     pub fn find(path: &Path) -> Result<Option<(Self, Handed)>> {
         let Some(socket) = connected(path)? else { return Ok(None) };
         let asked = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
         match asked {
             Ok(Packet::Here(handed)) => {
-                Ok(Some((Keeper { socket: path.to_owned(), child: Mutex::default() }, handed)))
+                Ok(Some((MountHolder { socket: path.to_owned(), child: Mutex::default() }, handed)))
             }
             // It was about to end.
             Ok(Packet::Nothing) => Ok(None),
             Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
-            Ok(other) => Err(failed(path, "is not a keeper: it answers", format!("{other:?}"))),
+            Ok(other) => Err(failed(path, "is not a mount holder: it answers", format!("{other:?}"))),
             Err(error) => Err(failed(path, "does not answer", error)),
         }
     }
 
-    /// The keeper at this path, if one is there.
+    /// The mount holder at this path, if one is there.
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
         let there = connected(path).ok().flatten()?;
         drop(there);
-        Some(Keeper { socket: path.to_owned(), child: Mutex::default() })
+        Some(MountHolder { socket: path.to_owned(), child: Mutex::default() })
     }
 
     /// Gives it this to hold instead of what it held, and returns when it does.
@@ -121,8 +121,8 @@ impl Keeper {
         }
     }
 
-    /// A connection that hangs up when the keeper ends, and not before. Errors: `Unavailable`, also for a
-    /// keeper of a version that does not know how.
+    /// A connection that hangs up when the mount holder ends, and not before. Errors: `Unavailable`, also for
+    /// a mount holder of a version that does not know how.
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
             (Packet::Done, line) => Ok(line.into()),
@@ -135,7 +135,7 @@ impl Keeper {
     }
 
     fn converse(&self, packet: &Packet) -> Result<(Packet, UnixStream)> {
-        let gone = || failed(&self.socket, "the keeper is gone", "nothing listens");
+        let gone = || failed(&self.socket, "the mount holder is gone", "nothing listens");
         let socket = connected(&self.socket)?.ok_or_else(gone)?;
         let answer = send(&socket, packet)
             .and_then(|()| receive(&socket))
@@ -146,7 +146,7 @@ impl Keeper {
     /// Ends it.
     pub fn end(&self) {
         if let Err(error) = self.ask(&Packet::End) {
-            tracing::debug!(%error, "the keeper exited by itself");
+            tracing::debug!(%error, "the mount holder exited by itself");
         }
         self.reap();
     }
@@ -156,8 +156,8 @@ impl Keeper {
         self.child.lock().take();
     }
 
-    /// Sees to it that a keeper of ours is gone. One that has not answered may yet read what it was told and
-    /// hold it for as long as the mount lives, so it is not waited for but killed.
+    /// Sees to it that a mount holder of ours is gone. One that has not answered may yet read what it was
+    /// told and hold it for as long as the mount lives, so it is not waited for but killed.
     pub(crate) fn reap(&self) {
         let child = self.child.lock().take();
         if let Some(mut child) = child {
