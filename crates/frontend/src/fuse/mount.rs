@@ -137,7 +137,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
             }
             None => {
                 let text = "a mount there waits for its server, and a mount holder holds it: restart that \
-                            server with the same mount holder socket, or remove the mount with `umount -f -l`";
+                            server with the same socket, or remove the mount with `umount -f -l`";
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
         }

@@ -37,7 +37,7 @@ fn folders_that_will_not_do_are_refused_by_name() {
     std::fs::create_dir(&full).expect("a folder");
     std::fs::write(full.join("x"), "hidden by a mount").expect("a file");
     let (kind, text) = refused(&place.path().join("none"));
-    assert!(kind == ErrorKind::NotFound && text.contains("none: no such folder: make it"), "{text}");
+    assert!(kind == ErrorKind::NotFound && text.contains("none: no such folder: create it"), "{text}");
     let (kind, text) = refused(&file);
     assert!(kind == ErrorKind::Invalid && text.contains("file: is not a folder"), "{text}");
     let (kind, text) = refused(&full);
