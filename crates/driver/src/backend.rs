@@ -1,9 +1,9 @@
-//! What holds a device's requests until a driver has answered them: request by request (`plain`) or in chunks
+//! Holds the requests of a device until a driver has answered them: one by one (`plain`) or in chunks
 //! (`batch`).
 //!
-//! A *lane* is what one socket of a driver carries: orders one way, answers the other. Invariants: what is
-//! fetched from a lane comes in order and is answered in any; between [`Backend::recover`] and
-//! [`Backend::start`] nothing is fetched. Not here: sockets, whether a driver is there (`host`).
+//! A *lane* is one socket of a driver: orders go one way, answers the other. Invariants: orders of a lane are
+//! fetched in order and answered in any order. Nothing is fetched between [`Backend::recover`] and
+//! [`Backend::start`]. Not here: sockets, whether a driver is connected (`host`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -16,80 +16,80 @@ use crate::protocol::Order;
 
 /// See the head of this file.
 pub(crate) trait Backend: BlockDevice {
-    /// Lanes of a queue.
+    /// The number of lanes per queue.
     fn lanes_per_queue(&self) -> usize;
 
-    /// Keeps this thread on the core of a queue, if the device's threads are to stay there.
+    /// Pins this thread to the core of a queue, if the options of the device say so.
     fn tie(&self, queue: usize);
 
-    /// The memory that the orders of a lane point into, for a driver that is about to start.
+    /// The memory that the orders of a lane refer to, for a driver that is about to start.
     fn memory(&self, lane: usize) -> Arc<Arena>;
 
-    /// Puts what a lane has for the driver into `orders`, at most `most`. Waits for something.
+    /// Moves the orders of a lane into `orders`, at most `most`. Blocks until there is something.
     fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next;
 
-    /// The driver has done with an order. Errors: `Invalid` for a number that is not with it.
+    /// The driver has completed an order. Returns `Invalid` if the driver has no order of that number.
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()>;
 
-    /// A driver is there. Errors: `InUse`, `Closed`.
+    /// A driver is connected. Errors: `InUse`, `Closed`.
     fn start(&self) -> Result<()>;
 
-    /// Nothing more is fetched until the next start: whoever waits in `fetch` is sent away.
+    /// Stops fetching until the next start: threads blocked in `fetch` return.
     fn pause(&self);
 
-    /// The driver is gone: what it did not answer is fetched again, before everything else.
+    /// The driver is gone: orders without an answer are fetched again, before everything else.
     fn recover(&self) -> Result<()>;
 
-    /// Nothing new is accepted; what there is goes to the driver.
+    /// Accepts nothing new; accepted requests still go to the driver.
     fn end(&self);
 
-    /// Everything that waits fails; the device stays.
+    /// Fails everything that waits; the device stays.
     fn fail_pending(&self, error: &Error);
 
-    /// Everything that waits fails, and the device has ended.
+    /// Fails everything that waits, and ends the device.
     fn fail(&self, error: &Error);
 
     /// Whether everything accepted was answered.
     fn is_drained(&self) -> bool;
 
-    /// Whether orders of a lane are with the driver.
+    /// Whether the driver has orders of a lane.
     fn is_owed(&self, lane: usize) -> bool;
 
-    /// When the oldest order that is with the driver was fetched.
+    /// When the oldest order that the driver has was fetched.
     fn oldest(&self) -> Option<Instant>;
 
-    /// Where the device is in its life.
+    /// The state of the device.
     fn state(&self) -> State;
 }
 
-/// What a lane has.
+/// The result of fetching from a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Orders.
     Orders,
-    /// Nothing for this driver: it is to go.
+    /// Nothing more for this driver: its threads must stop.
     Paused,
-    /// Nothing ever.
+    /// Nothing more, ever.
     Ended,
 }
 
-/// Where a device is in its life (thesis figure 4.2).
+/// The states of a device (thesis figure 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No driver is there. What was accepted is kept, and new requests wait or fail (the host decides).
+    /// No driver is connected. Accepted requests are kept; new ones wait or fail (the host decides).
     Waiting,
-    /// A driver is there.
+    /// A driver is connected.
     Running,
-    /// Nothing new is accepted; the driver is to finish what there is.
+    /// Nothing new is accepted; the driver finishes what there is.
     Ending,
-    /// Over.
+    /// The device has ended.
     Ended,
 }
 
-/// A state that every request looks at.
+/// A state that every request checks.
 pub(crate) struct Life {
     state: AtomicU8,
-    /// Nobody is to fetch anything.
+    /// Nothing may be fetched.
     is_paused: AtomicBool,
 }
 
@@ -102,7 +102,7 @@ impl Life {
         state_of(self.state.load(Ordering::SeqCst))
     }
 
-    /// Goes on as `next` says.
+    /// Changes the state to what `next` returns.
     pub(crate) fn turn(&self, next: impl Fn(State) -> Result<State>) -> Result<()> {
         let mut now = self.state.load(Ordering::SeqCst);
         loop {
@@ -114,18 +114,18 @@ impl Life {
         }
     }
 
-    /// Why nothing new is accepted, if so.
+    /// Why nothing new is accepted, if that is so.
     pub(crate) fn refusal(&self) -> Option<Error> {
         let closed = || Error::new(ErrorKind::Closed, "the device is being removed");
         matches!(self.state(), State::Ending | State::Ended).then(closed)
     }
 
-    /// A driver has come.
+    /// A driver has connected.
     pub(crate) fn start(&self) -> Result<()> {
         self.turn(|state| match state {
             State::Waiting => Ok(State::Running),
             State::Running => Err(Error::new(ErrorKind::InUse, "the device has a driver already")),
-            // It finishes what the last one left.
+            // The new driver finishes what the last one left.
             State::Ending => Ok(State::Ending),
             State::Ended => Err(Error::new(ErrorKind::Closed, "the device has ended")),
         })?;
@@ -133,23 +133,23 @@ impl Life {
         Ok(())
     }
 
-    /// Whether whoever fetches is to go away.
+    /// Whether fetching threads must return.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::SeqCst)
     }
 
-    /// It has gone. Ending stays ending: the next one finishes.
+    /// The driver is gone. An ending device stays in that state: the next driver finishes it.
     pub(crate) fn pause(&self) {
         self.is_paused.store(true, Ordering::SeqCst);
         let _ = self.turn(|state| Ok(if state == State::Running { State::Waiting } else { state }));
     }
 
-    /// Nothing new.
+    /// Accepts nothing new.
     pub(crate) fn end(&self) {
         let _ = self.turn(|state| Ok(if state == State::Ended { State::Ended } else { State::Ending }));
     }
 
-    /// Over.
+    /// The device has ended.
     pub(crate) fn ended(&self) {
         let _ = self.turn(|_| Ok(State::Ended));
     }

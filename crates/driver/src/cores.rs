@@ -1,5 +1,5 @@
-//! Queues and cores: which queue a request goes to, and, with `tie_queues`, on which core a queue's threads
-//! stay, so that a request, its bytes and its answer are never of two cores (BUSE ties queues so too).
+//! Queues and cores: the queue of a request and, with `tie_queues`, the core of a queue's threads, so that a
+//! request, its bytes and its answer stay on one core (as in BUSE).
 //!
 //! Not here: threads (`host`, `client`).
 
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// The cores that this process may use, in their order.
+/// The cores that this process may use, in order.
 pub(crate) struct Cores(Vec<usize>);
 
 impl Cores {
     pub(crate) fn new() -> Self {
-        // Nobody is tied to what nobody knows.
+        // If they are unknown, no thread is pinned.
         let allowed = sched_getaffinity(None).unwrap_or_default();
         Cores((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
     }
@@ -23,7 +23,7 @@ impl Cores {
         self.0.binary_search(&here).unwrap_or(here) % queues
     }
 
-    /// Keeps this thread on the core of a queue.
+    /// Pins this thread to the core of a queue.
     pub(crate) fn tie(&self, queue: usize) {
         let Some(core) = self.0.get(queue % self.0.len().max(1)) else { return };
         let mut set = CpuSet::new();
@@ -34,7 +34,7 @@ impl Cores {
     }
 }
 
-/// A queue for this thread: always the same.
+/// The queue of this thread: always the same.
 pub(crate) fn queue_of_thread(queues: usize) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

@@ -1,10 +1,10 @@
 //! Block devices whose drivers are ordinary programs.
 //!
-//! Modules: [`client`] (how a program becomes a driver: begin here), [`batch`] (writes collected into chunks,
-//! as BUSE does in a kernel), [`resolve`] (a driver's defence against late writes), [`protocol`] (what a host
-//! and a driver in another process say to each other).
+//! Modules: [`client`] (how a program becomes a driver: start here), [`batch`] (writes collected into chunks,
+//! as BUSE does in a kernel), [`resolve`] (protects a driver from late writes), [`protocol`] (the messages
+//! between a host and a driver in another process).
 //!
-//! Not here: doors (`sawmill-frontend`); any language but Rust.
+//! Not here: doors (`sawmill-frontend`); other languages than Rust.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -23,7 +23,7 @@ use sawmill_device::{Error, ErrorKind, Request, Result};
 pub use backend::State;
 pub use options::{DeviceOptions, Mode, OnDeath};
 
-/// Whether a request begins and ends at multiples of this.
+/// Checks that a request starts and ends at multiples of `unit_bytes`.
 fn check_blocks(request: &Request, unit_bytes: u64) -> Result<()> {
     if request.address.is_multiple_of(unit_bytes) && request.length.is_multiple_of(unit_bytes) {
         return Ok(());

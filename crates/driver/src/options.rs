@@ -1,7 +1,7 @@
-//! What a device with a driver is made with: the table in `docs/format/driver.md`.
+//! The options of a device with a driver: the table in `docs/format/driver.md`.
 //!
-//! Options are checked together when all are known: the order in which they were given means nothing. What
-//! the host was told comes before what a driver says. Not here: the batch layer's own (`batch::options`).
+//! Options are checked together when all are known: their order does not matter. The host's options override
+//! what a driver says. Not here: the batch layer's own (`batch::options`).
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ pub enum Mode {
 /// What happens to requests when the driver has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDeath {
-    /// They wait for the next one.
+    /// They wait for the next driver.
     Wait,
-    /// They fail until there is a next one.
+    /// They fail until there is a next driver.
     Fail,
 }
 
@@ -34,23 +34,23 @@ pub enum OnDeath {
 pub struct DeviceOptions {
     /// How requests reach the driver.
     pub mode: Mode,
-    /// Sizes and queues, in either mode, and what only the batch layer needs.
+    /// Sizes and queues, for either mode, and the options of the batch layer.
     pub batch: BatchOptions,
-    /// Plain mode: orders begin and end at any byte.
+    /// Plain mode: orders may start and end at any byte.
     pub byte_granular: bool,
     /// Plain mode: the longest read or write.
     pub request_bytes_max: u32,
-    /// Nothing changes the device.
+    /// The device cannot be changed.
     pub read_only: bool,
-    /// Plain mode: flushes reach the driver; else what it answered is durable.
+    /// Plain mode: flushes go to the driver; otherwise everything it answered is durable.
     pub can_flush: bool,
-    /// Plain mode: a write can be durable by itself.
+    /// Plain mode: a single write can be durable.
     pub can_fua: bool,
     /// The device outlives its driver.
     pub recoverable: bool,
-    /// What becomes of requests meanwhile.
+    /// What happens to requests without a driver.
     pub on_death: OnDeath,
-    /// They wait no longer than this. Zero: for ever.
+    /// The longest wait for a driver. Zero: no limit.
     pub death_timeout: Duration,
     /// A driver that takes longer for an order counts as dead. Zero: never.
     pub request_timeout: Duration,
@@ -74,16 +74,16 @@ impl Default for DeviceOptions {
     }
 }
 
-/// The most that a request of a plain driver may have.
+/// The longest request of a plain driver.
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// What a queue's requests take of memory at the most.
+/// The most memory for a queue's requests.
 const MEMORY_BYTES_MAX: u64 = 1 << 32;
 
 impl DeviceOptions {
-    /// Sets the option of this name from text.
+    /// Sets the option with this name from text.
     ///
     /// # Errors
-    /// `NotFound` for a name that is none, `Invalid` for a value that is none.
+    /// `NotFound` for an unknown name, `Invalid` for an invalid value.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let seconds = || {
             let seconds: f64 = value.trim().parse().unwrap_or(-1.0);
@@ -161,8 +161,8 @@ impl DeviceOptions {
             .with("metadata_bytes", batch.metadata_bytes())
     }
 
-    /// Sees whether a driver that comes later says something else than what is in effect. What is given comes
-    /// before what it says, as it did for the first.
+    /// Checks whether a later driver says something that differs from the options in effect. Given options
+    /// override what it says, as they did for the first driver.
     ///
     /// # Errors
     /// `Invalid`: which option.
@@ -182,10 +182,10 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// Takes what the first driver says, but what is given.
+    /// Applies what the first driver says, except for given options.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid`: which option, and what it may be.
+    /// `NotFound`, `Invalid`: which option, and its valid values.
     pub fn declared(said: &Facts, given: &Facts) -> Result<Self> {
         let mut options = DeviceOptions::default();
         let said = said.iter().filter(|(name, _)| !IS_NO_OPTION.contains(name));
@@ -196,7 +196,7 @@ impl DeviceOptions {
         Ok(options.normal())
     }
 
-    /// What is for plain mode alone says nothing in batch mode: a driver may be run in either.
+    /// Options of plain mode mean nothing in batch mode, because a driver may run in either.
     fn normal(mut self) -> Self {
         if self.mode == Mode::Batch {
             (self.byte_granular, self.can_fua, self.can_flush) = (false, false, true);
@@ -220,10 +220,10 @@ impl DeviceOptions {
         u64::from(self.batch.queue_depth) * u64::from(self.request_bytes_max.next_multiple_of(4096))
     }
 
-    /// Sees whether all options go together.
+    /// Checks that the options do not conflict.
     ///
     /// # Errors
-    /// `Invalid`: which one, and what it may be.
+    /// `Invalid`: which option, and its valid values.
     pub fn check(&self) -> Result<()> {
         match self.mode {
             Mode::Batch => {
@@ -253,7 +253,7 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// What the backend shows; requests are of whole blocks, or of bytes with `byte_granular`.
+    /// The geometry of the backend; requests are whole blocks, or bytes with `byte_granular`.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         let batch = &self.batch;
@@ -270,7 +270,7 @@ impl DeviceOptions {
     }
 }
 
-/// What a HELLO says besides options.
+/// Fields of a HELLO that are not options.
 const IS_NO_OPTION: [&str; 3] = ["protocol", "program", "replace"];
 
 fn bad(text: String) -> Error {

@@ -1,11 +1,11 @@
-//! Request by request: each goes to the driver as an order of its own.
+//! One by one: each request goes to the driver as an order of its own.
 //!
-//! Invariants: a request is answered when the driver has answered its order, and by that answer; what a
-//! driver that went had not answered is handed to the next one first, in the old order and from its user's
-//! bytes (memory that a former driver may still see is not used again). Order between requests that are with
-//! a driver at once is the driver's: whoever wants one waits for an answer (D8).
+//! Invariants: a request is answered when the driver has answered its order, with that answer. The next
+//! driver first gets what the last one had not answered, in the same order and with the user's bytes (memory
+//! that a former driver may still see is not reused). The driver determines the order of concurrent requests;
+//! a user who needs an order waits for an answer (D8).
 //!
-//! Not here: requests that are not of whole blocks (`Align`); who waits for a driver how long (`host`).
+//! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -50,16 +50,16 @@ struct Given {
 struct Pending {
     memory: Arc<Arena>,
     ready: VecDeque<Waiting>,
-    /// With the driver.
+    /// Requests that the driver has.
     given: BTreeMap<u64, Given>,
     last_number: u64,
 }
 
 impl Plain {
-    /// A device that waits for a driver.
+    /// Makes a device that waits for a driver.
     ///
     /// # Errors
-    /// `Full` when there is no memory for its queues.
+    /// `Full` if there is no memory for its queues.
     pub(crate) fn new(options: DeviceOptions) -> Result<Arc<Self>> {
         let queue = |_| -> Result<Queue> {
             let memory = arena(&options)?;
@@ -84,11 +84,11 @@ impl Plain {
         }
     }
 
-    /// Hands a request to the driver, or lets it wait for one.
+    /// Delivers a request to the driver, or lets it wait for one.
     fn hand(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
         let mut pending = queue.pending.lock();
-        // Under the lock, which whoever finds the end takes after it: nothing comes behind that.
+        // Under the lock that the thread which finds the end takes afterwards: nothing is queued after that.
         if let Some(error) = self.life.refusal() {
             drop(pending);
             return request.fail(error);
@@ -97,7 +97,7 @@ impl Plain {
         queue.bell.notify_one();
     }
 
-    /// Whether a change that the driver has done is to be made durable by a flush now.
+    /// Whether a change that the driver has done must now be made durable by a flush.
     fn wants_flush(&self, waiting: &Waiting) -> bool {
         let request = &waiting.request;
         let by_itself = request.operation == Operation::Write && self.options.can_fua;
@@ -105,17 +105,17 @@ impl Plain {
         wants_it && self.options.can_flush && !waiting.is_written
     }
 
-    /// Everybody who waits for work looks again.
+    /// Wakes all threads that wait for work.
     fn ring(&self) {
         for queue in &self.queues {
-            // Under the lock: nobody is between looking and waiting.
+            // Under the lock, so that no thread is between checking and waiting.
             let pending = queue.pending.lock();
             queue.bell.notify_all();
             drop(pending);
         }
     }
 
-    /// The next order of a queue, if there is one and room for it.
+    /// The next order of a queue, if there is one, and room for it.
     fn next_of(&self, pending: &mut Pending) -> Option<Order> {
         if pending.given.len() >= self.options.batch.queue_depth as usize {
             return None;
@@ -142,7 +142,7 @@ impl Plain {
         Some(order)
     }
 
-    /// Answers a request by what the driver says.
+    /// Answers a request with the driver's result.
     fn complete(given: Given, outcome: Result<()>) {
         let Given { mut waiting, lease, .. } = given;
         if let Err(error) = outcome {
@@ -175,7 +175,7 @@ fn order(waiting: &Waiting, number: u64) -> Order {
         Operation::Write if !waiting.is_written => OrderKind::Write,
         Operation::Discard if !waiting.is_written => OrderKind::Discard,
         Operation::WriteZeroes if !waiting.is_written => OrderKind::WriteZeroes,
-        // A flush, and the second half of a change that is to be durable; no others are handed over.
+        // A flush, or the second half of a durable change; no others are delivered.
         _ => return Order { again: waiting.again, ..Order::new(OrderKind::Flush, number) },
     };
     Order {
@@ -252,7 +252,7 @@ impl Backend for Plain {
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {
-            // Under the same lock: who looks for the end of the lane finds the one half or the other.
+            // Under the same lock: a thread that checks for the end of the lane finds one half or the other.
             pending.ready.push_back(Waiting { is_written: true, ..given.waiting });
             None
         } else {
@@ -289,7 +289,8 @@ impl Backend for Plain {
             for given in std::mem::take(&mut pending.given).into_values().rev() {
                 pending.ready.push_front(Waiting { again: true, ..given.waiting });
             }
-            // One driver does a durable change and its flush: the next may know nothing of the first half.
+            // One driver executes a durable change and its flush, because the next may know nothing of the
+            // first half.
             for waiting in pending.ready.iter_mut().filter(|waiting| waiting.is_written) {
                 (waiting.is_written, waiting.again) = (false, true);
             }
@@ -363,7 +364,7 @@ mod tests {
         }
 
         fn complete(self: Box<Self>, outcome: Outcome) {
-            // Who does not listen has what it wanted.
+            // If the receiver is gone, it has what it wanted.
             let _ = self.0.send(outcome);
         }
     }

@@ -1,12 +1,12 @@
-//! Late writes are ignored (thesis section 4.3.2): chunks of several queues may be applied in any order, and
-//! by several threads, and every byte ends with what was written last.
+//! Ignores late writes (thesis section 4.3.2): chunks of several queues may be applied in any order, and by
+//! several threads, and every byte ends with what was written last.
 //!
-//! Invariants: two writes of one collision area are never applied at the same time; a byte is never written
-//! with an older number after a newer one. What a chunk wrote is remembered until everything older than it is
-//! answered: until its `horizon` lies below the `floor` (`docs/format/write_chunk.md`). So memory is bounded
-//! by what is on its way.
+//! Invariants: two writes of one collision area are never applied at the same time. A byte is never written
+//! with an older number after a newer one. The writes of a chunk are remembered until everything older is
+//! answered: until its `horizon` is below the `floor` (`docs/format/write_chunk.md`). So memory is bounded by
+//! what is in flight.
 //!
-//! Not here: where numbers come from (`batch::areas`).
+//! Not here: the source of the numbers (`batch::areas`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +21,7 @@ struct Applied {
     start: u64,
     end: u64,
     sequence: u64,
-    /// Of its chunk.
+    /// The horizon of its chunk.
     horizon: u64,
 }
 
@@ -42,18 +42,18 @@ struct Remembered {
 }
 
 impl Resolver {
-    /// For chunks of a device with collision areas of this size.
+    /// A resolver for chunks of a device with collision areas of this size.
     #[must_use]
     pub fn new(area_bytes: u64) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Resolver { area_bytes, shards, remembered: Mutex::default() }
     }
 
-    /// Applies the records of a chunk, and forgets what nobody needs any more. `horizon` and `floor` are the
+    /// Applies the records of a chunk, and forgets what is no longer needed. `horizon` and `floor` are the
     /// chunk's; `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
-    /// The first that `write` says; that record and those after it then count as not applied.
+    /// The first error of `write`; that record and those after it count as not applied.
     pub fn apply_chunk<'a, E>(
         &self,
         records: impl Iterator<Item = (Record, &'a [u8])>,
@@ -74,10 +74,10 @@ impl Resolver {
         outcome
     }
 
-    /// Applies those parts of a record that nothing newer has written, and remembers it for ever.
+    /// Applies those parts of a record that nothing newer has written, and remembers it without a time limit.
     ///
     /// # Errors
-    /// What `write` says; the record then counts as not applied.
+    /// The error of `write`; the record counts as not applied.
     pub fn apply<E>(
         &self,
         record: &Record,
@@ -131,7 +131,7 @@ impl Resolver {
         }
     }
 
-    /// Writes that are remembered now.
+    /// The number of remembered writes.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().values().map(Vec::len).sum::<usize>()).sum()
@@ -142,7 +142,7 @@ impl Resolver {
     }
 }
 
-/// What of a range is outside another one.
+/// The parts of a range that are outside another one.
 fn without((start, end): (u64, u64), (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
     let before = (start, end.min(from));
     let after = (start.max(to), end);

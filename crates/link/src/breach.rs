@@ -1,5 +1,6 @@
-//! What a peer must not do. A breach ends the connection, with its reason, and touches nothing else.
+//! Violations of the protocol by a peer. A breach ends the connection with its reason, and affects nothing
+//! else.
 
-/// Why the peer cannot be trusted any more.
+/// Why the peer can no longer be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Breach(pub(crate) &'static str);

@@ -1,9 +1,9 @@
-//! Time, handed in: the engine never asks the machine, so that a simulation can be its clock.
+//! Time as a parameter: the engine never asks the machine, so a simulation can be its clock.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Tells the time in nanoseconds since some beginning. Never goes back.
+/// Returns the time in nanoseconds since some start. Never goes back.
 pub trait Clock: Send + Sync {
     /// Now.
     fn now_ns(&self) -> u64;

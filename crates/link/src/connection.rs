@@ -1,15 +1,15 @@
-//! One connection, as one end sees it: packets are opened, their parts handed to whoever they are for, and
-//! what is ready to go is put into packets of whichever link is least loaded.
+//! One connection as one end sees it: it opens packets, gives their parts to the slots and words they are
+//! for, and puts what is ready into packets of the least loaded link.
 //!
-//! Both ends are this; what differs is the [`Role`]: an initiator's slots or a target's. Any thread may call
-//! any method. Who finds a link's sending half taken leaves the work to its holder, who looks again before it
-//! goes: so packets fill up by themselves when there is much to do.
+//! Both ends use this; they differ in their [`Role`]: an initiator's slots or a target's. Any thread may call
+//! any method. A thread that finds the sending half of a link locked leaves the work to the lock holder, who
+//! checks for work again before releasing it. So packets fill up by themselves under load.
 //!
-//! Lock order: a link's sending half, its receiving half, a slot, the queue of what is ready. No lock is held
-//! while a request is submitted or answered.
+//! Lock order: a link's sending half, its receiving half, a slot, the ready queue. No lock is held while a
+//! request is submitted or answered.
 //!
-//! Invariants: no allocation after `new`; every piece that was lost is ready again; packets are opened before
-//! anything in them is believed.
+//! Invariants: no allocation after `new`; every lost piece becomes ready again; a packet is opened before
+//! anything in it is trusted.
 //!
 //! Not here: sockets and threads (`carrier`, `threads`), the hand-shake (`session`).
 
@@ -28,39 +28,39 @@ use crate::path::{Piece, Pieces, Receiving, Sending};
 use crate::ready::Ready;
 use crate::session::Seals;
 
-/// Packets and bytes that go to a carrier at once.
+/// The most packets and bytes of a batch for a carrier.
 const BATCH_PACKETS_MAX: usize = 64;
 const BATCH_BYTES: usize = 256 << 10;
-/// With several links, what one of them takes before the next one is looked at.
+/// With several links, the bytes that one link gets before the next one is considered.
 const STRIPE_BYTES: usize = 64 << 10;
 
-/// What a slot had for a packet.
+/// What a slot put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// All of it is in.
+    /// Everything fitted.
     All,
     /// The packet is full, and there is more.
     More,
 }
 
-/// What an end does with the parts that are about slots.
+/// How an end handles the parts that are about slots.
 pub(crate) trait Role: Send + Sync {
-    /// A command, data or a reply came.
+    /// A command, data or a reply arrived.
     fn take(&self, part: &Part<'_>) -> Result<(), Breach>;
     /// Puts what `slot` has to send into a packet.
     fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put;
-    /// A piece was lost. True: it must be sent again.
+    /// A piece was lost. Returns whether it must be sent again.
     fn lost(&self, piece: &Piece) -> bool;
 }
 
-/// Where packets of a link go.
+/// The way of a link's packets.
 #[derive(Clone)]
 pub(crate) struct Path {
     pub(crate) sender: Arc<dyn Sender>,
     pub(crate) peer: Peer,
-    /// The longest packet that the carrier takes on this way.
+    /// The longest packet that the carrier accepts on this way.
     pub(crate) packet_bytes_max: usize,
-    /// Ends the wait of whoever receives there: he must wait for room to send, too.
+    /// Wakes the receiving thread there, because it must also wait for room to send.
     waker: Option<Arc<Waker>>,
 }
 
@@ -72,17 +72,17 @@ impl Path {
     }
 }
 
-/// The sending half of a link, with its way out.
+/// The sending half of a link, with its path.
 pub(crate) struct Outgoing {
     pub(crate) sending: Sending,
     pub(crate) path: Option<Path>,
-    /// Joined: requests may go.
+    /// Whether the link is joined, so that requests may use it.
     pub(crate) open: bool,
     batch: Batch,
-    /// Packets of the batch before it are gone.
+    /// The packets of the batch before this one have been sent.
     unsent_from: usize,
     ping: bool,
-    /// Open, and silent, as last seen, and since when: for people, not for decisions.
+    /// Whether it was open and silent when last checked, and since when: for status, not for decisions.
     seen: (bool, bool),
     pub(crate) seen_since_ns: u64,
 }
@@ -91,23 +91,23 @@ pub(crate) struct Outgoing {
 pub(crate) struct Link {
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) receiving: Mutex<Receiving>,
-    /// Packets that did not open, or came twice.
+    /// Packets that failed to open, or arrived twice.
     pub(crate) refused: AtomicU64,
     pub(crate) doubled: AtomicU64,
     /// One more than the number of the newest join.
     joined: AtomicU64,
 }
 
-/// What came of a packet.
+/// The result of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Came {
-    /// It was the connection's; its parts were taken.
+    /// It belonged to the connection, and its parts were handled.
     Taken,
-    /// It did not open, or came twice.
+    /// It failed to open, or arrived twice.
     Dropped,
 }
 
-/// What the connection itself does not settle: words about paths, and the end.
+/// Parts that the connection itself does not handle: words about paths, and the end.
 pub(crate) enum Said<'a> {
     /// A join, joined or leave.
     Word(Word),
@@ -117,19 +117,19 @@ pub(crate) enum Said<'a> {
 
 /// A connection.
 pub(crate) struct Connection<R> {
-    /// The peer's name for it.
+    /// The number of the connection at the peer.
     remote: u64,
     seals: Seals,
     pub(crate) links: Box<[Link]>,
     pub(crate) ready: Ready,
     pub(crate) role: R,
     kicks: AtomicU64,
-    /// When a packet last opened.
+    /// When the last packet opened.
     heard_ns: AtomicU64,
 }
 
 impl<R: Role> Connection<R> {
-    /// `heard_ns`: until a packet opens.
+    /// `heard_ns`: the start of that time, until a packet opens.
     pub(crate) fn new(remote: u64, seals: Seals, links: usize, slots: usize, role: R, heard_ns: u64) -> Self {
         let link = |_| Link {
             outgoing: Mutex::new(Outgoing {
@@ -158,13 +158,13 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// When a packet of this connection last came.
+    /// When the last packet of this connection arrived.
     pub(crate) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Ordering::Relaxed)
     }
 
-    /// Takes a packet of kind *sealed*. `said` hears what is not settled here, once the packet is known to be
-    /// true.
+    /// Handles a packet of kind *sealed*. Calls `said` for parts that are not handled here, after the packet
+    /// was authenticated.
     pub(crate) fn receive(
         &self,
         header: &Packet,
@@ -208,7 +208,7 @@ impl<R: Role> Connection<R> {
         link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
     }
 
-    /// Whether a lost piece must be sent again; it is ready then.
+    /// Whether a lost piece must be sent again; if so, it is ready now.
     fn again(&self, piece: &Piece) -> bool {
         let again = self.role.lost(piece);
         if again {
@@ -217,8 +217,8 @@ impl<R: Role> Connection<R> {
         again
     }
 
-    /// Sends what is ready, as far as the links have room. Called after everything that may have made
-    /// something ready or made room.
+    /// Sends what is ready, as far as the links have room. Call this after anything that may have made
+    /// something ready, or made room.
     pub(crate) fn pump(&self, now: u64) {
         self.kicks.fetch_add(1, Ordering::SeqCst);
         loop {
@@ -229,7 +229,7 @@ impl<R: Role> Connection<R> {
                 let Some(mut outgoing) = self.links[*index].outgoing.try_lock() else { continue };
                 sent |= self.send_some(*index, &mut outgoing, now, false);
                 if sent && count > 1 {
-                    // Another may be less loaded now.
+                    // Another link may be less loaded now.
                     break;
                 }
             }
@@ -239,7 +239,7 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// The links that are open, the least loaded first; a link whose half is taken is as loaded as can be.
+    /// The open links, the least loaded first. A link with a locked sending half counts as fully loaded.
     fn by_load(&self) -> ([usize; 8], usize) {
         let (mut order, mut loads, mut count) = ([0; 8], [0u64; 8], 0);
         for (index, link) in self.links.iter().enumerate() {
@@ -262,7 +262,7 @@ impl<R: Role> Connection<R> {
         (order, count)
     }
 
-    /// One batch of link `index`. True: something went, so there may be more.
+    /// Sends one batch on link `index`. Returns whether something was sent, so that there may be more.
     fn send_some(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> bool {
         if outgoing.flush() == Flushed::Blocked {
             return false;
@@ -284,7 +284,7 @@ impl<R: Role> Connection<R> {
     }
 
     /// Builds the next packet of link `index` in its batch and returns its length; 0: there is nothing to
-    /// send, or no room for it.
+    /// send, or no room.
     fn build(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> usize {
         let carries = outgoing.open && outgoing.sending.has_room();
         let wanted = (carries && !self.ready.is_empty()) || outgoing.ping || ack;
@@ -329,14 +329,15 @@ impl<R: Role> Connection<R> {
         };
         header.encode(packet);
         if let Err(refused) = self.seals.seal(packet) {
-            // Only when the numbers of this link are used up, after years: the peer will hear no more of it.
+            // This happens only when the numbers of this link are used up, after years. The peer then
+            // receives nothing more on it.
             tracing::error!("link {index}: cannot seal a packet: {refused}");
-            // Never in clear.
+            // Never send it in clear.
             packet[HEADER_BYTES..].fill(0);
         }
     }
 
-    /// What is owed on any link goes with whatever goes: first of the link itself.
+    /// Acknowledgements for any link go with any packet, those for the link itself first.
     fn put_acks(&self, index: usize, body: &mut Body<'_>, now: u64) {
         let mut runs = [(0, 0); RUNS_MAX];
         let others = (0..self.links.len()).filter(|other| *other != index);
@@ -349,7 +350,7 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// A packet with one word, as long as `packet_bytes`: to a path that is not joined yet.
+    /// Sends a packet with one word, padded to `packet_bytes`, on a path that is not joined yet.
     pub(crate) fn send_word(&self, index: usize, path: &Path, word: &Word, packet_bytes: usize) {
         let mut outgoing = self.links[index].outgoing.lock();
         let number = outgoing.sending.number(|piece| self.again(piece));
@@ -361,7 +362,7 @@ impl<R: Role> Connection<R> {
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
         outgoing.sending.sent(0, packet_bytes, &Pieces::new(), false);
-        // A word that gets lost is said again by whoever waits for its answer.
+        // If a word is lost, whoever waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
 
@@ -384,8 +385,8 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// Time has passed, or a batch of packets was taken: what is overdue counts as lost, what is owed is
-    /// acknowledged, what is ready goes.
+    /// Handles the timers, or the end of a batch of packets: overdue packets count as lost, due
+    /// acknowledgements and everything ready is sent.
     pub(crate) fn tick(&self, now: u64) {
         for link in &self.links {
             let mut outgoing = link.outgoing.lock();
@@ -402,7 +403,7 @@ impl<R: Role> Connection<R> {
                 self.send_some(index, &mut outgoing, now, due);
             }
         }
-        // What is owed on a link that has no way back goes by another one.
+        // Acknowledgements for a link without a way back use another link.
         if self.links.iter().any(is_due) {
             for (index, link) in self.links.iter().enumerate() {
                 let mut outgoing = link.outgoing.lock();
@@ -413,23 +414,23 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// Whether packet `number` of link `index` may be its newest join: one that was overtaken says how long
-    /// packets were that did not get through, or where the other end was.
+    /// Whether packet `number` of link `index` may be the newest join. An outdated join has a length that did
+    /// not get through, or an old address of the other end.
     pub(crate) fn is_newest_join(&self, index: usize, number: u64) -> bool {
         self.links[index].joined.fetch_max(number + 1, Ordering::SeqCst) <= number
     }
 
-    /// Whether somebody wanted to send since `seen`, and may have found a link taken by who only looked at
-    /// it: he left the work to whoever holds the link.
+    /// Whether another thread wanted to send since `seen` and found a link locked by a thread that only
+    /// looked at it: it left its work to the lock holder.
     fn was_left_work(&self, seen: u64) -> bool {
         self.kicks.load(Ordering::SeqCst) != seen && !self.ready.is_empty()
     }
 
-    /// When [`Connection::tick`] must come next.
+    /// When [`Connection::tick`] must be called next.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let seen = self.kicks.load(Ordering::SeqCst);
         let sending = self.links.iter().filter_map(|link| link.outgoing.lock().sending.deadline_ns());
-        // Without a way there is nothing to wait for: who gets one looks again.
+        // Without a path there is nothing to wait for; a new path triggers another check.
         let reached = self.links.iter().any(|link| link.outgoing.lock().path.is_some());
         let owed = self.links.iter().filter_map(|link| link.receiving.lock().due_ns()).filter(|_| reached);
         let next = sending.chain(owed).min();
@@ -453,12 +454,12 @@ impl<R: Role> Connection<R> {
         blocked || self.was_left_work(seen)
     }
 
-    /// Asks on link `index` whether anybody is there.
+    /// Asks on link `index` whether the peer is there.
     pub(crate) fn ping(&self, index: usize) {
         self.links[index].outgoing.lock().ping = true;
     }
 
-    /// What its keys have sealed and opened, on all links together.
+    /// The bytes that its keys have sealed and opened, on all links together.
     pub(crate) fn carried_bytes(&self) -> u64 {
         let of = |link: &Link| {
             let received = link.receiving.lock().counts.bytes;
@@ -467,7 +468,7 @@ impl<R: Role> Connection<R> {
         self.links.iter().map(of).sum()
     }
 
-    /// Link `index` goes by this path from now on, in packets of so many bytes.
+    /// Link `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
         let mut outgoing = self.links[index].outgoing.lock();
         let stream = path.peer == Peer::Stream;
@@ -477,7 +478,7 @@ impl<R: Role> Connection<R> {
         outgoing.open = true;
     }
 
-    /// Link `index` carries nothing until it is opened again; what was on its way goes elsewhere.
+    /// Link `index` carries nothing until it is reopened; what was in flight there uses other links.
     pub(crate) fn close_link(&self, index: usize) {
         let mut outgoing = self.links[index].outgoing.lock();
         outgoing.lose_all(|piece| self.again(piece));
@@ -485,7 +486,7 @@ impl<R: Role> Connection<R> {
         outgoing.path = None;
     }
 
-    /// As if all links had been lost: nobody keeps their carriers for this connection's sake.
+    /// Closes all links, as if they had been lost, so that this connection keeps no carrier alive.
     pub(crate) fn close_links(&self) {
         (0..self.links.len()).for_each(|index| self.close_link(index));
     }
@@ -502,8 +503,8 @@ impl Outgoing {
         self.unsent_from < self.batch.len()
     }
 
-    /// Hands what the batch still holds to the carrier. A carrier that fails drops it: what was in it counts
-    /// as lost by and by, and whoever owns the carrier hears of it.
+    /// Hands the rest of the batch to the carrier. A carrier that fails drops it: its content eventually
+    /// counts as lost, and the owner of the carrier learns of the failure.
     fn flush(&mut self) -> Flushed {
         while self.has_unsent() {
             let Some(path) = &self.path else { break };

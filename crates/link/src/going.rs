@@ -1,7 +1,7 @@
-//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they take.
+//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they need.
 //!
-//! Invariants: what is in a packet is in no other one until it counts as lost; a failure's text goes whole.
-//! No allocation after `new`.
+//! Invariants: a part that is in a packet is in no other one until it counts as lost. The text of a failure
+//! is sent whole. No allocation after `new`.
 //!
 //! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
 
@@ -12,13 +12,13 @@ use crate::connection::Put;
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, PieceKind, Pieces};
 
-/// What goes first, though it may arrive last.
+/// The part that is sent first, although it may arrive last.
 pub(crate) enum Head {
     Command(Command),
     Reply(Reply),
 }
 
-/// Writes the bytes from an offset on.
+/// Copies the bytes from an offset on.
 type Fill<'a> = &'a dyn Fn(usize, &mut [u8]);
 
 impl Head {
@@ -30,7 +30,7 @@ impl Head {
         }
     }
 
-    /// Puts it into a packet with as much of its `bytes` as has room, and says how much that is.
+    /// Puts the head into a packet with as many of its `bytes` as fit. Returns their number.
     fn put(&self, body: &mut Body<'_>, bytes: usize, fill: Fill<'_>) -> Option<usize> {
         let fill = |into: &mut [u8]| fill(0, into);
         match self {
@@ -47,26 +47,26 @@ impl Head {
     }
 }
 
-/// What of a use of a slot is not in any packet.
+/// The parts of a use of a slot that are in no packet.
 pub(crate) struct Going {
     head: bool,
     rest: Grains,
 }
 
 impl Going {
-    /// Nothing, of a slot of so many bytes.
+    /// Nothing to send, for a slot of this many bytes.
     pub(crate) fn new(slot_bytes: usize) -> Self {
         Going { head: false, rest: Grains::new(slot_bytes) }
     }
 
-    /// A head and so many bytes are to go, and nothing else.
+    /// Starts to send a head and this many bytes.
     pub(crate) fn begin(&mut self, bytes: usize) {
         self.head = true;
         self.rest.clear();
         self.rest.insert(0, grains_of(bytes));
     }
 
-    /// Puts as much as there is room for into a packet, of a head with so many bytes.
+    /// Puts as much as fits into a packet: a head with this many bytes.
     pub(crate) fn put(
         &mut self,
         (head, bytes): (&Head, usize),
@@ -99,7 +99,7 @@ impl Going {
         if self.head || self.rest.count() > 0 { Put::More } else { Put::All }
     }
 
-    /// A piece of this use was lost: it goes again.
+    /// A piece of this use was lost and must be sent again.
     pub(crate) fn lost(&mut self, piece: &Piece) {
         self.head |= piece.kind == PieceKind::Head;
         let first = piece.offset / GRAIN_BYTES as u32;

@@ -1,7 +1,7 @@
-//! Which grains of a payload are meant: a bit for each 128 bytes, so that what has come, and what must go
-//! (again), is known in a fixed space, whatever the sizes of the packets were.
+//! A set of grains of a payload: one bit for each 128 bytes. It records what has arrived, and what must be
+//! sent (again), in a fixed space, whatever the sizes of the packets are.
 //!
-//! Invariant: no allocation after `new`; `count` is the number of bits set.
+//! Invariant: no allocation after `new`; `count` is the number of set bits.
 
 use sawmill_format::link::GRAIN_BYTES;
 
@@ -11,13 +11,13 @@ pub(crate) struct Grains {
     count: u32,
 }
 
-/// Grains that `bytes` bytes begin.
+/// The number of grains in `bytes` bytes, rounded up.
 pub(crate) fn grains_of(bytes: usize) -> u32 {
     bytes.div_ceil(GRAIN_BYTES) as u32
 }
 
 impl Grains {
-    /// None of `payload_bytes_max` bytes.
+    /// The empty set for payloads of up to `payload_bytes_max` bytes.
     pub(crate) fn new(payload_bytes_max: usize) -> Self {
         Grains { words: vec![0; payload_bytes_max.div_ceil(GRAIN_BYTES * 64)].into(), count: 0 }
     }
@@ -26,7 +26,7 @@ impl Grains {
         self.count
     }
 
-    /// Takes all out.
+    /// Removes all grains.
     pub(crate) fn clear(&mut self) {
         if self.count > 0 {
             self.words.fill(0);
@@ -53,23 +53,23 @@ impl Grains {
         }
     }
 
-    /// Puts `[from, to)` in.
+    /// Inserts `[from, to)`.
     pub(crate) fn insert(&mut self, from: u32, to: u32) {
         self.each(from, to, |word, mask| *word |= mask);
     }
 
-    /// Takes `[from, to)` out.
+    /// Removes `[from, to)`.
     pub(crate) fn remove(&mut self, from: u32, to: u32) {
         self.each(from, to, |word, mask| *word &= !mask);
     }
 
-    /// The first grain behind all that are in.
+    /// The end of the last grain in the set.
     pub(crate) fn end(&self) -> u32 {
         let word = self.words.iter().rposition(|word| *word != 0);
         word.map_or(0, |word| word as u32 * 64 + 64 - self.words[word].leading_zeros())
     }
 
-    /// The first grain that is in, and the first after it that is not.
+    /// The first grain in the set, and the first after it that is not.
     pub(crate) fn first_run(&self) -> Option<(u32, u32)> {
         let word = self.words.iter().position(|word| *word != 0)?;
         let first = word as u32 * 64 + self.words[word].trailing_zeros();

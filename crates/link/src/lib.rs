@@ -1,10 +1,10 @@
 //! The link: a block device of another machine, over several network links and cores, byte-granular.
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake,
-//! sealed packets), `path` (one link: what is in flight, what has come), `connection` (packets of whichever
-//! link is least loaded), `going` (what a slot has to send), [`initiator`] (a block device), [`target`] (what
-//! shows one), [`threads`] (who receives), [`cache`] (the initiator's byte-granular cache, BASS), `packed`
-//! (many ranges as one request).
+//! sealed packets), `path` (one link: what is in flight, what was received), `connection` (puts packets on
+//! the least loaded link), `going` (what a slot has to send), [`initiator`] (a block device), [`target`]
+//! (exports devices), [`threads`] (the receiving threads), [`cache`] (the initiator's byte-granular cache,
+//! BASS), `packed` (many ranges as one request).
 //!
 //! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
 #![forbid(unsafe_code)]
@@ -34,8 +34,8 @@ pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 
-/// A text of somebody else's, as it may be shown: whatever would move a cursor, change a colour or the
-/// direction of writing, or is not seen, stands there as its number. Its own escapes are unmistakable.
+/// Makes an untrusted text safe to print: each character that moves the cursor, changes a colour or the
+/// direction of writing, or is invisible, becomes its number. The result is unambiguous.
 #[must_use]
 pub fn legible(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| matches!(c, '"' | '\'') || c.escape_debug().len() == 1;
@@ -52,16 +52,16 @@ pub fn legible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// How one link does.
+/// The status of one link.
 #[derive(Clone, Debug, Default)]
 pub struct OneLink {
-    /// It is joined and carries requests.
+    /// Whether it is joined and carries requests.
     pub open: bool,
-    /// Nothing was heard for several time-outs.
+    /// Whether nothing was received for several time-outs.
     pub silent: bool,
-    /// How long it has been so.
+    /// How long it has been in this state.
     pub state_ms: u64,
-    /// Where its packets go.
+    /// The address of its packets.
     pub peer: Option<carrier::Peer>,
     /// The longest packet, in bytes.
     pub packet_bytes: usize,
@@ -69,32 +69,32 @@ pub struct OneLink {
     pub rtt_us: u64,
     /// Bytes that may be in flight.
     pub window_bytes: usize,
-    /// What was sent, and lost.
+    /// What was sent and lost.
     pub sent: SendingCounts,
-    /// What came.
+    /// What was received.
     pub received: ReceivingCounts,
-    /// Packets that did not open.
+    /// Packets that failed authentication or their checksum.
     pub refused: u64,
-    /// Packets that came twice.
+    /// Packets received twice.
     pub doubled: u64,
 }
 
-/// How a connection does.
+/// The status of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct LinkStatus {
-    /// There is a connection.
+    /// Whether there is a connection.
     pub connected: bool,
-    /// The run of the initiator: the same at both ends.
+    /// The id of the initiator's run: the same at both ends.
     pub instance: [u8; 16],
-    /// What the peer calls itself.
+    /// The peer's own name.
     pub peer: String,
-    /// How long nothing was heard of the peer.
+    /// Time since the last packet of the peer.
     pub heard_ms: u64,
     /// Credits granted.
     pub slots: usize,
-    /// Credits that nothing uses.
+    /// Free credits.
     pub slots_free: usize,
-    /// Requests under way, waiting ones included.
+    /// Requests in flight, including waiting ones.
     pub pending: usize,
     /// Requests that wait for a credit.
     pub waiting: usize,

@@ -1,8 +1,8 @@
-//! Devices that take many ranges of bytes as one request, and how any device becomes one.
+//! Devices that execute many byte ranges as one request, and an adapter that makes any device one of them.
 //!
-//! Invariants: a packed write that breaks a rule is `Invalid` and changes nothing; a good one is answered
-//! once, when all of its ranges are, with the first error if there was one. Not here: the bytes of a packed
-//! write (`sawmill_format::packed_write`), and which ranges are packed together (`cache`).
+//! Invariants: a packed write that breaks a rule is `Invalid` and changes nothing. A valid one is answered
+//! once, when all of its ranges are done, with the first error if there was one. Not here: the bytes of a
+//! packed write (`sawmill_format::packed_write`), and which ranges are packed together (`cache`).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use sawmill_device::{
 };
 use sawmill_format::packed_write::Packed;
 
-/// A device that takes many byte ranges as one request (BASS §3.1).
+/// A device that executes many byte ranges as one request (BASS §3.1).
 pub trait PackedDevice: BlockDevice {
     /// The longest payload of one packed write, in bytes.
     fn packed_bytes_max(&self) -> u32;
@@ -20,8 +20,8 @@ pub trait PackedDevice: BlockDevice {
     /// The longest distance from a packed write's address to the end of its last range, in bytes.
     fn packed_span_bytes_max(&self) -> u32;
 
-    /// Carries out a packed write: a `Write` whose payload (`request.length` bytes) is a packed write
-    /// relative to `request.address`. It is answered like a write; its ranges may be written in any order.
+    /// Executes a packed write: a `Write` whose payload (`request.length` bytes) is a packed write relative
+    /// to `request.address`. It is answered like a write. Its ranges may be written in any order.
     fn submit_packed(&self, request: Request);
 }
 
@@ -39,18 +39,18 @@ impl<D: PackedDevice + ?Sized> PackedDevice for Arc<D> {
     }
 }
 
-/// The longest payload that [`Unpack`] takes, in bytes.
+/// The longest payload that [`Unpack`] accepts, in bytes.
 pub const UNPACK_BYTES_MAX: u32 = 1 << 20;
-/// The longest span that [`Unpack`] takes, in bytes.
+/// The longest span that [`Unpack`] accepts, in bytes.
 pub const UNPACK_SPAN_BYTES_MAX: u32 = 64 << 20;
 
-/// The device `D`, which takes packed writes too: each range becomes a write of its own, all at once.
+/// The device `D` with packed writes: each range becomes a write of its own, and all are submitted together.
 pub struct Unpack<D> {
     inner: D,
 }
 
 impl<D: BlockDevice> Unpack<D> {
-    /// Takes packed writes for `inner`.
+    /// Adds packed writes to `inner`.
     #[must_use]
     pub fn new(inner: D) -> Self {
         Unpack { inner }
@@ -61,8 +61,7 @@ impl<D: BlockDevice> Unpack<D> {
         &self.inner
     }
 
-    /// Takes the payload out of a request, and lists the writes that it asks for: address and place in the
-    /// payload.
+    /// Takes the payload out of a request, and lists the writes in it: address and place in the payload.
     fn unpack(&self, request: &mut Request) -> Result<(Vec<u8>, Vec<Piece>)> {
         let invalid = |text: String| Error::new(ErrorKind::Invalid, format!("packed write: {text}"));
         let geometry = self.inner.geometry();
@@ -102,7 +101,7 @@ impl<D: BlockDevice> Unpack<D> {
 /// One write of a packed write.
 struct Piece {
     address: u64,
-    /// Where its bytes are in the payload.
+    /// The place of its bytes in the payload.
     place: usize,
     length: usize,
 }
@@ -141,7 +140,7 @@ impl<D: BlockDevice> PackedDevice for Unpack<D> {
     }
 }
 
-/// A packed write under way.
+/// A packed write in flight.
 struct All {
     payload: Vec<u8>,
     left: Mutex<Left>,

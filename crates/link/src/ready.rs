@@ -1,4 +1,4 @@
-//! The slots that have something to send, in the order in which they came to have it, each once.
+//! The slots that have something to send, in the order in which they became ready, each once.
 //!
 //! Invariant: no allocation after `new`: a slot is in the queue at most once.
 
@@ -23,17 +23,17 @@ impl Ready {
         }
     }
 
-    /// Whether nothing is ready: a look, which may be old when it is used.
+    /// Whether no slot is ready. The answer may be outdated when it is used.
     pub(crate) fn is_empty(&self) -> bool {
         self.length.load(Ordering::SeqCst) == 0
     }
 
-    /// Puts a slot in, unless it is in.
+    /// Adds a slot, unless it is in the queue.
     pub(crate) fn push(&self, slot: u16) {
         self.add(slot, |queue| queue.push_back(slot));
     }
 
-    /// Puts a slot back that has more to send.
+    /// Puts a slot with more to send back at the front.
     pub(crate) fn push_front(&self, slot: u16) {
         self.add(slot, |queue| queue.push_front(slot));
     }
@@ -47,8 +47,8 @@ impl Ready {
         }
     }
 
-    /// Takes the next one out. What it has to send is looked at after this: who adds to it meanwhile puts it
-    /// in again.
+    /// Removes the next slot. Look at what it has to send only afterwards: a caller that adds something in
+    /// between queues it again.
     pub(crate) fn pop(&self) -> Option<u16> {
         let mut queue = self.queue.lock();
         let slot = queue.pop_front()?;

@@ -1,25 +1,25 @@
-//! Where something comes from, as far as quotas go: one that asks for much has less than others.
+//! The source of a packet for quotas: a source that asks for much gets less than others.
 //!
-//! Not here: what the quotas are.
+//! Not here: the quotas.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::carrier::{Peer, Sender};
 
-/// Whoever counts as one: an address of IPv4, a network of 64 bits of IPv6, a network card, a stream.
+/// What counts as one source: an IPv4 address, a 64-bit IPv6 network, a network card, a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Source {
-    /// By IP. IPv4 as it is written in IPv6; of IPv6 the network.
+    /// By IP: an IPv4 address in its IPv6 form, or the network of an IPv6 address.
     Ip(Ipv6Addr),
     /// By its hardware address.
     Ethernet([u8; 6]),
-    /// By the place in memory of its carrier.
+    /// By the place of its carrier in memory.
     Stream(usize),
 }
 
 impl Source {
-    /// Of an address.
+    /// The source of an address.
     pub(crate) fn of_ip(ip: IpAddr) -> Self {
         let ip = match ip {
             IpAddr::V4(ip) => return Source::Ip(ip.to_ipv6_mapped()),
@@ -29,7 +29,7 @@ impl Source {
         Source::Ip(if is_one_machine { ip } else { Ipv6Addr::from(u128::from(ip) >> 64 << 64) })
     }
 
-    /// Of whoever is at `peer`, by the carrier of `sender`.
+    /// The source of `peer`, with the carrier of `sender`.
     pub(crate) fn of_peer(peer: &Peer, sender: &Arc<dyn Sender>) -> Self {
         match peer {
             Peer::Udp(address) => Self::of_ip(address.ip()),

@@ -1,7 +1,7 @@
-//! How a failure crosses the wire: its kind as a number, and its text.
+//! How an error crosses the wire: its kind as a number, and its text.
 //!
-//! Invariant: every kind has one number, numbers are never used again, and an unknown number is a bug of the
-//! peer and not ours.
+//! Invariant: every kind has one number, numbers are never reused, and an unknown number is a bug of the
+//! peer, not ours.
 
 use sawmill_device::{Error, ErrorKind};
 
@@ -29,7 +29,7 @@ pub(crate) fn status_of(kind: ErrorKind) -> u8 {
     KINDS.iter().find(|(_, other)| *other == kind).map_or(15, |(code, _)| *code)
 }
 
-/// The error that a status and its text stand for.
+/// The error for a status and its text.
 pub(crate) fn error_of(status: u8, text: &str) -> Error {
     let kind = KINDS.iter().find(|(code, _)| *code == status).map_or(Internal, |(_, kind)| *kind);
     Error::new(kind, format!("target: {}", crate::legible(text)))

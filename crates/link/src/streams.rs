@@ -1,10 +1,10 @@
-//! The streams that a target accepted: who has a place.
+//! The streams that a target accepted, with their quotas.
 //!
-//! A stream is a stranger's until a packet of a connection came by it. Strangers have a while for that, a
-//! share of the places by their source, and go first when somebody new comes.
+//! A stream is a stranger's until it carries a packet of a connection. A stranger has a limited time for that
+//! and a share of the places per source; when a new stream arrives, strangers are evicted first.
 //!
-//! Invariants: there is a bound; who is no stranger makes room for nobody. Not here: threads and sockets
-//! (`crate::threads`).
+//! Invariants: the number of streams is bounded; a stream that is no stranger's is never evicted. Not here:
+//! threads and sockets (`crate::threads`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,22 +12,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::clock::SECOND;
 use crate::source::Source;
 
-/// A stranger's stream ends after so long.
+/// The longest life of a stranger's stream.
 pub(crate) const STRANGER_NS: u64 = 10 * SECOND;
-/// Streams that may be there at a time, over all connections.
+/// The most streams at a time, over all connections.
 pub(crate) const STREAMS_MAX: usize = 256;
-/// Strangers of one source.
+/// The most strangers of one source.
 const OF_SOURCE_MAX: usize = 64;
 
 /// One stream, with what ends it.
 pub(crate) struct Stream<T> {
     pub(crate) threads: T,
     pub(crate) source: Source,
-    /// A packet of a connection came by it.
+    /// Set when it has carried a packet of a connection.
     pub(crate) known: Arc<AtomicBool>,
 }
 
-/// All of them, the oldest first.
+/// All streams, the oldest first.
 pub(crate) struct Streams<T>(Vec<Stream<T>>);
 
 impl<T> Default for Streams<T> {
@@ -37,12 +37,13 @@ impl<T> Default for Streams<T> {
 }
 
 impl<T> Streams<T> {
-    /// Forgets those that have ended.
+    /// Removes streams that have ended.
     pub(crate) fn retain(&mut self, is_alive: impl Fn(&T) -> bool) {
         self.0.retain(|stream| is_alive(&stream.threads));
     }
 
-    /// Makes room for somebody new, from there. The error: there is none. What is given back must be ended.
+    /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller must close;
+    /// `Err` if the table is full.
     pub(crate) fn make_room(&mut self, source: Source) -> Result<Option<Stream<T>>, ()> {
         let strangers = |of: Source| {
             let is = move |stream: &&Stream<T>| stream.source == of && stream.is_stranger();

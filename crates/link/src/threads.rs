@@ -1,11 +1,12 @@
-//! Who receives: a thread for each link of an initiator, for each carrier and each stream of a target.
+//! The receiving threads: one for each link of an initiator, and one for each carrier and each stream of a
+//! target.
 //!
-//! A thread takes what has come as one batch, lets what that led to go in full packets, and looks at the
-//! timers. A carrier that fails is opened again, with growing pauses, for as long as its initiator lives.
+//! A thread receives a batch of packets, sends what they led to in full packets, and then checks the timers.
+//! A carrier that fails is reopened, with growing pauses, for as long as its initiator lives.
 //!
-//! Invariants: threads end when their owner is dropped, and are waited for (unless an answer on one of them
-//! drops it: that one ends when the answer is given); a thread never sleeps longer than a second, and not
-//! longer than a few milliseconds while something is under way.
+//! Invariants: threads end when their owner is dropped, and are waited for. (A thread whose own answer drops
+//! the owner ends after that answer.) A thread never sleeps longer than a second, and only a few milliseconds
+//! while something is in flight.
 //!
 //! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
 
@@ -24,20 +25,21 @@ use crate::source::Source;
 use crate::streams::{STRANGER_NS, STREAMS_MAX, Stream, Streams};
 use crate::target::{Arrival, Target};
 
-/// The longest wait while something is under way, and at all.
+/// The longest wait while something is in flight, and the longest wait at all.
 const LIVELY_WAIT_NS: u64 = 5 * MS;
 const WAIT_NS_MAX: u64 = SECOND;
-/// How long a stream may take to be connected, and the pauses between attempts to open a carrier: short, for
-/// an interface that comes up says so to nobody here, and one that comes and goes must be met while it is up.
+/// The longest time to connect a stream, and the pauses between attempts to open a carrier. They are short
+/// because nothing reports that an interface has come up, and an interface that comes and goes must be caught
+/// while it is up.
 const REACH_MAX: Duration = Duration::from_secs(3);
 const REOPEN_FIRST: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_millis(250);
-/// How long a target may take to hear that volumes are given back.
+/// The longest time for a target to learn that volumes are closed.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
-/// Connections that one batch may touch.
+/// The most connections in one batch.
 const TOUCHED_MAX: usize = 64;
 
-/// Says when to stop, and to whom.
+/// A stop flag, with what to wake for it.
 #[derive(Default)]
 struct Stop {
     stopped: AtomicBool,
@@ -64,7 +66,7 @@ impl Stop {
         self.resume.notify_all();
     }
 
-    /// Waits, unless it is time to stop.
+    /// Waits, or returns early if it is time to stop.
     fn pause(&self, most: Duration) {
         let mut pause = self.pause.lock();
         if !self.is_set() {
@@ -73,7 +75,7 @@ impl Stop {
     }
 }
 
-/// Threads, and their end.
+/// Threads, and how to end them.
 struct Threads {
     stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
@@ -91,7 +93,7 @@ impl Threads {
         self.threads.iter().any(|thread| thread.thread().id() == current)
     }
 
-    /// Stops them, and waits for all but the one that calls.
+    /// Stops the threads and waits for all of them, except the calling one.
     fn end(&mut self) {
         self.stop.set();
         for thread in self.threads.drain(..) {
@@ -108,15 +110,15 @@ impl Drop for Threads {
     }
 }
 
-/// The threads of an initiator: dropped, they give its volumes back and end, and its devices answer nothing
-/// more.
+/// The threads of an initiator. Dropping this closes its volumes and ends the threads; after that, its
+/// devices answer nothing.
 pub struct Attached {
     initiator: Arc<Initiator>,
     threads: Threads,
 }
 
 impl Attached {
-    /// Lets `initiator` have these links, in this order.
+    /// Starts `initiator` with these links, in this order.
     pub fn new(initiator: Arc<Initiator>, addresses: &[LinkAddress]) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
         for (index, address) in addresses.iter().enumerate() {
@@ -138,25 +140,25 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let closing = self.initiator.close_volumes();
-        // A thread of ours would wait for answers that it is to receive itself.
+        // A thread of ours would wait for answers that it must receive itself.
         let is_own = self.threads.include_current();
         if self.initiator.status().connected && !is_own {
             let began = Instant::now();
             let left = || LEAVE_MAX.saturating_sub(began.elapsed());
-            // Who is not answered in time is waited out by the target, as if we had died.
+            // If there is no answer in time, the target waits for our silence, as if we had died.
             closing.iter().for_each(|answer| drop(answer.wait(left())));
         }
         self.initiator.close();
     }
 }
 
-/// How long a thread may wait: until `deadline_ns`, and not long while something is under way.
+/// How long a thread may wait: until `deadline_ns`, and only briefly while something is in flight.
 fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
     let most = if lively { LIVELY_WAIT_NS } else { WAIT_NS_MAX };
     Duration::from_nanos(deadline_ns.saturating_sub(SteadyClock.now_ns()).min(most))
 }
 
-/// Opens link `index`'s carrier, again and again, and receives.
+/// Opens the carrier of link `index`, again after each failure, and receives.
 fn keep_link(initiator: &Arc<Initiator>, index: usize, address: &LinkAddress, stop: &Stop) {
     let mut pause = REOPEN_FIRST;
     let mut told = String::new();
@@ -217,17 +219,17 @@ fn receive_for_initiator(
     io::Error::other("stopped on request")
 }
 
-/// The threads of a target: dropped, they end, and so do its connections.
+/// The threads of a target. Dropping this ends them and the target's connections.
 pub struct Listener {
     target: Arc<Target>,
     threads: Threads,
-    /// The streams that were accepted have threads of their own.
+    /// Accepted streams, which have threads of their own.
     streams: Arc<Mutex<Streams<Threads>>>,
     addresses: Vec<String>,
 }
 
 impl Listener {
-    /// Lets `target` be reached at these addresses, each with so many receiving threads.
+    /// Makes `target` reachable at these addresses, with this many receiving threads each.
     pub fn new(target: Arc<Target>, addresses: &[LinkAddress], receivers: usize) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
         let streams: Arc<Mutex<Streams<Threads>>> = Arc::default();
@@ -259,7 +261,7 @@ impl Listener {
         Ok(Listener { target, threads, streams, addresses: shown })
     }
 
-    /// Where it can be reached.
+    /// The addresses where it is reachable.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
@@ -277,7 +279,8 @@ impl Drop for Listener {
         self.target.close();
         self.threads.end();
         self.streams.lock().clear();
-        // Whoever came back before the threads had ended: behind a target that is gone devices may be closed.
+        // Also ends connections that returned before the threads ended: after the target is gone, devices may
+        // be closed.
         self.target.close();
     }
 }
@@ -299,7 +302,7 @@ fn accept(
                     tracing::debug!("link: {STREAMS_MAX} streams are open; refused one from {from}");
                     continue;
                 };
-                // It is a stranger's, so its thread is at no device, and ends at once.
+                // It is a stranger's stream, so its thread is not in a device, and ends immediately.
                 drop(gone);
                 let known = Arc::new(AtomicBool::new(false));
                 let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
@@ -327,7 +330,7 @@ fn accept(
     }
 }
 
-/// Receives, and opens the carrier again when it fails: an interface that was down comes back.
+/// Receives, and reopens the carrier when it fails: an interface that was down may come back.
 fn keep_listening(
     target: &Arc<Target>,
     carrier: Carrier,
@@ -360,8 +363,8 @@ fn keep_listening(
     }
 }
 
-/// Receives until the carrier fails or it is time to stop; not for long from a stream that is a stranger's.
-/// `known` says of it when it is so no more.
+/// Receives until the carrier fails or it is time to stop. A stranger's stream has limited time; `known` is
+/// set when it is no longer a stranger's.
 fn receive_for_target(
     target: &Arc<Target>,
     mut carrier: Carrier,
@@ -398,7 +401,7 @@ fn receive_for_target(
             lively_until_ns = now + SECOND;
             touched.drain(..).for_each(|connection| target.end_batch(connection));
         }
-        // However busy one connection is, the timers of the others go on.
+        // However busy one connection is, the timers of the others must run.
         if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_ns {
             next_tick_ns = now + LIVELY_WAIT_NS;
             target.tick();

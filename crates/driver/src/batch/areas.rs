@@ -1,19 +1,19 @@
-//! Collision areas: who is newer of two writes, and which writes a driver does not have yet (thesis section
+//! Collision areas: which of two writes is newer, and which writes a driver does not have yet (thesis section
 //! 4.3).
 //!
 //! Invariants: in an area, a write that was submitted after another had completed has the higher sequence
-//! number; numbers are never used twice in the life of a device, whatever happens to its driver. A write is
+//! number. Numbers are never reused during the life of a device, whatever happens to its driver. A write is
 //! listed from before it completes until the driver has acknowledged it and every older write that it
-//! overlaps: until then its bytes may be needed to mend what is delivered again. A lock here is held for one
-//! area, and no other lock is taken under it.
+//! overlaps, because until then its bytes may be needed to correct a repeated delivery. A lock here covers
+//! one area, and no other lock is taken under it.
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Areas share these. Many, so that writers on different cores rarely meet, and each holds little;
-/// neighbouring areas are in different ones.
+/// The areas share these. There are many, so that writers on different cores rarely meet, and each holds
+/// little; adjacent areas use different ones.
 const SHARDS: usize = 4096;
 
-/// A chunk: its queue, and its number there.
+/// A chunk: its queue, and its number in that queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ChunkId {
     pub(super) queue: usize,
@@ -27,7 +27,7 @@ pub(super) struct Listed {
     pub(super) end: u64,
     pub(super) sequence: u64,
     pub(super) chunk: ChunkId,
-    /// Where its bytes are in the chunk.
+    /// The place of its bytes in the chunk.
     pub(super) data_at: usize,
     pub(super) is_acknowledged: bool,
 }
@@ -38,7 +38,7 @@ impl Listed {
     }
 }
 
-/// In cache lines of its own.
+/// Aligned to cache lines of its own.
 #[repr(align(64))]
 #[derive(Default)]
 struct Shard(Mutex<Writes>);
@@ -46,19 +46,19 @@ struct Shard(Mutex<Writes>);
 /// The writes of some areas.
 #[derive(Default)]
 struct Writes {
-    /// The last number given out.
+    /// The last number that was assigned.
     last: u64,
     listed: Vec<Listed>,
 }
 
-/// What an acknowledgement means for chunks.
+/// The consequences of an acknowledgement for chunks.
 #[derive(Default)]
 pub(super) struct Settled {
-    /// The write stays listed: older ones that it overlaps are on their way.
+    /// The write stays listed, because older writes that it overlaps are in flight.
     pub(super) is_kept: bool,
-    /// Those older ones: the sooner they are acknowledged, the sooner memory is free.
+    /// Those older writes: the sooner they are acknowledged, the sooner memory is free.
     pub(super) older: Vec<ChunkId>,
-    /// One entry for each write of these chunks that is listed no more and was acknowledged before.
+    /// One entry for each write of these chunks that was acknowledged earlier and is no longer listed now.
     pub(super) released: Vec<ChunkId>,
 }
 
@@ -73,12 +73,12 @@ impl Areas {
         Areas { area_bytes, shards: (0..SHARDS).map(|_| Shard::default()).collect() }
     }
 
-    /// Of the area that begins or goes on at this byte.
+    /// The shard of the area that contains this byte.
     fn shard(&self, start: u64) -> MutexGuard<'_, Writes> {
         self.shards[(start / self.area_bytes % SHARDS as u64) as usize].0.lock()
     }
 
-    /// The parts of `[start, end)` that lie in one area each.
+    /// Splits `[start, end)` at the borders of areas.
     pub(super) fn parts(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let area_bytes = self.area_bytes;
         let mut at = start;
@@ -90,12 +90,12 @@ impl Areas {
         })
     }
 
-    /// How many parts a range has.
+    /// The number of parts of a range.
     pub(super) fn count(&self, start: u64, end: u64) -> usize {
         ((end - 1) / self.area_bytes - start / self.area_bytes + 1) as usize
     }
 
-    /// Lists a write that lies in one area, and numbers it.
+    /// Lists a write that lies in one area, and assigns its number.
     pub(super) fn list(&self, start: u64, end: u64, chunk: ChunkId, data_at: usize) -> u64 {
         let mut writes = self.shard(start);
         writes.last += 1;
@@ -129,7 +129,8 @@ impl Areas {
         settled.is_kept = !settled.older.is_empty();
         if !settled.is_kept {
             listed.swap_remove(at);
-            // Whatever waited for this one alone is free too. (What waited for one of those waited for this.)
+            // Writes that waited only for this one are free too. (What waited for one of those also waited
+            // for this.)
             while let Some(free) = (0..listed.len())
                 .find(|at| listed[*at].is_acknowledged && older(listed, *at).next().is_none())
             {
@@ -139,9 +140,9 @@ impl Areas {
         settled
     }
 
-    /// For a driver that has gone: each acknowledged write with the older ones that it overlaps and that will
-    /// be delivered again, in the order in which the bytes must be copied. From here on only those that are
-    /// not acknowledged are listed. Nobody else may use the areas meanwhile.
+    /// After a driver is gone: returns each acknowledged write with the older ones that it overlaps and that
+    /// will be delivered again, in the order in which the bytes must be copied. Afterwards, only
+    /// unacknowledged writes are listed. Nothing else may use the areas during the call.
     pub(super) fn mend(&self) -> Vec<(Listed, Listed)> {
         let mut copies = Vec::new();
         for shard in &self.shards {

@@ -1,11 +1,11 @@
-//! The bytes of a write chunk: records, then the data of all of them in the same order (thesis tables 4.2 and
-//! 4.3). Little endian; sectors are 512 bytes whatever the block. `docs/format/write_chunk.md`.
+//! The bytes of a write chunk: records, then their data in the same order (thesis tables 4.2 and 4.3). Little
+//! endian; sectors have 512 bytes whatever the block size. `docs/format/write_chunk.md`.
 //!
-//! Not here: when a chunk is full, who owns its memory.
+//! Not here: when a chunk is full, the owner of its memory.
 
 /// A record on the wire.
 pub const RECORD_BYTES: usize = 32;
-/// What sectors are counted in.
+/// The unit of addresses and lengths on the wire.
 pub const SECTOR_BYTES: u64 = 512;
 /// `flag` of a record with data. (Numbers are those of the kernel's requests, as in BUSE.)
 pub const FLAG_WRITE: u64 = 1;
@@ -17,13 +17,13 @@ pub struct Record {
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// Its number among all writes of its collision area, from 1 on: of two that overlap, the higher is
-    /// newer.
+    /// Its number among all writes of its collision area, starting with 1. Of two writes that overlap, the
+    /// higher number is newer.
     pub sequence: u64,
 }
 
 impl Record {
-    /// As bytes.
+    /// Encodes the record.
     #[must_use]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let words = [self.address / SECTOR_BYTES, self.length / SECTOR_BYTES, self.sequence, FLAG_WRITE];
@@ -34,7 +34,7 @@ impl Record {
         bytes
     }
 
-    /// Of bytes; `None` when they are no record of a write.
+    /// Decodes a record; `None` if the bytes are not a record of a write.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut words = [0; 4];
@@ -48,7 +48,7 @@ impl Record {
     }
 }
 
-/// The records of a chunk with their data. `None` in place of a record that makes no sense ends it.
+/// The records of a chunk with their data. An invalid record gives `None` and ends the iteration.
 pub fn records(
     chunk: &[u8],
     metadata_bytes: usize,

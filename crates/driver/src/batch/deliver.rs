@@ -1,7 +1,7 @@
-//! The driver's side: fetch what there is, acknowledge it.
+//! The driver's side: fetches orders and acknowledges them.
 //!
-//! Invariants: what is fetched on a queue comes in order; acknowledgements may come in any. A driver may
-//! fetch with several threads per queue. Not here: whether a driver is there (`recover`).
+//! Invariants: orders of a queue are fetched in order and acknowledged in any order. A driver may fetch with
+//! several threads per queue. Not here: whether a driver is connected (`recover`).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,54 +15,54 @@ use super::chunk::Record;
 use super::{Batch, ChunkId, Closed, Item, Reads, Writes};
 use crate::backend::State;
 
-/// What a write queue hands over.
+/// An item of a write queue.
 pub enum Delivery {
     /// Writes.
     Chunk(Chunk),
-    /// Everything handed over before on this queue is to be made durable; acknowledged with this number.
+    /// Everything delivered before on this queue must become durable. Acknowledge it with this number.
     Flush(u64),
     /// A range without bytes.
     Range(RangeOrder),
-    /// Nothing comes any more.
+    /// Nothing more comes.
     End,
 }
 
-/// A discard or write-zeroes in the driver's hands: bytes of the disk.
+/// A discard or write-zeroes that the driver has: a range of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeOrder {
-    /// What it is acknowledged with.
+    /// The number for the acknowledgement.
     pub number: u64,
     /// `Discard` or `WriteZeroes`.
     pub operation: Operation,
     /// First byte.
     pub address: u64,
-    /// Bytes; may be as long as the disk.
+    /// Bytes; may be as many as the disk has.
     pub length: u64,
-    /// The space shall stay allocated.
+    /// The space must stay allocated.
     pub no_unmap: bool,
 }
 
-/// A write chunk in the driver's hands.
+/// A write chunk that the driver has.
 pub struct Chunk {
-    /// What it is acknowledged with.
+    /// The number for the acknowledgement.
     pub number: u64,
     closed: Arc<Closed>,
 }
 
 impl Chunk {
-    /// Where it lies in the queue's write memory.
+    /// Its place in the queue's write memory.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.closed.offset
     }
 
-    /// Bytes that mean something: records, the place for more, and data.
+    /// The length in use: records, room for more of them, and data.
     #[must_use]
     pub fn length(&self) -> usize {
         self.closed.length
     }
 
-    /// The last ordinal given when it was closed.
+    /// The last ordinal that was assigned when it was closed.
     #[must_use]
     pub fn horizon(&self) -> u64 {
         self.closed.horizon
@@ -81,16 +81,16 @@ impl Chunk {
     }
 }
 
-/// A read in the driver's hands.
+/// A read that the driver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// What it is acknowledged with.
+    /// The number for the acknowledgement.
     pub number: u64,
     /// First byte on the disk.
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// Where its bytes go in the queue's read memory.
+    /// The place for its bytes in the queue's read memory.
     pub offset: usize,
 }
 
@@ -102,7 +102,8 @@ impl Batch {
         next_of(&mut writes)
     }
 
-    /// The next item of a write queue. Waits for one; `None` when the driver is to leave (`leave`).
+    /// The next item of a write queue. Blocks until there is one; `None` when the driver must leave
+    /// (`leave`).
     #[must_use]
     pub fn fetch_write(&self, queue: usize) -> Option<Delivery> {
         let age_max = self.options.chunk_age_max;
@@ -131,10 +132,10 @@ impl Batch {
         }
     }
 
-    /// The driver has done with an item of a write queue: a chunk is applied, or a flush is through.
+    /// The driver has completed an item of a write queue: a chunk is applied, or a flush is done.
     ///
     /// # Errors
-    /// `Invalid` for a number that was not handed over, or was acknowledged before.
+    /// `Invalid` for a number that was not delivered, or was already acknowledged.
     pub fn acknowledge_write(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let item = {
             let mut writes = self.queues[queue].writes.lock();
@@ -157,7 +158,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The driver has this chunk: its memory is free, unless older writes of the same bytes are on their way.
+    /// The driver has this chunk: its memory is free, unless older writes of the same bytes are in flight.
     fn settle(&self, queue: usize, closed: Arc<Closed>) {
         let number = closed.number;
         self.ordinals.lock().open.remove(&closed.ordinal);
@@ -169,7 +170,7 @@ impl Batch {
             released.extend(settled.released);
         }
         if kept > 0 {
-            // Another thread may have released some already: the count then goes below nothing and back.
+            // Another thread may have released some already: the count may be negative for a while.
             self.keep(ChunkId { queue, number }, Some(closed), kept as isize);
         } else {
             drop(closed);
@@ -185,7 +186,7 @@ impl Batch {
         self.resume_waiting();
     }
 
-    /// Counts how many writes of an acknowledged chunk are still needed; at none it goes.
+    /// Counts how many writes of an acknowledged chunk are still needed; at zero the chunk is removed.
     fn keep(&self, chunk: ChunkId, closed: Option<Arc<Closed>>, by: isize) {
         let mut writes = self.queues[chunk.queue].writes.lock();
         let entry = writes.kept.entry(chunk.number).or_insert((None, 0));
@@ -198,7 +199,8 @@ impl Batch {
         }
     }
 
-    /// The next read of a queue, with room for its bytes. Waits for one; `None` when the driver is to leave.
+    /// The next read of a queue, with room for its bytes. Blocks until there is one; `None` when the driver
+    /// must leave.
     #[must_use]
     pub fn fetch_read(&self, queue: usize) -> Option<Read> {
         let shared = &self.queues[queue];
@@ -217,7 +219,7 @@ impl Batch {
         }
     }
 
-    /// The next read of a queue, if there is one and room for it now.
+    /// The next read of a queue, if there is one, and room for it, now.
     #[must_use]
     pub fn fetch_read_now(&self, queue: usize) -> Option<Read> {
         self.next_read(&mut self.queues[queue].reads.lock())
@@ -255,10 +257,10 @@ impl Batch {
         self.queues[queue].reads.lock().fetched.insert(number, (request, lease, since));
     }
 
-    /// The driver has put a read's bytes in their place, or could not.
+    /// The driver has stored the bytes of a read, or failed.
     ///
     /// # Errors
-    /// `Invalid` for a number that was not handed over, or was acknowledged before.
+    /// `Invalid` for a number that was not delivered, or was already acknowledged.
     pub fn acknowledge_read(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let shared = &self.queues[queue];
         let Some((mut request, lease, _)) = shared.reads.lock().fetched.remove(&number) else {
@@ -276,7 +278,7 @@ impl Batch {
                 request.fail(error);
             }
         }
-        // There is room for another one.
+        // There is room for another read.
         shared.reads_bell.notify_one();
         Ok(())
     }

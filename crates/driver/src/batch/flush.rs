@@ -1,5 +1,5 @@
-//! Flush: one item on every queue behind all chunks there; the request ends when all are acknowledged
-//! (thesis section 4.2.1).
+//! Flush: one item on every queue after all chunks there. The request completes when all items are
+//! acknowledged (thesis section 4.2.1).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use sawmill_device::{Error, Reply, Request};
 
 use super::{Batch, Item, Writes};
 
-/// A flush on its way through all queues.
+/// A flush in flight on all queues.
 pub(super) struct Flush {
     left: AtomicUsize,
     request: Mutex<Option<Request>>,
@@ -17,7 +17,7 @@ pub(super) struct Flush {
 }
 
 impl Batch {
-    /// Flushes for a request, or for nobody (a driver that is to leave all behind it).
+    /// Flushes for a request, or without one (before a driver leaves).
     pub(super) fn flush(&self, request: Option<Request>) {
         if self.options.weak_flush {
             let mut failed = None;
@@ -49,7 +49,7 @@ impl Batch {
         }
     }
 
-    /// One queue's driver has acknowledged a flush, or refused.
+    /// The driver has acknowledged a flush on one queue, or failed it.
     pub(super) fn flushed(&self, flush: &Flush, outcome: Result<(), Error>) {
         if let Err(error) = outcome {
             *flush.error.lock() = Some(error);
@@ -58,14 +58,14 @@ impl Batch {
             return;
         }
         let Some(request) = flush.request.lock().take() else { return };
-        // The writes of a chunk that failed were completed long ago: this is where their users hear of it.
+        // The writes of a failed chunk were completed long ago: their users learn of it here.
         let error = flush.error.lock().take();
         request.complete(error.map_or(Ok(Reply::Done), Err));
     }
 }
 
 impl Writes {
-    /// A chunk failed: all flushes behind it say so, or the next one, and no other.
+    /// A chunk failed: all flushes after it report that; if there is none, the next one does, and no other.
     pub(super) fn note_failure(&mut self, chunk: u64, error: &Error) {
         let ready = self.ready.iter().filter(|(number, _)| *number > chunk).map(|(_, item)| item);
         let fetched = self.fetched.range(chunk..).map(|(_, (item, _))| item);

@@ -1,25 +1,24 @@
 //! BUSE in user space: a device that collects writes of many cores into chunks of shared memory, completes
-//! them at once, and hands the chunks to a driver (thesis chapter 4).
+//! them immediately, and delivers the chunks to a driver (thesis chapter 4).
 //!
 //! Invariants:
 //! 1. A write completes when its bytes are in a chunk. The device has a volatile cache: what survives a power
 //!    cut is what a flush covered.
-//! 2. A read is handed over when every older write of its range has been acknowledged, so a driver that has
-//!    applied what it acknowledged answers right.
-//! 3. A flush stands on every queue behind the chunks of all writes that completed before it, and completes
-//!    when each queue's driver has acknowledged it.
-//! 4. What was handed over and not acknowledged when a driver went is handed to the next one again, in the
-//!    same order, with the same numbers. Where a newer write of the same bytes was acknowledged, the older
-//!    one carries the newer bytes by then: the next driver need not know what the last one had.
-//! 5. Locks are taken in this order: what waits, then one queue's writes (all of them, in their order, in
-//!    `recover` alone), then one queue's reads; an area's lock is the last.
+//! 2. A read is delivered when every older write of its range has been acknowledged, so a driver that has
+//!    applied what it acknowledged returns the right bytes.
+//! 3. A flush is queued on every queue after the chunks of all writes that completed before it, and completes
+//!    when the driver has acknowledged it on each queue.
+//! 4. What was delivered and not acknowledged when a driver disappeared is delivered to the next one again,
+//!    in the same order, with the same numbers. Where a newer write of the same bytes was acknowledged, the
+//!    older write has the newer bytes by then: the next driver need not know what the last one had.
+//! 5. Locks are taken in this order: the waiting requests, then one queue's writes (only `recover` takes
+//!    those of all queues, in order), then one queue's reads; an area's lock is the last.
+//! 6. A discard or write-zeroes is never in flight together with another change of the same bytes: it waits
+//!    for those before it, and those after wait for it.
 //!
-//! 6. A discard or write-zeroes meets no other change of the same bytes on its way: it waits for those before
-//!    it, and those after wait for it.
-//!
-//! Files: `options`, `chunk` (the bytes), `areas` (who is newer), `write`, `read`, `range` (discard,
-//! write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover` (a driver went). Not
-//! here: processes, sockets (`host`).
+//! Files: `options`, `chunk` (the bytes), `areas` (which write is newer), `write`, `read`, `range` (discard,
+//! write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover` (a driver is gone).
+//! Not here: processes, sockets (`host`).
 
 pub mod chunk;
 pub mod options;
@@ -62,7 +61,7 @@ pub struct Batch {
     queues: Box<[Queue]>,
     /// Requests that wait for others of the same bytes, and what they wait for.
     waiting: Mutex<Waiting>,
-    /// Whether `waiting` has anything in it.
+    /// Whether `waiting` is not empty.
     has_waiting: AtomicBool,
     life: Life,
     /// Chunks in the order of their opening: see `docs/format/write_chunk.md`.
@@ -71,9 +70,9 @@ pub struct Batch {
 
 #[derive(Default)]
 struct Waiting {
-    /// In their order, with their queues.
+    /// In order, with their queues.
     requests: VecDeque<(usize, Request)>,
-    /// Discards and write-zeroes on their way to the driver: first byte and end.
+    /// Discards and write-zeroes in flight to the driver: first byte and end.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -81,13 +80,13 @@ struct Waiting {
 struct Queue {
     write_memory: Arc<Arena>,
     writes: Mutex<Writes>,
-    /// Something to fetch, or an end.
+    /// Signals an item to fetch, or the end.
     writes_bell: Condvar,
     reads: Mutex<Reads>,
     reads_bell: Condvar,
 }
 
-/// A chunk that takes writes.
+/// A chunk that accepts writes.
 struct Open {
     number: u64,
     ordinal: u64,
@@ -97,19 +96,19 @@ struct Open {
     since: Instant,
 }
 
-/// A chunk that is closed: nothing in it changes any more, but what `recover` mends.
+/// A closed chunk: its content does not change any more, except for corrections by `recover`.
 struct Closed {
     number: u64,
     ordinal: u64,
     horizon: u64,
-    /// Bytes that mean something.
+    /// The length in use.
     length: usize,
     records: Vec<Record>,
     offset: usize,
     lease: RwLock<Lease>,
 }
 
-/// What stands in a write queue.
+/// An item of a write queue.
 #[derive(Clone)]
 enum Item {
     Chunk(Arc<Closed>),
@@ -120,30 +119,31 @@ enum Item {
 #[derive(Default)]
 struct Writes {
     open: Option<Open>,
-    /// To be fetched.
+    /// Items to fetch.
     ready: VecDeque<(u64, Item)>,
-    /// With the driver since then, by number.
+    /// Items that the driver has, by number, with the time of delivery.
     fetched: BTreeMap<u64, (Item, Instant)>,
-    /// Acknowledged, and kept since older writes of the same bytes are on their way; how many such.
+    /// Acknowledged chunks that are kept because older writes of the same bytes are in flight, and the number
+    /// of such writes.
     kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
-    /// Writes that found no memory.
+    /// Writes that wait for memory.
     stalled: VecDeque<Request>,
-    /// What a driver said of a chunk that it could not write, if no flush of it was on its way: the next one
-    /// says so.
+    /// The driver's error for a chunk that it could not write, if no flush of that chunk was in flight: the
+    /// next flush reports it.
     failed: Option<Error>,
     last_number: u64,
-    /// Up to this one a former driver had them, if they are still to be fetched.
+    /// Items up to this number were already delivered to a former driver, if they are still to be fetched.
     again_number: u64,
 }
 
 struct Reads {
     memory: Arc<Arena>,
     ready: VecDeque<Request>,
-    /// Handed over before to a driver that went: first of all, in order.
+    /// Reads that were delivered to a former driver: they are delivered first, in order.
     again: VecDeque<(u64, Request)>,
     fetched: BTreeMap<u64, (Request, Lease, Instant)>,
     last_number: u64,
-    /// Up to this one a former driver had them.
+    /// Reads up to this number were already delivered to a former driver.
     again_number: u64,
 }
 
@@ -154,11 +154,11 @@ impl Reads {
     }
 }
 
-/// Which chunks there are, in the order of their opening.
+/// The existing chunks, in the order of their opening.
 #[derive(Default)]
 struct Ordinals {
     last: u64,
-    /// Not acknowledged.
+    /// Chunks without an acknowledgement.
     open: BTreeSet<u64>,
 }
 
@@ -169,7 +169,7 @@ impl Ordinals {
         self.last
     }
 
-    /// All below are acknowledged.
+    /// All ordinals below this are acknowledged.
     fn floor(&self) -> u64 {
         self.open.first().copied().unwrap_or(self.last + 1)
     }
@@ -186,10 +186,10 @@ fn memory_of(bytes: u64) -> Result<Arc<Arena>> {
 }
 
 impl Batch {
-    /// A device that waits for a driver.
+    /// Makes a device that waits for a driver.
     ///
     /// # Errors
-    /// `Invalid` when the options do not go together; `Full` when there is no memory for the queues.
+    /// `Invalid` if the options conflict; `Full` if there is no memory for the queues.
     pub fn new(options: BatchOptions) -> Result<Arc<Self>> {
         options.check()?;
         let queue = |_| -> Result<Queue> {
@@ -215,13 +215,13 @@ impl Batch {
         }))
     }
 
-    /// What it was made with.
+    /// The options of the device.
     #[must_use]
     pub fn options(&self) -> &BatchOptions {
         &self.options
     }
 
-    /// Where it is in its life.
+    /// The state of the device.
     #[must_use]
     pub fn state(&self) -> State {
         self.life.state()

@@ -1,8 +1,8 @@
-//! What a batching device is made with: BUSE's options, with its names and defaults (thesis section 4.4.2),
-//! and what it lacked.
+//! The options of a batching device: BUSE's, with its names and defaults (thesis section 4.4.2), and
+//! additional ones.
 //!
-//! Options are checked together, when the device is made: the order in which they were given means nothing.
-//! Not here: which process may change them (`host`).
+//! Options are checked together, when the device is made: their order does not matter. Not here: which
+//! process may change them (`host`).
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::chunk::RECORD_BYTES;
 
 /// The largest collision table: a counter of eight bytes for each area.
 pub const AREAS_MAX: u64 = 1 << 24;
-/// The largest write chunk and the largest shared memory of a queue. Offsets beyond mean something else
+/// The largest write chunk, and the largest shared memory of a queue. Larger offsets have another meaning
 /// (thesis section 4.2.1).
 pub const SHARED_BYTES_MAX: u64 = 1 << 32;
 /// The most queues of a device.
 pub const QUEUES_MAX: u32 = 256;
-/// The most requests that a queue takes at once.
+/// The most concurrent requests of a queue.
 pub const QUEUE_DEPTH_MAX: u32 = 4096;
 
 /// See the head of this file. Sizes are bytes.
@@ -27,31 +27,31 @@ pub struct BatchOptions {
     pub size: u64,
     /// Logical block: 512 or 4096.
     pub blocksize: u32,
-    /// The smallest request that is no waste; 0: one block.
+    /// The smallest efficient request; 0: one block.
     pub io_min: u32,
-    /// The request that the driver likes best; 0: one block.
+    /// The preferred request size; 0: one block.
     pub io_opt: u32,
     /// Write queues, and as many for reads: usually one for each core.
     pub hw_queues: u32,
-    /// A queue's threads stay on one core, and requests go to the queue of the core they come from.
+    /// The threads of a queue stay on one core, and requests go to the queue of the core they come from.
     pub tie_queues: bool,
-    /// Requests that a read queue hands to the driver at once.
+    /// The most reads of a queue that the driver has at a time.
     pub queue_depth: u32,
-    /// Writes are collected into pieces of shared memory of this size, records included.
+    /// Writes are collected into pieces of shared memory of this size, including records.
     pub write_chunk_size: u64,
     /// Shared memory of a write queue: a multiple of `write_chunk_size`.
     pub write_shm_size: u64,
-    /// Shared memory of a read queue: its requests in flight find room there.
+    /// Shared memory of a read queue, for its reads in flight.
     pub read_shm_size: u64,
     /// Writes in the same area of this size are numbered in order. A multiple of `blocksize`.
     pub collision_area_size: u64,
-    /// Discards reach the driver.
+    /// Whether discards go to the driver.
     pub can_discard: bool,
-    /// Write-zeroes reach the driver; else whoever wants zeroes writes them.
+    /// Whether write-zeroes go to the driver; otherwise zeroes are written as data.
     pub can_write_zeroes: bool,
-    /// A flush orders and does not make durable (thesis section 4.2.1): it ends at once.
+    /// A flush orders writes and makes nothing durable (thesis section 4.2.1): it completes immediately.
     pub weak_flush: bool,
-    /// A chunk that is this old goes to the driver although it is not full. Zero: never by age, as BUSE.
+    /// A chunk of this age goes to the driver even if it is not full. Zero: never by age, as in BUSE.
     pub chunk_age_max: Duration,
 }
 
@@ -78,11 +78,11 @@ impl Default for BatchOptions {
 }
 
 impl BatchOptions {
-    /// Sets the option of this name (as in BUSE's configfs) from text. Numbers may be hexadecimal (`0x`) or
-    /// octal (`0`), as there. Says nothing about how options go together: [`check`](Self::check) does.
+    /// Sets the option with this name (as in BUSE's configfs) from text. Numbers may be hexadecimal (`0x`) or
+    /// octal (`0`), as in BUSE. Does not check whether options conflict: [`check`](Self::check) does.
     ///
     /// # Errors
-    /// `NotFound` for a name that is none, `Invalid` for what is no number, or no truth.
+    /// `NotFound` for an unknown name, `Invalid` for a value that is not a number or a boolean.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let wide = || number(name, value);
         let narrow = || {
@@ -101,7 +101,7 @@ impl BatchOptions {
             "write_shm_size" => self.write_shm_size = wide()?,
             "read_shm_size" => self.read_shm_size = wide()?,
             "collision_area_size" => self.collision_area_size = wide()?,
-            // Requests go straight to the queues: there is no scheduler to switch off.
+            // Requests go straight to the queues, so there is no scheduler to switch off.
             "no_scheduler" => drop(truth(name, value)?),
             "can_discard" => self.can_discard = truth(name, value)?,
             "can_write_zeroes" => self.can_write_zeroes = truth(name, value)?,
@@ -119,13 +119,14 @@ impl BatchOptions {
         Ok(())
     }
 
-    /// Bytes of a chunk that hold records; the data lies behind them.
+    /// Bytes of a chunk for records; the data follows them.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
         self.write_chunk_size / u64::from(self.blocksize) * RECORD_BYTES as u64
     }
 
-    /// The longest read or write: one chunk holds it with a record for each collision area that it touches.
+    /// The longest read or write: it fits into one chunk, with a record for each collision area that it
+    /// touches.
     #[must_use]
     pub fn request_bytes_max(&self) -> u64 {
         let blocksize = u64::from(self.blocksize);
@@ -133,10 +134,10 @@ impl BatchOptions {
         data.min(self.read_shm_size).min(u64::from(u32::MAX) / blocksize * blocksize)
     }
 
-    /// Sees whether all options go together.
+    /// Checks that the options do not conflict.
     ///
     /// # Errors
-    /// `Invalid`: which one, and what it may be.
+    /// `Invalid`: which option, and its valid values.
     pub fn check(&self) -> Result<()> {
         self.check_device()?;
         let blocksize = u64::from(self.blocksize);
@@ -167,7 +168,7 @@ impl BatchOptions {
         Ok(())
     }
 
-    /// The same for what every device has, in chunks or not.
+    /// Checks the options that every device has, in chunks or not.
     pub(crate) fn check_device(&self) -> Result<()> {
         let blocksize = u64::from(self.blocksize);
         if ![512, 4096].contains(&self.blocksize) {
@@ -195,7 +196,7 @@ impl BatchOptions {
         Ok(())
     }
 
-    /// What the device shows.
+    /// The geometry of the device.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry {

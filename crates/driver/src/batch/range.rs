@@ -1,6 +1,6 @@
-//! Discards and write-zeroes: whole ranges without bytes, which no chunk carries.
+//! Discards and write-zeroes: ranges without bytes, which are not part of a chunk.
 //!
-//! Not here: whose turn it is (`read`).
+//! Not here: the order of requests (`read`).
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use sawmill_device::{Operation, Reply, Request, Result};
 
 use super::{Batch, Item, Waiting};
 
-/// A discard or write-zeroes on its way.
+/// A discard or write-zeroes in flight.
 pub(super) struct Range {
     pub(super) operation: Operation,
     pub(super) address: u64,
@@ -19,7 +19,7 @@ pub(super) struct Range {
 }
 
 impl Batch {
-    /// Puts a range into a write queue. It is in the way of others until it is acknowledged.
+    /// Puts a range into a write queue. Others of the same bytes wait until it is acknowledged.
     pub(super) fn hand_range(&self, waiting: &mut Waiting, queue: usize, request: Request) {
         let (address, length) = (request.address, request.length);
         waiting.ranges.push((address, address + length));
@@ -38,7 +38,7 @@ impl Batch {
         shared.writes_bell.notify_one();
     }
 
-    /// The driver has done with it.
+    /// The driver has completed it.
     pub(super) fn ranged(&self, range: &Range, outcome: Result<()>) {
         {
             let mut waiting = self.waiting.lock();
@@ -48,7 +48,7 @@ impl Batch {
             }
         }
         match range.request.lock().take() {
-            // The driver has it, and keeps it durably when the flush is through.
+            // The driver has it, and it is durable when the flush completes.
             Some(request) if request.flags.fua && outcome.is_ok() => self.flush(Some(request)),
             Some(request) => request.complete(outcome.map(|()| Reply::Done)),
             None => {}

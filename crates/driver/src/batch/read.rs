@@ -1,7 +1,7 @@
-//! Reads, and whose turn it is: a read goes behind the writes that it must see (read-after-write, thesis
+//! Reads, and the order of requests: a read follows the writes that it must see (read-after-write, thesis
 //! section 4.3.1).
 //!
-//! Not here: how the driver answers them (`deliver`).
+//! Not here: how the driver answers reads (`deliver`).
 
 use std::sync::atomic::Ordering;
 
@@ -10,10 +10,10 @@ use sawmill_device::{Error, Operation, Request};
 use super::areas::ChunkId;
 use super::{Batch, Waiting};
 
-/// Whose turn it is.
+/// Whether a request may proceed.
 enum Turn {
     Now,
-    /// Later; these chunks are in the way, if any.
+    /// Later; these chunks, if any, must be acknowledged first.
     Later(Vec<ChunkId>),
 }
 
@@ -27,12 +27,12 @@ impl Batch {
         self.wait_for_turn(queue, request);
     }
 
-    /// Lets a request go when nothing is in its way, now or later.
+    /// Lets a request proceed when no other blocks it, now or later.
     pub(super) fn wait_for_turn(&self, queue: usize, request: Request) {
         let mut written = None;
         let in_the_way = {
             let mut waiting = self.waiting.lock();
-            // From here on whoever acknowledges something looks at what waits.
+            // From now on, every acknowledgement checks the waiting requests.
             self.has_waiting.store(true, Ordering::SeqCst);
             match self.turn_of(&waiting, waiting.requests.len(), &request) {
                 Turn::Now => {
@@ -52,7 +52,7 @@ impl Batch {
         }
     }
 
-    /// Something was acknowledged: lets those go that it was in the way of.
+    /// Something was acknowledged: lets requests proceed that waited for it.
     pub(super) fn resume_waiting(&self) {
         if !self.has_waiting.load(Ordering::SeqCst) {
             return;
@@ -81,7 +81,7 @@ impl Batch {
         }
     }
 
-    /// Whether `request` may go, `before` requests waiting in front of it.
+    /// Whether `request` may proceed, with `before` requests waiting before it.
     fn turn_of(&self, waiting: &Waiting, before: usize, request: &Request) -> Turn {
         let (start, end) = (request.address, request.address + request.length);
         let is_range = is_range(request);
@@ -89,7 +89,7 @@ impl Batch {
         let is_behind = waiting.requests.iter().take(before).any(|(_, other)| {
             (is_range || self::is_range(other)) && meets(&(other.address, other.address + other.length))
         });
-        // A write goes behind what is on its way to the driver by its number, and needs not wait.
+        // A write need not wait: its sequence number orders it after those in flight.
         let chunks = match request.operation {
             Operation::Write => Vec::new(),
             _ => self.areas.on_the_way(start, end),
@@ -101,7 +101,7 @@ impl Batch {
         }
     }
 
-    /// Sends it on its way; a write that is to be completed comes back.
+    /// Sends a request to its queue; returns a write that must be completed.
     fn go(&self, waiting: &mut Waiting, queue: usize, request: Request) -> Option<Request> {
         match request.operation {
             Operation::Read => self.hand_read(queue, request),
@@ -111,7 +111,7 @@ impl Batch {
         None
     }
 
-    /// Nothing waits and nothing is waited for: everybody may pass by again.
+    /// Records whether requests must still check the waiting ones.
     fn note_waiting(&self) {
         let waiting = self.waiting.lock();
         let has_waiting = !waiting.requests.is_empty() || !waiting.ranges.is_empty();

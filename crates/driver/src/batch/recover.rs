@@ -1,14 +1,14 @@
-//! A driver comes, goes, dies, and the device ends (thesis sections 4.4.3 to 4.4.5).
+//! A driver connects, leaves or dies, and the device ends (thesis sections 4.4.3 to 4.4.5).
 //!
-//! | from | what happens | to |
+//! | from | event | to |
 //! |---|---|---|
-//! | waiting | a driver comes ([`Batch::start`]) | running |
-//! | running | it died or was sent away ([`Batch::recover`]) | waiting |
+//! | waiting | a driver connects ([`Batch::start`]) | running |
+//! | running | it died or was disconnected ([`Batch::recover`]) | waiting |
 //! | waiting, running | [`Batch::end`]: nothing new is accepted, the driver finishes what there is | ending |
 //! | ending | the last item is acknowledged | ended |
-//! | any | [`Batch::fail`]: nobody will come, everything that waits fails | ended |
+//! | any | [`Batch::fail`]: no driver will connect, everything that waits fails | ended |
 //!
-//! Not here: how long anybody waits for a driver (`host`).
+//! Not here: how long to wait for a driver (`host`).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,18 +18,18 @@ use super::areas::Listed;
 use super::{Batch, Item, Writes};
 
 impl Batch {
-    /// A driver is there: what waits is handed over.
+    /// A driver is connected: delivers what waits.
     ///
     /// # Errors
-    /// `InUse` when there is one already, `Closed` when the device has ended.
+    /// `InUse` if there is a driver already, `Closed` if the device has ended.
     pub fn start(&self) -> Result<()> {
         self.life.start()?;
         self.ring();
         Ok(())
     }
 
-    /// The driver has gone, and touches the shared memory no more: all that it has not acknowledged is to be
-    /// handed over again, and carries the newest acknowledged bytes (invariant 4 of `batch`).
+    /// The driver is gone and does not touch the shared memory any more. Everything that it has not
+    /// acknowledged is to be delivered again, with the newest acknowledged bytes (invariant 4 of `batch`).
     pub fn recover(&self) {
         self.life.pause();
         self.ring();
@@ -54,20 +54,20 @@ impl Batch {
             for (number, (request, _, _)) in fetched.into_iter().rev() {
                 reads.again.push_front((number, request));
             }
-            // A former driver may still see the old memory, and write to it. Without new memory the old one
-            // does: a driver that is gone has no reason to.
+            // A former driver may still see the old memory, and write to it. If there is no new memory, the
+            // old one is used: a driver that is gone has no reason to write.
             if let Ok(memory) = super::read_memory(&self.options) {
                 reads.memory = memory;
             }
         }
-        // What was kept is free.
+        // Chunks that were kept are free.
         for queue in 0..self.queues.len() {
             self.resume_stalled(queue);
         }
     }
 
-    /// Takes the device away in good order: nothing new is accepted, everything accepted goes to the driver,
-    /// and each queue ends behind its last item.
+    /// Ends the device cleanly: nothing new is accepted, everything accepted goes to the driver, and each
+    /// queue ends after its last item.
     pub fn end(&self) {
         let closed = Error::new(ErrorKind::Closed, "the device is being removed");
         self.life.end();
@@ -90,7 +90,7 @@ impl Batch {
         })
     }
 
-    /// The device is over: everything that waits fails, and what only shared memory holds is given up.
+    /// Ends the device: everything that waits fails, and data that only shared memory holds is dropped.
     pub fn fail(&self, error: &Error) {
         self.life.ended();
         self.fail_pending(error);
@@ -102,7 +102,7 @@ impl Batch {
         self.ring();
     }
 
-    /// Everything that somebody waits for fails. Writes that were completed stay: a driver may come for them.
+    /// Fails every request that waits. Completed writes stay, because a driver may connect for them.
     pub fn fail_pending(&self, error: &Error) {
         self.fail_stalled(error);
         self.fail_waiting(error);
@@ -131,10 +131,10 @@ impl Batch {
         }
     }
 
-    /// Everybody who waits for work looks again.
+    /// Wakes all threads that wait for work.
     pub(super) fn ring(&self) {
         for queue in &self.queues {
-            // Under the lock: nobody is between looking and waiting.
+            // Under the lock, so that no thread is between checking and waiting.
             let writes = queue.writes.lock();
             queue.writes_bell.notify_all();
             drop(writes);
@@ -145,7 +145,7 @@ impl Batch {
     }
 }
 
-/// The bytes of the newer write that the older one has too.
+/// The bytes of the newer write that the older one also covers.
 fn part(writes: &Writes, newer: &Listed, older: &Listed) -> Vec<u8> {
     let Some((Some(closed), _)) = writes.kept.get(&newer.chunk.number) else { return Vec::new() };
     let (start, end) = (newer.start.max(older.start), newer.end.min(older.end));

@@ -1,6 +1,6 @@
 //! Writes into chunks.
 //!
-//! Not here: who fetches chunks (`deliver`).
+//! Not here: fetching chunks (`deliver`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,10 +22,10 @@ impl Batch {
         }
     }
 
-    /// Takes a write that nothing is in the way of; gives it back when it is to be completed.
+    /// Accepts a write that nothing blocks; returns it if it must be completed.
     pub(super) fn take_write(&self, queue: usize, mut request: Request) -> Option<Request> {
         let mut writes = self.queues[queue].writes.lock();
-        // Behind those that wait for memory, so that nobody overtakes for ever.
+        // After those that wait for memory, so that none is overtaken forever.
         if !writes.stalled.is_empty() || !self.place(queue, &mut writes, &mut request) {
             writes.stalled.push_back(request);
             return None;
@@ -33,7 +33,7 @@ impl Batch {
         Some(request)
     }
 
-    /// Its bytes are in a chunk. Called without a lock: who hears of it may submit the next one at once.
+    /// Its bytes are in a chunk. Called without a lock: the user may submit the next request immediately.
     pub(super) fn complete_write(&self, request: Request) {
         if request.flags.fua {
             self.flush(Some(request));
@@ -42,7 +42,7 @@ impl Batch {
         }
     }
 
-    /// Puts a write into the queue's open chunk, or a new one; false when there is no memory.
+    /// Puts a write into the queue's open chunk, or into a new one. Returns false if there is no memory.
     fn place(&self, queue: usize, writes: &mut Writes, request: &mut Request) -> bool {
         let (start, end) = (request.address, request.address + request.length);
         let length = request.length as usize;
@@ -63,7 +63,7 @@ impl Batch {
             let ordinal = self.ordinals.lock().next();
             let (records, data_end, since) = (Vec::new(), metadata_bytes, Instant::now());
             writes.open = Some(Open { number, ordinal, lease, records, data_end, since });
-            // Whoever waits for work learns from when on this chunk is to be watched.
+            // A thread that waits for work must now watch the age of this chunk.
             self.queues[queue].writes_bell.notify_one();
         }
         let Some(open) = &mut writes.open else { return false };
@@ -78,14 +78,14 @@ impl Batch {
             open.data_end += (end - start) as usize;
         }
         let is_full = open.data_end == chunk_bytes || open.records.len() * RECORD_BYTES == metadata_bytes;
-        // What waited for its turn when the device began to end: nothing comes after it that would close it.
+        // The device started to end while this waited: no later write would close the chunk.
         if is_full || self.state() == State::Ending {
             self.close(queue, writes);
         }
         true
     }
 
-    /// Closes the open chunk, if there is one: it is to be fetched.
+    /// Closes the open chunk, if there is one, so that it can be fetched.
     pub(super) fn close(&self, queue: usize, writes: &mut Writes) {
         let Some(open) = writes.open.take() else { return };
         let Open { number, ordinal, lease, records, data_end: length, .. } = open;
@@ -95,7 +95,7 @@ impl Batch {
         self.queues[queue].writes_bell.notify_one();
     }
 
-    /// Closes those of these chunks that are open: somebody waits for them.
+    /// Closes those of these chunks that are open: a request waits for them.
     pub(super) fn close_all_of(&self, chunks: &[ChunkId]) {
         for chunk in chunks {
             let mut writes = self.queues[chunk.queue].writes.lock();
@@ -105,7 +105,7 @@ impl Batch {
         }
     }
 
-    /// Memory came free: those that wait for it, in their order.
+    /// Memory was freed: resumes the writes that wait for it, in order.
     pub(super) fn resume_stalled(&self, queue: usize) {
         let mut placed = Vec::new();
         {
@@ -123,7 +123,7 @@ impl Batch {
         }
     }
 
-    /// Nobody will make room any more.
+    /// No memory will be freed any more.
     pub(super) fn fail_stalled(&self, error: &Error) {
         for queue in &self.queues {
             let stalled = std::mem::take(&mut queue.writes.lock().stalled);

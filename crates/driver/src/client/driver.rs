@@ -1,7 +1,7 @@
-//! What a driver is: functions that wait, called by worker threads.
+//! The interface of a driver: blocking functions that worker threads call.
 //!
-//! An error of a function is an [`std::io::Error`]; what it says as an errno is what users of the device see
-//! where they can (`docs/format/driver.md`), else EIO. Not here: who calls (`lane`, `work`).
+//! An error of a function is an [`std::io::Error`]. Users of the device see its errno where that is possible
+//! (`docs/format/driver.md`), otherwise EIO. Not here: the callers (`lane`, `work`).
 
 use std::io;
 use std::path::PathBuf;
@@ -12,20 +12,21 @@ use sawmill_device::{Error, ErrorKind, Result};
 use crate::batch::chunk::{Record, records};
 use crate::protocol::{Control, ControlKind, Facts, Order, PacketSocket};
 
-/// What a driver can do, besides reading.
+/// The abilities of a driver, besides reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// It takes writes, discards, zeroes.
+    /// It accepts writes, discards and zeroes.
     pub write: bool,
-    /// It makes writes durable when it is told; without this they are when they are answered.
+    /// It makes writes durable when it gets a flush. Without this, they must be durable when they are
+    /// answered.
     pub flush: bool,
-    /// A write can be durable by itself.
+    /// It can make a single write durable.
     pub fua: bool,
-    /// Ranges can be given up.
+    /// It can release ranges.
     pub discard: bool,
-    /// Ranges can become zeroes without a payload.
+    /// It can zero ranges without a payload.
     pub write_zeroes: bool,
-    /// Requests may begin and end at any byte; else at multiples of the block.
+    /// Requests may start and end at any byte; otherwise at multiples of the block size.
     pub any_byte: bool,
 }
 
@@ -37,7 +38,7 @@ impl Default for Abilities {
 }
 
 impl Abilities {
-    /// As options of the protocol: what differs from its defaults. What a driver does not say, the host may.
+    /// As options of the protocol: those that differ from the defaults. The host may set the others.
     pub(super) fn declare(self, facts: &mut Facts, is_batch: bool) {
         let is_plain = !is_batch;
         for (name, value, is_told) in [
@@ -54,7 +55,7 @@ impl Abilities {
         }
     }
 
-    /// Sees whether a driver can do all that the device may order.
+    /// Checks that a driver can do everything that the device may order.
     pub(super) fn suffice(self, options: &Facts) -> Result<()> {
         let missing = [
             ("read_only=0", options.get("read_only") == Some("0") && !self.write),
@@ -72,23 +73,24 @@ impl Abilities {
     }
 }
 
-/// A driver: it is told ranges in bytes, all inside the device, and may be called by several threads at once.
+/// A driver. It gets ranges in bytes, always inside the device, and several threads may call it at the same
+/// time.
 pub trait Driver: Send + Sync {
-    /// What it can do. Constant.
+    /// Its abilities. Constant.
     fn abilities(&self) -> Abilities {
         Abilities::default()
     }
 
-    /// Fills `into` with the bytes at `offset`: all of it, a hole with zeroes.
+    /// Fills `into` with the bytes at `offset`: completely, holes with zeroes.
     ///
     /// # Errors
-    /// What the reader is told.
+    /// The error for the reader.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
     /// Stores `bytes` at `offset`; with `fua`, durably.
     ///
     /// # Errors
-    /// What the writer is told: then some, all or none of the bytes may be stored.
+    /// The error for the writer. Some, all or none of the bytes may be stored then.
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let _ = (offset, bytes, fua);
         Err(io::ErrorKind::Unsupported.into())
@@ -97,70 +99,70 @@ pub trait Driver: Send + Sync {
     /// Makes everything durable that was answered before the call.
     ///
     /// # Errors
-    /// Then nobody knows what is durable.
+    /// It is unknown then what is durable.
     fn flush(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// The range may be forgotten.
+    /// Releases the range; its content may be lost.
     ///
     /// # Errors
-    /// What the user is told.
+    /// The error for the user.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let _ = (offset, length);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The range reads as zeroes from now on; with `keep_space` it stays allocated.
+    /// Makes the range read as zeroes; with `keep_space` it stays allocated.
     ///
     /// # Errors
-    /// What the user is told.
+    /// The error for the user.
     fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         let _ = (offset, length, keep_space);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The host took this driver on; orders come now.
+    /// The host has accepted this driver; orders follow.
     fn attached(&self, device: &Device) {
         let _ = device;
     }
 
-    /// The device can be used there.
+    /// The device is available at these doors.
     fn ready(&self, doors: &[Door]) {
         let _ = doors;
     }
 }
 
-/// A driver that takes writes in chunks (`mode=batch`, `docs/format/write_chunk.md`).
+/// A driver that receives writes in chunks (`mode=batch`, `docs/format/write_chunk.md`).
 pub trait ChunkDriver: Send + Sync {
-    /// What it can do: `discard` and `write_zeroes` mean something here.
+    /// Its abilities; only `discard` and `write_zeroes` apply here.
     fn abilities(&self) -> Abilities {
         Abilities::default()
     }
 
-    /// Stores all records of a chunk. Chunks come to several threads at once: of two records that overlap the
-    /// one with the higher sequence is newer, whichever is stored first.
+    /// Stores all records of a chunk. Several threads get chunks at the same time: of two records that
+    /// overlap, the one with the higher sequence is newer, whichever is stored first.
     ///
     /// # Errors
-    /// What the next flush tells users.
+    /// The next flush reports the error to users.
     fn write(&self, chunk: &Chunk<'_>) -> io::Result<()>;
 
     /// As [`Driver::read`].
     ///
     /// # Errors
-    /// What the reader is told.
+    /// The error for the reader.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Makes every chunk durable that came on this queue before.
+    /// Makes every chunk durable that arrived on this queue before.
     ///
     /// # Errors
-    /// Then nobody knows what is durable.
+    /// It is unknown then what is durable.
     fn flush(&self, queue: usize) -> io::Result<()>;
 
     /// As [`Driver::discard`].
     ///
     /// # Errors
-    /// What the user is told.
+    /// The error for the user.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let _ = (offset, length);
         Err(io::ErrorKind::Unsupported.into())
@@ -169,7 +171,7 @@ pub trait ChunkDriver: Send + Sync {
     /// As [`Driver::write_zeroes`].
     ///
     /// # Errors
-    /// What the user is told.
+    /// The error for the user.
     fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         let _ = (offset, length, keep_space);
         Err(io::ErrorKind::Unsupported.into())
@@ -190,22 +192,23 @@ pub trait ChunkDriver: Send + Sync {
 pub struct Chunk<'a> {
     /// Records, room for more of them, and their data.
     pub bytes: &'a [u8],
-    /// Where the data begins.
+    /// The start of the data.
     pub metadata_bytes: usize,
-    /// The queue it came on.
+    /// The queue on which it arrived.
     pub queue: usize,
-    /// Of docs/format/write_chunk.md: `records`, `horizon`, `floor`, and whether a former driver had it.
+    /// Its order (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former driver had
+    /// it.
     pub order: &'a Order,
 }
 
 impl Chunk<'_> {
-    /// Its records with their data; `None` for one that makes no sense, which ends them.
+    /// Its records with their data; an invalid record gives `None` and ends the iteration.
     pub fn records(&self) -> impl Iterator<Item = Option<(Record, &[u8])>> {
         records(self.bytes, self.metadata_bytes, usize::try_from(self.order.records).unwrap_or(0))
     }
 }
 
-/// Where the device can be used.
+/// A place where the device is available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Door {
     /// `nbd`, `ublk`, `fuse`, `loop`, `vhost-user`.
@@ -214,7 +217,7 @@ pub struct Door {
     pub address: String,
 }
 
-/// The device that a driver serves. A copy is the same.
+/// The device that a driver serves. Clones refer to the same device.
 #[derive(Clone)]
 pub struct Device {
     pub(super) control: Arc<PacketSocket>,
@@ -223,13 +226,13 @@ pub struct Device {
 }
 
 impl Device {
-    /// What it is called.
+    /// The name of the device.
     #[must_use]
     pub fn name(&self) -> &str {
         self.welcome.get("name").unwrap_or_default()
     }
 
-    /// Its drivers so far, this one included.
+    /// The number of its drivers so far, including this one.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.welcome.parsed("generation").unwrap_or(0)
@@ -241,18 +244,18 @@ impl Device {
         self.welcome.get(name)
     }
 
-    /// Where other drivers, and those who ask, reach its host.
+    /// The socket where other drivers and commands reach its host.
     #[must_use]
     pub fn socket(&self) -> &std::path::Path {
         &self.socket
     }
 
-    /// The device shall end when everything is answered.
+    /// Asks the host to end the device when everything is answered.
     pub fn end(&self) {
         self.leave(Facts::default().with("outcome", "ended"));
     }
 
-    /// The device shall end at once; requests fail.
+    /// Asks the host to end the device immediately; requests fail.
     pub fn fail(&self, message: &str) {
         self.leave(Facts::default().with("outcome", "failed").with("message", message));
     }
@@ -263,7 +266,7 @@ impl Device {
     }
 }
 
-/// What an error is on the wire.
+/// The errno of an error on the wire.
 #[must_use]
 pub fn errno(error: &io::Error) -> i32 {
     let told = error.raw_os_error().filter(|errno| (1..4096).contains(errno));

@@ -1,6 +1,6 @@
 //! The host of a driver: the one that started it, one that is found by name, or one that is started here.
 //!
-//! Invariant: a host that was started here outlives us. Not here: what a host is (`crate::host`).
+//! Invariant: a host that was started here outlives this process. Not here: what a host is (`crate::host`).
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::options::Options;
 use crate::protocol::SOCKET_VARIABLE;
 
-/// The program that is a host; else `sawmill` on the PATH.
+/// The variable with the host program; the default is `sawmill` on the PATH.
 pub const PROGRAM_VARIABLE: &str = "SAWMILL";
 
-/// Doors of a driver that names none itself.
+/// The variable with the doors of a driver that names none itself.
 pub const DOORS_VARIABLE: &str = "SAWMILL_DOORS";
 
 /// A host that was started here.
@@ -24,13 +24,13 @@ pub(super) struct Host {
     events: BufReader<ChildStdout>,
 }
 
-/// The socket of the host that started this process, or of that which the options name.
+/// The socket of the host that started this process, or of the host that the options name.
 pub(super) fn given(options: &Options) -> Option<PathBuf> {
     let told = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
     options.socket.clone().or_else(|| told().map(PathBuf::from))
 }
 
-/// Where a new device shall be used: what the driver says, else what the environment does.
+/// The doors of a new device: those that the driver names, otherwise those in the environment.
 pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
     let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
     let named = doors.iter().copied();
@@ -46,10 +46,10 @@ pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
     Ok(doors)
 }
 
-/// The driver socket of the running device of this name.
+/// The driver socket of the running device with this name.
 ///
 /// # Errors
-/// `NotFound` when no device has this name.
+/// `NotFound` if no device has this name.
 pub fn find(name: &str) -> Result<PathBuf> {
     let output = Command::new(program()).args(["driver", "socket", name]).stdin(Stdio::null()).output();
     let output = output.map_err(no_program)?;
@@ -62,10 +62,10 @@ pub fn find(name: &str) -> Result<PathBuf> {
 }
 
 impl Host {
-    /// Starts one with these doors.
+    /// Starts a host with these doors.
     ///
     /// # Errors
-    /// `NotFound` when there is no program; what the host says.
+    /// `NotFound` if the program is missing; the error of the host.
     pub(super) fn start(doors: &[String], options: &Options) -> Result<Self> {
         let mut command = Command::new(program());
         command.args(["run", "--json", "--name"]).arg(name(options));
@@ -102,7 +102,7 @@ impl Host {
         serde_json::from_str(&line).ok()
     }
 
-    /// Why it ended: waits until it has.
+    /// Waits until the host has ended, and returns the reason.
     pub(super) fn why(mut self, error: Error) -> Error {
         while let Some(event) = self.next_event() {
             if text(&event, "event") == "ended" && text(&event, "outcome") == "failed" {
@@ -113,7 +113,7 @@ impl Host {
     }
 
     fn failed(&mut self, message: &str) -> Error {
-        // It has ended, or is about to: what became of it is in the message.
+        // It has ended, or is about to; the message has the reason.
         let _ = self.child.wait();
         Error::new(ErrorKind::Refused, format!("the host ended: {message}"))
     }

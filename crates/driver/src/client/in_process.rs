@@ -1,9 +1,10 @@
 //! A driver as a device of this process, for programs that open doors themselves.
 //!
-//! Invariant: dropping the device waits for what it took, unless an answer on a thread of its own drops it.
+//! Invariant: dropping the device waits for accepted requests, unless an answer on a thread of its own drops
+//! it.
 //!
-//! Not here: hosts; whole blocks out of any bytes (`sawmill_device::layer::Align`, around this for a
-//! driver that does not take any byte).
+//! Not here: hosts; whole blocks from arbitrary bytes (`sawmill_device::layer::Align`, for a driver that
+//! requires blocks).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +22,7 @@ use super::driver::{Abilities, Driver, errno};
 /// See the head of this file.
 pub struct InProcess {
     geometry: Geometry,
-    /// `None` when it ends.
+    /// `None` during the end.
     requests: Option<Sender<Request>>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -34,11 +35,11 @@ struct Shared {
 }
 
 impl InProcess {
-    /// A device of `size_bytes`, in blocks of 512 or 4096, with so many threads. The driver gets requests as
-    /// they come: unless it takes any byte, put [`sawmill_device::layer::Align`] around.
+    /// A device of `size_bytes`, in blocks of 512 or 4096, with this many threads. The driver gets requests
+    /// as they come: unless it accepts any byte, wrap the device in [`sawmill_device::layer::Align`].
     ///
     /// # Errors
-    /// `Invalid` for such sizes as no device has; `Full` when there are no more threads.
+    /// `Invalid` for impossible sizes; `Full` if there are no more threads.
     pub fn new(
         driver: impl Driver + 'static,
         size_bytes: u64,
@@ -51,7 +52,7 @@ impl InProcess {
             let text = format!("a device cannot have {size_bytes} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        // Bounded by what the doors let in at the same time.
+        // Bounded by what the doors admit at the same time.
         let (send, receive) = channel();
         let shared = Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
         let operations = Operations {
@@ -89,7 +90,7 @@ impl BlockDevice for InProcess {
     fn submit(&self, request: Request) {
         match (request.check(&self.geometry), &self.requests) {
             (Err(error), _) => request.fail(error),
-            // A request that nobody takes answers itself.
+            // A request that no thread receives answers itself.
             (Ok(()), Some(requests)) => drop(requests.send(request)),
             (Ok(()), None) => request.fail(Error::new(ErrorKind::Closed, "the device is closed")),
         }
@@ -100,7 +101,7 @@ impl Drop for InProcess {
     fn drop(&mut self) {
         self.requests = None;
         for worker in self.workers.drain(..) {
-            // It hears panics of drivers itself.
+            // The thread handles panics of drivers itself.
             let _ = sawmill_sys::join_unless_own(worker);
         }
     }

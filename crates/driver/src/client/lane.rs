@@ -1,9 +1,9 @@
-//! A socket on which orders come, with the memory that they speak of.
+//! A socket that carries orders, with the memory that they refer to.
 //!
-//! Invariants: an order is taken by one thread and answered once; its memory is nobody's when the answer
-//! leaves. On a lane of chunks a flush is begun when everything before it on the lane is done. One thread at
-//! a time listens to the host; whoever takes an order sees to it that another one goes on. Not here: what an
-//! order means to a driver (`work`).
+//! Invariants: one thread takes an order, and answers it once; its memory is free when the answer is sent. On
+//! a lane of chunks, a flush starts when everything before it on the lane is done. One thread at a time waits
+//! for the host; a thread that takes an order makes sure that another one continues. Not here: what an order
+//! means to a driver (`work`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use sawmill_sys::{Attached, Lent};
 
 use crate::protocol::{ANSWER_BYTES, Answer, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket};
 
-/// Answers leave together, but do not wait longer than this for each other.
+/// Answers are sent together, but none waits longer than this for others.
 const ANSWER_WAITS: Duration = Duration::from_micros(200);
 const ANSWERS_MAX: usize = 64;
 
 pub(super) struct Lane {
-    /// The queue it belongs to.
+    /// The queue of the lane.
     pub(super) queue: usize,
     pub(super) socket: PacketSocket,
     memory: Arc<Attached>,
@@ -29,31 +29,31 @@ pub(super) struct Lane {
     incoming: Mutex<Incoming>,
     more: Condvar,
     has_ended: AtomicBool,
-    /// Orders that were taken and are not done, by when they came.
+    /// Orders that were taken and are not done, by arrival.
     open: Mutex<BTreeSet<u64>>,
     bell: Condvar,
 }
 
 #[derive(Default)]
 struct Incoming {
-    /// Of who listens.
+    /// The buffer of the thread that waits.
     buffer: Vec<u8>,
     pending: VecDeque<Order>,
     taken: u64,
-    /// A thread waits for the host.
+    /// Whether a thread waits for the host.
     is_listening: bool,
-    /// Threads that wait for `more`.
+    /// The number of threads that wait for `more`.
     idle: usize,
 }
 
-/// An order in work.
+/// An order that is being executed.
 pub(super) struct Task {
     pub(super) order: Order,
     pub(super) memory: Option<Lent>,
     ticket: u64,
 }
 
-/// Answers of one thread that have not left yet.
+/// Answers of one thread that have not been sent.
 #[derive(Default)]
 pub(super) struct Answers {
     bytes: Vec<u8>,
@@ -86,7 +86,7 @@ impl Lane {
         !self.incoming.lock().pending.is_empty()
     }
 
-    /// The next order; `None` when there are no more. Answers leave before anybody waits.
+    /// The next order; `None` if there are no more. Sends answers before it waits.
     pub(super) fn take(&self, answers: &mut Answers) -> Result<Option<Task>> {
         let mut incoming = self.incoming.lock();
         let order = loop {
@@ -115,10 +115,10 @@ impl Lane {
         }
         incoming.taken += 1;
         let ticket = incoming.taken;
-        // Under the lock, so that tickets are in `open` in their order.
+        // Under the lock, so that `open` gets the tickets in order.
         self.open.lock().insert(ticket);
-        // One thread more, for what is left or for what comes; it calls the next one. A driver that is quick
-        // has done everything by then, and the others sleep on.
+        // Wakes one more thread, for what is left or for what comes; that thread wakes the next one. A fast
+        // driver has done everything by then, and the others stay asleep.
         if incoming.idle > 0 && !(incoming.pending.is_empty() && incoming.is_listening) {
             self.more.notify_one();
         }
@@ -130,7 +130,7 @@ impl Lane {
         Ok(Some(Task { order, memory, ticket }))
     }
 
-    /// Waits for the host's next orders, as the only thread that does.
+    /// Waits for the host's next orders, as the only thread.
     fn listen<'a>(&'a self, mut incoming: MutexGuard<'a, Incoming>) -> Result<MutexGuard<'a, Incoming>> {
         incoming.is_listening = true;
         let mut buffer = std::mem::take(&mut incoming.buffer);
@@ -146,7 +146,7 @@ impl Lane {
         match received {
             Ok(orders) => incoming.pending.extend(orders),
             Err(error) => {
-                // Each of the others is to find out.
+                // Each of the other threads must notice.
                 self.more.notify_all();
                 return Err(error);
             }
@@ -183,7 +183,7 @@ impl Lane {
         self.bell.notify_all();
     }
 
-    /// Answers an order: soon, with others.
+    /// Answers an order: soon, together with others.
     pub(super) fn answer(&self, task: Task, errno: i32, answers: &mut Answers) -> Result<()> {
         let Task { order, memory, ticket } = task;
         drop(memory);

@@ -1,7 +1,7 @@
 //! A driver's connections to its host, from HELLO to ATTACHED.
 //!
-//! Invariant: a host that says something that makes no sense gets no further, whatever it sent. Not here:
-//! what comes on the queues (`lane`).
+//! Invariant: a host that sends something invalid gets no further. Not here: the orders on the queues
+//! (`lane`).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -19,22 +19,22 @@ use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, P
 pub(super) struct Link {
     pub(super) device: Device,
     pub(super) lanes: Vec<Lane>,
-    /// Why no more orders come, once the host said so.
+    /// Why there are no more orders, once the host has said so.
     pub(super) is_replaced: bool,
     buffer: Vec<u8>,
 }
 
-/// What the host says to an attached driver.
+/// A message of the host to an attached driver.
 #[derive(PartialEq, Eq)]
 pub(super) enum Heard {
     Doors(Vec<Door>),
-    /// Something that was noted.
+    /// A message that was only noted.
     News,
     End,
 }
 
 impl Link {
-    /// Introduces a driver.
+    /// Connects a driver to the host.
     pub(super) fn attach(
         control: PacketSocket,
         socket: PathBuf,
@@ -105,7 +105,7 @@ impl Link {
         Ok(Some((Control::decode(packet.bytes)?, packet.descriptors)))
     }
 
-    /// Waits for what the host says to an attached driver.
+    /// Waits for the next message of the host to an attached driver.
     pub(super) fn hear(&mut self) -> Result<Heard> {
         let Some((packet, _)) = self.receive()? else { return Ok(Heard::End) };
         match packet.kind {
@@ -118,9 +118,10 @@ impl Link {
         }
     }
 
-    /// Everybody who waits for the host is told that it is over.
+    /// Notifies every thread that waits for the host that it is over.
     pub(super) fn break_off(device: &Device, lanes: &[Lane]) {
-        // The control connection last: a driver is gone without it, and gone is not ended.
+        // Closes the control connection last: without it the driver counts as gone, which does not end the
+        // device.
         lanes.iter().for_each(|lane| lane.socket.close_both_ways());
         device.control.close_both_ways();
     }
@@ -132,15 +133,15 @@ fn doors(facts: &Facts) -> Vec<Door> {
     split.map(|(kind, address)| Door { kind: kind.to_owned(), address: address.to_owned() }).collect()
 }
 
-/// Asks a host: `status`, `flush`, `end`, `fail` or `replace`. Returns what it answers.
+/// Sends a question to a host: `status`, `flush`, `end`, `fail` or `replace`. Returns the answer.
 ///
 /// # Errors
-/// `NotFound` when there is no host; what the host says.
+/// `NotFound` if there is no host; the error of the host.
 pub fn ask(socket: &Path, what: &str) -> Result<Facts> {
     ask_on(&PacketSocket::connect(socket)?, what)
 }
 
-/// As [`ask`], on a connection on which nothing was said yet.
+/// As [`ask`], on a connection that carried no message yet.
 pub(super) fn ask_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
     let question = Control::new(ControlKind::Ask, Facts::default().with("ask", what));
     connection.send(&question.encode(), &[])?;

@@ -1,8 +1,8 @@
 //! The driver's side of the protocol: how a program becomes a block device.
 //!
-//! Files: `driver` (what a driver is), `options`, `host` (who holds the device), `link` and `lane`
-//! (connections), `serve` (orders to calls), `work` (threads), `in_process` (a driver without a host). A page
-//! to begin with: `docs/guide/driver-rust.md`. Not here: the bytes (`protocol`), the device (`host` of this
+//! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link` and `lane`
+//! (connections), `serve` (orders become calls), `work` (threads), `in_process` (a driver without a host).
+//! Start with `docs/guide/driver-rust.md`. Not here: the bytes (`protocol`), the device (`host` of this
 //! crate).
 
 mod driver;
@@ -32,17 +32,17 @@ use self::serve::{Batched, Plain};
 use self::work::Handler;
 use crate::protocol::PacketSocket;
 
-/// Why a driver is not needed any more.
+/// Why a driver is no longer needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Another driver came after it.
+    /// Another driver has replaced it.
     Replaced,
     /// The device ended.
     Ended,
 }
 
-/// A host that was found or started, before it is told of a driver. Whoever made the connection counts, not
-/// who serves: a program may drop its rights in between.
+/// A host that was found or started, before a driver is introduced. The process that connected counts, not
+/// the one that serves, so a program may drop its privileges in between.
 pub struct Connection {
     control: PacketSocket,
     socket: PathBuf,
@@ -50,11 +50,11 @@ pub struct Connection {
     options: Options,
 }
 
-/// Connects to the host that started this program, else to a new one with these doors (lines like
-/// `nbd=unix:/path`, `ublk`, `loop=/folder`; none: those in `SAWMILL_DOORS`, with spaces between them).
+/// Connects to the host that started this program, otherwise to a new one with these doors (lines like
+/// `nbd=unix:/path`, `ublk`, `loop=/folder`; if none, those in `SAWMILL_DOORS`, separated by spaces).
 ///
 /// # Errors
-/// `NotFound` without a host; why it did not start.
+/// `NotFound` without a host; the reason why it did not start.
 pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
     let mut host = None;
     let socket = match host::given(options) {
@@ -66,7 +66,7 @@ pub fn connect(doors: &[&str], options: &Options) -> Result<Connection> {
 }
 
 impl Connection {
-    /// Where the host is.
+    /// The socket of the host.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -75,12 +75,12 @@ impl Connection {
     /// Serves a device with this driver until it is replaced or the device ends.
     ///
     /// # Errors
-    /// `Invalid` or `InUse` with what the host refuses, `Closed` when it went.
+    /// `Invalid` or `InUse` if the host refuses, `Closed` if it disappeared.
     pub fn serve(self, driver: &dyn Driver) -> Result<Outcome> {
         self.serve_by(&Plain::new(driver))
     }
 
-    /// As [`Connection::serve`], for a driver of chunks; the options say `mode=batch`.
+    /// As [`Connection::serve`], for a driver of chunks; the options must have `mode=batch`.
     ///
     /// # Errors
     /// As [`Connection::serve`].
@@ -88,10 +88,10 @@ impl Connection {
         self.serve_by(&Batched::new(driver))
     }
 
-    /// Nobody will serve: a host that was started for this ends.
+    /// Gives up before serving: a host that was started for this ends.
     pub fn give_up(self) {
         if self.host.is_some() {
-            // A host that is gone is what is wanted.
+            // If the host is gone, that is what we want.
             let _ = link::ask_on(&self.control, "fail");
         }
     }
@@ -110,7 +110,7 @@ impl Connection {
 /// Connects and serves ([`connect`], [`Connection::serve`]).
 ///
 /// # Errors
-/// As they have.
+/// As those functions.
 pub fn serve(driver: &dyn Driver, doors: &[&str], options: &Options) -> Result<Outcome> {
     connect(doors, options)?.serve(driver)
 }
@@ -123,7 +123,7 @@ pub fn serve_chunks(driver: &dyn ChunkDriver, doors: &[&str], options: &Options)
     connect(doors, &options.clone().option("mode", "batch"))?.serve_chunks(driver)
 }
 
-/// Comes after the driver of the device of this name, which goes on without an error.
+/// Replaces the driver of the device with this name; that driver exits without an error.
 ///
 /// # Errors
 /// `NotFound` without such a device; as [`serve`].

@@ -1,10 +1,10 @@
-//! What a driver asks for. Not here: what the options of the protocol mean (`docs/format/driver.md`).
+//! The options of a driver. Not here: what the options of the protocol mean (`docs/format/driver.md`).
 
 use std::path::PathBuf;
 
 use crate::protocol::Facts;
 
-/// How a driver is served. Options that are not set are the protocol's defaults.
+/// How a driver is served. Options that are not set have the protocol's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub(super) name: Option<String>,
@@ -16,13 +16,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// Nothing but defaults: what a driver that comes after another one wants.
+    /// Only defaults: what a driver that replaces another one needs.
     #[must_use]
     pub fn new() -> Self {
         Options::default()
     }
 
-    /// A device of so many bytes.
+    /// A device with this many bytes.
     #[must_use]
     pub fn sized(bytes: u64) -> Self {
         Options::default().option("size", bytes)
@@ -35,35 +35,36 @@ impl Options {
         self
     }
 
-    /// What a device is called for which a host is started here; else the program's name and process id.
+    /// The name of a device for which a host is started here; the default is the program's name and process
+    /// id.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Worker threads for each queue; 0 and 1 are one. One thread for one queue is the calling thread.
+    /// Worker threads for each queue; 0 means 1. With one thread and one queue, that is the calling thread.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// The driver socket of a host, instead of what `SAWMILL_DRIVER` says.
+    /// The driver socket of a host; it overrides `SAWMILL_DRIVER`.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
         self
     }
 
-    /// To come after a driver that is there.
+    /// Replace the current driver.
     #[must_use]
     pub fn replace(mut self) -> Self {
         self.replaces = true;
         self
     }
 
-    /// A host that is started here says nothing on our standard error.
+    /// A host that is started here prints nothing on our standard error.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.is_quiet = true;
@@ -75,7 +76,7 @@ impl Options {
     }
 }
 
-/// Bytes of text like `4096`, `512K`, `64M`, `2G`, `1T`.
+/// Parses a size such as `4096`, `512K`, `64M`, `2G`, `1T`.
 #[must_use]
 pub fn parse_size(text: &str) -> Option<u64> {
     let shift = match text.as_bytes().last()? {

@@ -1,6 +1,6 @@
-//! Drivers of both kinds as what works orders off.
+//! Drivers of both kinds as handlers of orders.
 //!
-//! Not here: threads (`work`), what late writes are (`resolve`).
+//! Not here: threads (`work`), late writes (`resolve`).
 
 use std::io;
 
@@ -13,13 +13,13 @@ use crate::batch::chunk::records;
 use crate::protocol::{Order, OrderKind};
 use crate::resolve::Resolver;
 
-/// A driver that wants each request by itself. In batch mode chunks are taken apart for it.
+/// A driver that receives each request by itself. In batch mode, chunks are taken apart for it.
 pub(super) struct Plain<'a, D: ?Sized> {
     driver: &'a D,
     chunks: Mutex<Option<std::sync::Arc<Chunks>>>,
 }
 
-/// What taking chunks apart needs to know.
+/// What taking chunks apart requires.
 struct Chunks {
     metadata_bytes: usize,
     resolver: Resolver,
@@ -79,7 +79,7 @@ impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
     }
 }
 
-/// A driver that wants chunks.
+/// A driver that receives chunks.
 pub(super) struct Batched<'a, D: ?Sized> {
     driver: &'a D,
     metadata_bytes: Mutex<usize>,

@@ -1,7 +1,7 @@
-//! The life of an attached driver: orders are worked off until the host says END, by one thread or many.
+//! The life of an attached driver: one or more threads execute orders until the host sends END.
 //!
-//! Invariants: until the doors are told, and for ever with one thread for one lane, everything happens on the
-//! calling thread. A driver that panics answers EIO and goes on. Whoever finds the host gone wakes all
+//! Invariants: everything happens on the calling thread until the doors are known, and always with one thread
+//! for one lane. A driver that panics answers EIO and continues. A thread that finds the host gone wakes all
 //! others. Not here: sockets (`lane`, `link`).
 
 use std::io;
@@ -20,12 +20,12 @@ use super::link::{Heard, Link, gone};
 use crate::cores::Cores;
 use crate::protocol::Order;
 
-/// What works orders off: a driver of either kind.
+/// Executes orders: a driver of either kind.
 pub(super) trait Handler: Send + Sync {
     fn abilities(&self) -> Abilities;
     fn attached(&self, device: &Device);
     fn ready(&self, doors: &[Door]);
-    /// `memory` is the order's; empty when it has none.
+    /// `memory` belongs to the order; it is empty if the order has none.
     fn handle(&self, queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()>;
 }
 
@@ -41,7 +41,7 @@ pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Resu
     Ok(if replaced { Outcome::Replaced } else { Outcome::Ended })
 }
 
-/// Serves all lanes on this thread: to the end, or until the doors are told. Returns whether it is the end.
+/// Serves all lanes on this thread: to the end, or until the doors are known. Returns whether it is the end.
 fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Result<bool> {
     let mut answers = Answers::default();
     loop {
@@ -64,7 +64,7 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
         }
         for at in ready {
             work_one(&link.lanes[at], handler, &mut answers)?;
-            // The answers of the next lane go elsewhere.
+            // The answers of the next lane use another socket.
             answers.send(&link.lanes[at])?;
         }
         if link.lanes.iter().all(Lane::has_ended) {
@@ -74,7 +74,7 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
     }
 }
 
-/// Waits until something comes: whether control packets do, and on which lanes orders.
+/// Waits for packets: returns whether control packets are there, and the lanes with orders.
 fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
     let open: Vec<usize> = (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
     let mut files = vec![PollFd::new(&*link.device.control, PollFlags::IN)];
@@ -93,7 +93,7 @@ fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
     Ok((told, open.iter().zip(came).filter(|(_, came)| *came).map(|(at, _)| *at).collect()))
 }
 
-/// Threads for every lane, and this one for what the host says besides.
+/// Starts threads for every lane; this thread handles the other messages of the host.
 fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Result<()> {
     let lanes = std::mem::take(&mut link.lanes);
     let device = link.device.clone();
@@ -145,7 +145,7 @@ fn work_off(lane: &Lane, handler: &dyn Handler) -> Result<()> {
     answers.send(lane)
 }
 
-/// One order. Returns whether there are no more.
+/// Executes one order. Returns whether there are no more.
 fn work_one(lane: &Lane, handler: &dyn Handler, answers: &mut Answers) -> Result<bool> {
     let Some(mut task) = lane.take(answers)? else { return Ok(true) };
     let outcome = handle(lane.queue, handler, &mut task);
@@ -164,7 +164,7 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
     })
 }
 
-/// Hears why there are no more orders: it was said before.
+/// Reads why there are no more orders: the host has sent that before.
 fn finish(link: &mut Link) {
     Link::break_off(&link.device, &link.lanes);
     while link.hear().is_ok_and(|heard| heard != Heard::End) {}

@@ -1,4 +1,4 @@
-//! What commands ask a host: how the device is, to flush it, to end it, to replace its driver.
+//! Questions of commands to a host: report the status, flush or end the device, replace its driver.
 
 use sawmill_device::BlockDeviceExt;
 
@@ -44,7 +44,7 @@ impl Host {
             Ok(facts) => Facts::default().with("errno", 0).with("message", "").and(&facts),
             Err((errno, message)) => Facts::default().with("errno", errno).with("message", message),
         };
-        // Who asked and went needs no answer.
+        // If the other side is gone, it needs no answer.
         let _ = control.send(&Control::new(ControlKind::Answer, facts).encode(), &[]);
     }
 

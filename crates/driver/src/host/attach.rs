@@ -1,7 +1,7 @@
-//! A driver comes, serves, and goes.
+//! A driver connects, serves, and leaves.
 //!
-//! Invariants: what a driver that went left is taken back (`recover`) before another one gets anything; a
-//! driver that is refused changes nothing. Not here: what its sockets carry (`session`).
+//! Invariants: requests of a driver that is gone are recovered (`recover`) before another one gets anything.
+//! A refused driver changes nothing. Not here: the traffic on its sockets (`session`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::options::{DeviceOptions, Mode, OnDeath};
 use crate::plain::Plain;
 use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
 
-/// What a connection begins with; `None` when it ends without a word.
+/// The first packet of a connection; `None` if it ends without one.
 pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     match control.receive(&mut buffer)? {
@@ -28,13 +28,13 @@ pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
 }
 
 impl Host {
-    /// A driver has said HELLO: serves until it has gone.
+    /// A driver has sent HELLO: serves until it is gone.
     pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &Facts, pid: u32) {
         let attaching = self.attaching.lock();
         let (session, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
                 Ok(started) => started,
-                // The driver is gone already, or nobody has threads: the next one finds what there is.
+                // The driver is gone already, or no threads are available: the next one finds what there is.
                 Err(error) => return self.say_gone(0, pid, false, error.to_string()),
             },
             Err(error) => {
@@ -51,7 +51,8 @@ impl Host {
         self.take_leave(&session, threads);
     }
 
-    /// Sees whether the driver may come, lets the one that is there finish, and sends this one all it needs.
+    /// Checks whether the driver may connect, lets the current one finish, and sends the new one all it
+    /// needs.
     fn welcome(&self, control: &PacketSocket, hello: &Facts, pid: u32) -> Result<Vec<PacketSocket>> {
         let protocol: u32 = hello.parsed("protocol")?;
         if protocol != PROTOCOL {
@@ -81,7 +82,7 @@ impl Host {
         Ok(ours)
     }
 
-    /// The device: of the first driver's words, or as it is.
+    /// The device: declared by the first driver, or as it is.
     fn declare(&self, hello: &Facts) -> Result<&Served> {
         if let Some(served) = self.served.get() {
             served.options.agrees(hello, &self.given)?;
@@ -103,7 +104,7 @@ impl Host {
     fn let_the_last_finish(&self, served: &Served, hello: &Facts) -> Result<()> {
         let Some(last) = self.now.lock().session.clone() else { return Ok(()) };
         let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
-        // Who died a moment ago is in nobody's way: what it leaves is on its way.
+        // A driver that died a moment ago does not count: its requests are being recovered.
         if !last.has_hung_up() {
             if !hello.is_true("replace") && !is_expected {
                 let text = format!(
@@ -143,7 +144,7 @@ impl Host {
             now.since = None;
         }
         served.policy.accept();
-        // Requests are taken before the driver hears that it is there, and orders come after that.
+        // The backend accepts requests before the driver is notified, and orders follow that.
         let started = served.backend.start().and_then(|()| {
             session.tell(ControlKind::Attached, Facts::default());
             if let Some(doors) = self.doors.get() {
@@ -160,7 +161,7 @@ impl Host {
         }
     }
 
-    /// Hears what the driver says until it has gone.
+    /// Handles the driver's messages until it is gone.
     fn listen_to(&self, session: &Session) {
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         loop {
@@ -180,7 +181,7 @@ impl Host {
         }
     }
 
-    /// The driver has gone: what it left waits for the next one, or fails.
+    /// The driver is gone: its requests wait for the next one, or fail.
     fn take_leave(&self, session: &Arc<Session>, threads: Threads) {
         let Some(served) = self.served.get() else { return };
         served.backend.pause();
@@ -188,12 +189,12 @@ impl Host {
         threads.join();
         let has_all = match session.is_finishing.load(Ordering::SeqCst) {
             true => served.backend.oldest().is_none(),
-            // It was told that nothing more comes.
+            // It has been sent END.
             false => served.backend.state() != State::Waiting && served.backend.is_drained(),
         };
         let in_order = has_all && !session.is_cut();
         if let Err(error) = served.backend.recover() {
-            // Without new memory the next driver cannot come: it tries again.
+            // Without new memory the next driver cannot connect: it retries.
             tracing::warn!("cannot recover the requests of a driver that is gone: {error}");
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
@@ -204,7 +205,7 @@ impl Host {
         self.say_gone(session.generation, session.pid, in_order, why);
     }
 
-    /// A driver that was to come did not.
+    /// The new driver failed to connect.
     fn stay_alone(&self, error: &Error) {
         let is_alone = self.now.lock().session.is_none();
         if let Some(served) = self.served.get().filter(|_| is_alone) {

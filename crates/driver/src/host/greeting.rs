@@ -1,9 +1,9 @@
-//! Who has connected to a host and has not said yet what for: a few at a time, for a short time.
+//! Connections to a host that have not sent anything yet: a few at a time, for a short time.
 //!
-//! Each of them has a thread of the host, so there is a bound, and for one more the one that has been silent
-//! longest has to go: nobody who speaks at once is kept out by others who do not.
+//! Each has a thread of the host, so their number is bounded. When one too many arrives, the one that has
+//! been silent longest is closed: silent connections cannot keep out those that send immediately.
 //!
-//! Invariant: who is here has its socket still open. Not here: what is said (`attach`, `ask`).
+//! Invariant: the socket of every connection here is open. Not here: their messages (`attach`, `ask`).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::{Shutdown, shutdown};
 
-/// Who may be silent at a time.
+/// The most silent connections.
 const SILENT_MAX: usize = 32;
-/// Connections at a time: the driver, the next one, questions that are being answered, and the silent.
+/// The most connections: the driver, the next one, questions being answered, and silent ones.
 const CONNECTIONS_MAX: usize = 128;
-/// How long a connection may take to say what it is for.
+/// Time for a connection to send its first packet.
 pub(super) const WITHIN: Duration = Duration::from_secs(10);
 
 /// See the head of this file.
@@ -33,13 +33,13 @@ pub(super) struct Greeting {
 pub(super) struct Place<'a>(&'a Greeting);
 
 impl Greeting {
-    /// A place for one more connection.
+    /// Reserves a place for one more connection.
     pub(super) fn enter(&self) -> Option<Place<'_>> {
         let place = Place(self);
         (self.connections.fetch_add(1, Ordering::AcqRel) < CONNECTIONS_MAX).then_some(place)
     }
 
-    /// Notes a connection that has said nothing yet. Errors: no descriptor is left.
+    /// Adds a silent connection. Returns an error if no descriptor is left.
     pub(super) fn wait_for(self: &Arc<Self>, socket: &OwnedFd) -> std::io::Result<Silent> {
         let kept = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl Greeting {
         if silent.len() >= SILENT_MAX
             && let Some((_, oldest)) = silent.pop_front()
         {
-            // Its thread finds it ended.
+            // Its thread notices that it has ended.
             let _ = shutdown(&oldest, Shutdown::Both);
         }
         silent.push_back((number, kept));
@@ -61,14 +61,14 @@ impl Greeting {
     }
 }
 
-/// A connection that has said nothing yet, until dropped.
+/// A connection that has not sent anything yet, until dropped.
 pub(super) struct Silent {
     greeting: Arc<Greeting>,
     number: u64,
 }
 
 impl Silent {
-    /// It has said something, or gone. `false`: it had to go.
+    /// It has sent something, or disconnected. `false`: it was closed.
     pub(super) fn spoke(self) -> bool {
         self.greeting.forget(self.number)
     }

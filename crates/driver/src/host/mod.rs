@@ -1,21 +1,21 @@
-//! A device whose driver is another process: it comes, goes, dies, is replaced; the device stays.
+//! A device whose driver is another process. Drivers connect, leave, die and are replaced; the device stays.
 //!
-//! | state | what happens | then |
+//! | state | event | then |
 //! |---|---|---|
-//! | declared: nobody has said what the device is | the first driver says HELLO | running |
+//! | declared: no driver has described the device | the first driver sends HELLO | running |
 //! | running | its driver died, or was replaced | waiting |
-//! | waiting | a driver comes | running |
+//! | waiting | a driver connects | running |
 //! | waiting | requests waited for `death_timeout_s` | waiting, and requests fail |
 //! | running, waiting | the driver leaves, or [`Host::finish`] | ending: everything is answered, then ended |
 //! | any | [`Host::fail`]; a driver that was not recoverable died | ended |
 //!
-//! Invariants: at most one driver is with the device; a driver is with it until all of its threads here have
-//! ended, and what it did not answer is handed to the next one, so every request is answered once and by one
-//! of them.
+//! Invariants: the device has at most one driver. A driver keeps the device until all of its threads here
+//! have ended, and then the next one gets what it did not answer, so every request is answered once and by
+//! one of them.
 //!
-//! Files: `greeting` (who has not spoken yet), `attach` (a driver comes), `session` (its sockets), `policy`
-//! (nobody is there), `ask` (what commands want to know). Not here: doors, child processes (the program);
-//! what is sent (`protocol`).
+//! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets), `policy`
+//! (no driver is there), `ask` (questions of commands). Not here: doors, child processes (the program); the
+//! bytes (`protocol`).
 
 mod ask;
 mod attach;
@@ -44,66 +44,66 @@ use crate::backend::Backend;
 use crate::options::DeviceOptions;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
 
-/// What becomes of a device and its drivers, told to who made the host.
+/// What happens to a device and its drivers, reported to the creator of the host.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The first driver is there: [`Host::device`] is, and doors can be opened.
+    /// The first driver is connected: [`Host::device`] exists, and doors can be opened.
     Declared,
     /// A driver serves.
     Attached {
-        /// How many there were, with it.
+        /// The number of drivers so far, including this one.
         generation: u64,
         /// The process.
         pid: u32,
     },
-    /// A driver does not serve any more.
+    /// A driver no longer serves.
     Gone {
-        /// Which.
+        /// The number of the driver.
         generation: u64,
-        /// The process, which may still be there.
+        /// The process, which may still run.
         pid: u32,
-        /// It answered everything and went.
+        /// Whether it answered everything and left.
         in_order: bool,
-        /// What was wrong, else.
+        /// What was wrong, if it was not in order.
         why: String,
     },
-    /// A driver takes too long for an order and counts as gone: somebody should end the process.
+    /// A driver takes too long for an order and counts as gone: the listener should end the process.
     Hung {
         /// The process.
         pid: u32,
     },
-    /// The device shall end: see [`Host::finish`]; with a reason, at once: see [`Host::fail`].
+    /// The device must end: see [`Host::finish`]; with a reason, immediately: see [`Host::fail`].
     EndAsked(Option<String>),
-    /// Somebody wants a new driver in the place of this one.
+    /// A new driver was requested in place of this one.
     ReplaceAsked,
 }
 
-/// How long a driver that has answered everything may take to go.
+/// Time for a driver that has answered everything to disconnect.
 const GOES_WITHIN: Duration = Duration::from_secs(5);
-/// How often the end of a device looks whether it is there.
+/// Interval of checks for the end of a device.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Who hears of events, on any thread; it must not wait for the host.
+/// Receives events, on any thread; it must not wait for the host.
 pub type Listener = Box<dyn Fn(Event) + Send + Sync>;
 
 /// See the head of this file.
 pub struct Host {
     name: String,
     path: PathBuf,
-    /// Options that come before what a driver says.
+    /// Options that override what a driver says.
     given: Facts,
     tell: Listener,
     socket: OwnedFd,
     _claim: FileLock,
     served: OnceLock<Served>,
-    /// One driver comes at a time.
+    /// Only one driver connects at a time.
     attaching: Mutex<()>,
-    /// The driver that is there, and how the device ended.
+    /// The current driver, and how the device ended.
     now: Mutex<Now>,
     changed: Condvar,
     generation: AtomicU64,
     doors: OnceLock<Facts>,
-    /// The next driver comes after the one that is there, whether it says so or not.
+    /// Whether the next driver replaces the current one, even if it does not request that.
     replacement_expected: AtomicBool,
     is_closed: AtomicBool,
     greeting: Arc<Greeting>,
@@ -114,11 +114,11 @@ struct Now {
     session: Option<Arc<Session>>,
     since: Option<Instant>,
     outcome: Option<std::result::Result<(), String>>,
-    /// Questions that are being answered.
+    /// The number of questions being answered.
     asked: usize,
 }
 
-/// A device that was declared.
+/// A declared device.
 struct Served {
     options: DeviceOptions,
     backend: Arc<dyn Backend>,
@@ -127,10 +127,11 @@ struct Served {
 }
 
 impl Host {
-    /// Listens for drivers at `path`, for a device of this name. `given` are options that a driver cannot
+    /// Listens for drivers at `path`, for a device with this name. `given` are options that a driver cannot
     /// change.
     ///
     /// # Errors
+    /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
     /// `InUse` when another host has this path, `Invalid` for options that are none, `Unavailable`.
     pub fn start(name: &str, path: &Path, given: Facts, tell: Listener) -> Result<Arc<Self>> {
         let mut trial = DeviceOptions::default();
@@ -174,25 +175,25 @@ impl Host {
         &self.name
     }
 
-    /// Where drivers connect.
+    /// The socket for drivers.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The device, once a driver has said what it is.
+    /// The device, once a driver has declared it.
     #[must_use]
     pub fn device(&self) -> Option<Arc<dyn BlockDevice>> {
         self.served.get().map(|served| Arc::clone(&served.device))
     }
 
-    /// The options in effect, once a driver has said what the device is.
+    /// The options in effect, once a driver has declared the device.
     #[must_use]
     pub fn options(&self) -> Option<&DeviceOptions> {
         self.served.get().map(|served| &served.options)
     }
 
-    /// Tells drivers where the device can be used: `door=KIND ADDRESS`.
+    /// Tells drivers where the device is available: `door=KIND ADDRESS`.
     pub fn show_doors(&self, doors: Facts) {
         let doors = self.doors.get_or_init(|| doors);
         let session = self.now.lock().session.clone();
@@ -201,7 +202,7 @@ impl Host {
         }
     }
 
-    /// The next driver takes the place of the one that is there, or not.
+    /// Sets whether the next driver replaces the current one.
     pub fn expect_replacement(&self, is_expected: bool) {
         self.replacement_expected.store(is_expected, Ordering::SeqCst);
     }
@@ -212,16 +213,17 @@ impl Host {
         self.now.lock().outcome.is_some()
     }
 
-    /// The process that is the driver now.
+    /// The process of the current driver.
     #[must_use]
     pub fn driver(&self) -> Option<u32> {
         self.now.lock().session.as_ref().map(|session| session.pid)
     }
 
-    /// Ends the device in good order: everything accepted goes to the driver, is flushed and answered. Doors
-    /// are closed by then. Waits for a driver if there is none: [`fail`](Self::fail) cuts that short.
+    /// Ends the device cleanly: everything accepted goes to the driver, is flushed and answered. Close the
+    /// doors first. Waits for a driver if there is none; [`fail`](Self::fail) stops that.
     ///
     /// # Errors
+    /// The error of the final flush; the device has ended anyway.
     /// What the flush at the end said; the device has ended all the same.
     pub fn finish(&self) -> Result<()> {
         let Some(served) = self.served.get() else {
@@ -236,7 +238,7 @@ impl Host {
         flushed
     }
 
-    /// Waits until the driver has answered everything and gone.
+    /// Waits until the driver has answered everything and disconnected.
     fn see_off(&self, served: &Served) {
         let mut done_since = None;
         let mut now = self.now.lock();
@@ -263,10 +265,10 @@ impl Host {
         }
     }
 
-    /// Waits until the device has ended; how it did.
+    /// Waits until the device has ended.
     ///
     /// # Errors
-    /// The reason, when not all was well.
+    /// The reason, if the end was not clean.
     pub fn wait_for_end(&self) -> std::result::Result<(), String> {
         let mut now = self.now.lock();
         loop {
@@ -277,17 +279,17 @@ impl Host {
         }
     }
 
-    /// Waits until those who asked something have their answers, once the device has ended; not for long.
+    /// After the end of the device, waits a short time until open questions have their answers.
     pub fn see_askers_off(&self) {
         let until = Instant::now() + GOES_WITHIN;
         let mut now = self.now.lock();
         while now.asked > 0 && !self.changed.wait_until(&mut now, until).timed_out() {}
     }
 
-    /// Takes no more connections and forgets the socket.
+    /// Accepts no more connections and removes the socket.
     pub fn close(&self) {
         if !self.is_closed.swap(true, Ordering::SeqCst) {
-            // Nobody else can have this path: the claim is ours.
+            // No other process can have this path: we hold the claim.
             let _ = std::fs::remove_file(&self.path);
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
@@ -305,19 +307,19 @@ impl Host {
                 return;
             }
             let Ok(socket) = accepted else {
-                // Out of descriptors, most likely: others give some back.
+                // Most likely out of descriptors: others will release some.
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            // Here and not on its thread: in the order they came.
+            // Here and not on its thread, so that they are in the order of arrival.
             let Ok(silent) = self.greeting.wait_for(&socket) else { continue };
             let host = Arc::clone(self);
-            // Without a thread nobody answers, and the peer sees the connection end.
+            // Without a thread there is no answer, and the peer sees the connection end.
             let _ = thread("driver", move || host.meet(socket, silent));
         }
     }
 
-    /// Somebody has connected: a driver, or a question.
+    /// Handles a connection: a driver, or a question.
     fn meet(self: &Arc<Self>, socket: OwnedFd, silent: Silent) {
         let Ok(peer) = socket_peercred(&socket) else { return };
         let Some(_place) = self.greeting.enter() else {
@@ -351,7 +353,7 @@ impl Host {
 
 fn refuse(control: &PacketSocket, errno: i32, message: &str) {
     let facts = Facts::default().with("errno", errno).with("message", message);
-    // Who does not listen needs no answer.
+    // If the other side does not listen, it needs no answer.
     let _ = control.send(&Control::new(ControlKind::Refused, facts).encode(), &[]);
 }
 
@@ -366,7 +368,7 @@ fn unavailable(path: &Path, error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::Unavailable, format!("cannot listen for drivers at {}: {error}", path.display()))
 }
 
-/// A socket for this user alone; the caller has the claim to its path.
+/// A socket for this user only; the caller has the claim to its path.
 fn listening(path: &Path) -> Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).map_err(|error| {
         let text = format!("the path {} is too long for a socket: {error}", path.display());
@@ -379,7 +381,7 @@ fn listening(path: &Path) -> Result<OwnedFd> {
     bind(&socket, &address).map_err(failed)?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(path, mode).map_err(|error| unavailable(path, &error))?;
-    // Until now nobody could connect, whatever the mode was.
+    // Until this call, no process could connect, whatever the mode was.
     listen(&socket, 128).map_err(failed)?;
     Ok(socket)
 }

@@ -1,7 +1,7 @@
-//! Nobody is there: requests wait, or fail; somebody is there and does not answer.
+//! Without a driver, requests wait or fail; with a driver, it must answer in time.
 //!
-//! Invariant: while requests are refused, none stays waiting for long: one that came in between is found at
-//! the next look. Not here: who ends a process that hangs (the program).
+//! Invariant: while requests are refused, none waits for long: the next check finds one that arrived in
+//! between. Not here: ending a process that hangs (the program).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,10 +14,10 @@ use super::session::Session;
 use super::{Event, Host, Served};
 use crate::backend::{Backend, State};
 
-/// How often waiting requests and hung drivers are looked for.
+/// Interval of checks for waiting requests and hung drivers.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// A device around a backend, which refuses when nobody will come.
+/// A device around a backend. It refuses requests if no driver will come.
 pub(super) struct Policy {
     backend: Arc<dyn Backend>,
     is_refusing: AtomicBool,
@@ -29,14 +29,14 @@ impl Policy {
         Arc::new(Policy { backend, is_refusing: AtomicBool::new(false), error: Mutex::default() })
     }
 
-    /// From now on requests fail, also those that wait.
+    /// From now on requests fail, including those that wait.
     pub(super) fn refuse(&self, error: Error) {
         *self.error.lock() = Some(error.clone());
         self.is_refusing.store(true, Ordering::SeqCst);
         self.backend.fail_pending(&error);
     }
 
-    /// A driver is there.
+    /// A driver is connected.
     pub(super) fn accept(&self) {
         self.is_refusing.store(false, Ordering::SeqCst);
     }
@@ -62,7 +62,7 @@ impl BlockDevice for Policy {
     }
 }
 
-/// Looks after time-outs for as long as there is a host.
+/// Checks time-outs as long as the host exists.
 pub(super) fn watch(host: &Weak<Host>) {
     while let Some(host) = host.upgrade() {
         if host.is_closed.load(Ordering::SeqCst) {
@@ -78,19 +78,19 @@ impl Host {
     fn look(&self) {
         let Some(served) = self.served.get() else { return };
         if served.backend.state() == State::Ended {
-            // Whoever was on the way in when it ended.
+            // Requests that arrived while it ended.
             return served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         }
         let session = self.now.lock().session.clone();
         match session {
-            // Also while another one waits for it to finish.
+            // Also while another driver waits for this one to finish.
             Some(session) => self.look_at(served, &session),
             None => self.look_at_nobody(served),
         }
     }
 
     fn look_at_nobody(&self, served: &Served) {
-        // A driver that comes just now must not find what it was given failed.
+        // A driver that connects just now must not find its requests failed.
         let Some(_nobody_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
             let now = self.now.lock();
@@ -113,7 +113,7 @@ impl Host {
         let patience = served.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
         if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
-            // First why, then that: once it is cut, another thread tells that it is gone.
+            // Report the reason first: after the cut, another thread reports that the driver is gone.
             (self.tell)(Event::Hung { pid: session.pid });
             session.cut(&format!("it did not answer an order within {} s", patience.as_secs_f64()));
         }

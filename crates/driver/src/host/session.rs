@@ -1,7 +1,7 @@
-//! One driver's time with the device: its sockets, and the threads that carry orders and answers.
+//! The session of one driver: its sockets, and the threads that carry orders and answers.
 //!
-//! Invariants: END is the last thing that is sent on a lane; an answer is the driver's if its number is with
-//! the driver, else the session is cut. When [`Session::join`] returns nothing of this driver is left here.
+//! Invariants: END is the last packet on a lane. An answer must be for an order that the driver has;
+//! otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is left here.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::protocol::{
     ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
 };
 
-/// Orders of one packet at the most.
+/// The most orders of one packet.
 const ORDERS_MAX: usize = 64;
 
 /// See the head of this file.
@@ -27,7 +27,7 @@ pub(super) struct Session {
     pub(super) pid: u32,
     control: PacketSocket,
     lanes: Vec<PacketSocket>,
-    /// Lanes on which the driver may still say something.
+    /// Lanes on which the driver may still send something.
     open: AtomicUsize,
     /// Lanes on which END was sent.
     ended: Box<[AtomicBool]>,
@@ -65,7 +65,7 @@ impl Session {
         })
     }
 
-    /// Starts to hand over orders. The backend is running.
+    /// Starts to deliver orders. The backend is running.
     pub(super) fn start(self: &Arc<Self>, backend: &Arc<dyn Backend>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
@@ -94,20 +94,20 @@ impl Session {
         Ok(threads)
     }
 
-    /// Says something on the control connection.
+    /// Sends a message on the control connection.
     pub(super) fn tell(&self, kind: ControlKind, facts: Facts) {
-        // Who does not listen is found out by reading.
+        // Reading finds out if the driver does not listen.
         let _ = self.control.send(&Control::new(kind, facts).encode(), &[]);
     }
 
-    /// Says once where the device can be used.
+    /// Sends the doors of the device once.
     pub(super) fn tell_doors(&self, doors: &Facts) {
         if !self.knows_doors.swap(true, Ordering::SeqCst) {
             self.tell(ControlKind::Doors, doors.clone());
         }
     }
 
-    /// What the driver says on the control connection; `None` when it has gone.
+    /// The next message of the driver on the control connection; `None` if it is gone.
     pub(super) fn hear(&self, buffer: &mut [u8]) -> Result<Option<Control>> {
         match self.control.receive(buffer)? {
             Some(packet) => Control::decode(packet.bytes).map(Some),
@@ -115,19 +115,19 @@ impl Session {
         }
     }
 
-    /// Whether its process has ended, or let go of the device, and nobody has noticed yet.
+    /// Whether its process has ended or closed the connection, and no thread has noticed yet.
     pub(super) fn has_hung_up(&self) -> bool {
         self.control.has_hung_up()
     }
 
-    /// The driver is taken for gone.
+    /// Treats the driver as gone.
     pub(super) fn cut(&self, why: &str) {
         self.why.lock().get_or_insert_with(|| why.to_owned());
         self.is_cut.store(true, Ordering::SeqCst);
         self.close();
     }
 
-    /// Takes a driver for gone that was told to go, has done all, and stays.
+    /// Treats a driver as gone that was told to finish, has done everything, and stays.
     pub(super) fn see_that_it_goes(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
         if !has_done_all {
             *done_since = None;
@@ -145,7 +145,7 @@ impl Session {
         self.why.lock().clone()
     }
 
-    /// Ends all connections. What the driver has said already is still heard.
+    /// Closes all connections. Messages that the driver has already sent are still read.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.control.close_both_ways();
@@ -190,12 +190,12 @@ impl Session {
             }
         }
         if self.open.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // Nothing more comes from it, whether it was told to go or not.
+            // Nothing more comes from it, whether it was told to finish or not.
             self.control.close_both_ways();
         }
     }
 
-    /// One lane that nobody serves is enough: what is on it would wait for ever.
+    /// One unserved lane is enough to end the session: its requests would hang.
     fn closed_by_driver(&self, lane: usize, backend: &dyn Backend) {
         let has_done_all = self.ended[lane].load(Ordering::SeqCst) && !backend.is_owed(lane);
         if !has_done_all && !self.is_closed.load(Ordering::SeqCst) {
@@ -212,10 +212,10 @@ impl Session {
 }
 
 impl Threads {
-    /// Waits for their end: the session was closed, and the backend paused.
+    /// Waits for the threads to end: the session was closed, and the backend paused.
     pub(super) fn join(self) {
         for thread in self.0 {
-            // A thread that panicked has told its story.
+            // A thread that panicked has already logged it.
             let _ = thread.join();
         }
     }
@@ -233,13 +233,13 @@ fn outcome_of(errno: i32) -> Result<()> {
     Err(Error::new(kind, format!("the driver failed: {}", std::io::Error::from_raw_os_error(errno))))
 }
 
-/// A socket for each lane: ours, and the driver's.
+/// Socket pairs for the lanes: our ends, and the driver's.
 pub(super) fn lanes(count: usize) -> Result<(Vec<PacketSocket>, Vec<PacketSocket>)> {
     let pairs: Result<Vec<_>> = (0..count).map(|_| PacketSocket::pair()).collect();
     Ok(pairs?.into_iter().unzip())
 }
 
-/// Sends the driver its end of each lane, and the memory that goes with it.
+/// Sends the driver its end of each lane, and the memory for it.
 pub(super) fn hand_queues(
     control: &PacketSocket,
     theirs: &[PacketSocket],

@@ -29,25 +29,25 @@ impl ControlKind {
     }
 }
 
-/// Lines `name=value`, in their order. A name may come more than once.
+/// Lines `name=value`, in order. A name may occur more than once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts(Vec<(String, String)>);
 
 impl Facts {
-    /// One more.
+    /// Adds a fact.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Display) -> Self {
         self.add(name, value);
         self
     }
 
-    /// One more.
+    /// Adds a fact.
     pub fn add(&mut self, name: &str, value: impl Display) {
-        // What an error says may have lines of its own.
+        // The text of an error may have several lines.
         self.0.push((name.to_owned(), value.to_string().replace(['\n', '\0'], " ")));
     }
 
-    /// These, and others behind them.
+    /// These facts, followed by others.
     #[must_use]
     pub fn and(mut self, others: &Facts) -> Self {
         self.0.extend_from_slice(&others.0);
@@ -60,16 +60,16 @@ impl Facts {
         self.iter().find(|(found, _)| *found == name).map(|(_, value)| value)
     }
 
-    /// The first value of this name, as what it stands for.
+    /// The first value of this name, parsed.
     ///
     /// # Errors
-    /// `Invalid` when there is none, or another thing.
+    /// `Invalid` if there is none, or it cannot be parsed.
     pub fn parsed<T: FromStr>(&self, name: &str) -> Result<T> {
         let value = self.get(name).ok_or_else(|| bad(format!("a control packet has no {name}")))?;
         value.parse().map_err(|_| bad(format!("a control packet says {name}={value}")))
     }
 
-    /// Whether this is said to be so.
+    /// Whether this fact is true.
     #[must_use]
     pub fn is_true(&self, name: &str) -> bool {
         self.get(name) == Some("1")
@@ -84,20 +84,20 @@ impl Facts {
 /// A control packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// What it is.
+    /// The kind of the packet.
     pub kind: ControlKind,
-    /// What it says.
+    /// The content of the packet.
     pub facts: Facts,
 }
 
 impl Control {
-    /// A packet.
+    /// Makes a packet.
     #[must_use]
     pub fn new(kind: ControlKind, facts: Facts) -> Self {
         Control { kind, facts }
     }
 
-    /// As bytes.
+    /// Encodes the packet.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut text = String::new();
@@ -109,10 +109,10 @@ impl Control {
         bytes
     }
 
-    /// Of bytes.
+    /// Decodes a packet.
     ///
     /// # Errors
-    /// `Invalid`: what is wrong with them.
+    /// `Invalid`: what is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Some((kind, text)) = bytes.split_first_chunk() else {
             return Err(bad(format!("a control packet of {} bytes", bytes.len())));
@@ -122,7 +122,7 @@ impl Control {
             .ok_or_else(|| bad(format!("a control packet of unknown kind {number}")))?;
         let text = std::str::from_utf8(text).map_err(|_| bad("a control packet that is not UTF-8".into()))?;
         let mut facts = Facts::default();
-        // Not `lines`: that takes a carriage return for a part of the end.
+        // Not `lines`, which takes a carriage return as a part of the line end.
         for line in text.split_terminator('\n') {
             let (name, value) = line
                 .split_once('=')

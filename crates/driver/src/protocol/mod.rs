@@ -1,8 +1,8 @@
-//! What a host and a driver say to each other: `docs/format/driver.md`.
+//! The messages between a host and a driver: `docs/format/driver.md`.
 //!
-//! Invariant: nothing a peer sends is trusted: whatever makes no sense is an error of kind `Invalid`, and
-//! what it declares takes no memory. Files: `control` (who is who), `order` (requests and answers), `packet`
-//! (the socket). Not here: what follows from a packet (`host`, `client`).
+//! Invariant: input from a peer is never trusted: anything invalid is an error of kind `Invalid`, and
+//! declared sizes allocate no memory. Files: `control` (introductions), `order` (requests and answers),
+//! `packet` (the socket). Not here: what follows from a packet (`host`, `client`).
 
 mod control;
 mod order;
@@ -12,7 +12,7 @@ pub use control::{Control, ControlKind, Facts};
 pub use order::{ANSWER_BYTES, Answer, ORDER_BYTES, Order, OrderKind};
 pub use packet::{PACKET_BYTES_MAX, Packet, PacketSocket};
 
-/// The version of the protocol that this code speaks.
+/// The version of the protocol in this code.
 pub const PROTOCOL: u32 = 1;
-/// Where a driver that a host started finds the host: a path.
+/// The variable with the path of the host's socket, for a driver that a host started.
 pub const SOCKET_VARIABLE: &str = "SAWMILL_DRIVER";

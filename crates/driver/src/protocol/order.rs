@@ -1,17 +1,17 @@
-//! Orders and answers: fixed places, little-endian.
+//! Orders and answers: fixed layouts, little-endian.
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-/// An order on the wire.
+/// Bytes of an order on the wire.
 pub const ORDER_BYTES: usize = 64;
-/// An answer on the wire.
+/// Bytes of an answer on the wire.
 pub const ANSWER_BYTES: usize = 16;
 
 const FUA: u32 = 1;
 const NO_UNMAP: u32 = 2;
 const AGAIN: u32 = 4;
 
-/// What is ordered.
+/// The kinds of orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the table in docs/format/driver.md says what each is")]
 pub enum OrderKind {
@@ -32,35 +32,35 @@ impl OrderKind {
     }
 }
 
-/// Something that a driver is to do.
+/// An order for a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What.
+    /// The kind.
     pub kind: OrderKind,
-    /// Durable before it is answered.
+    /// Make it durable before answering.
     pub fua: bool,
-    /// The space shall stay allocated.
+    /// The space must stay allocated.
     pub no_unmap: bool,
-    /// A former driver had it.
+    /// A former driver had this order.
     pub again: bool,
-    /// What it is answered with.
+    /// The number for the answer.
     pub number: u64,
     /// First byte on the device.
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// Where its bytes lie in the queue's memory.
+    /// The place of its bytes in the queue's memory.
     pub offset: u64,
-    /// Of a chunk: how many.
+    /// For a chunk: the number of records.
     pub records: u64,
-    /// Of a chunk: the last ordinal given when it was closed.
+    /// For a chunk: the last ordinal that was assigned when it was closed.
     pub horizon: u64,
-    /// Of a chunk: all below are answered.
+    /// For a chunk: all ordinals below this are answered.
     pub floor: u64,
 }
 
 impl Order {
-    /// Of this kind, with this number, and nothing else.
+    /// An order of this kind, with this number, and nothing else.
     #[must_use]
     pub fn new(kind: OrderKind, number: u64) -> Self {
         let (fua, no_unmap, again) = (false, false, false);
@@ -68,7 +68,7 @@ impl Order {
         Order { kind, fua, no_unmap, again, number, address, length, offset, records, horizon, floor }
     }
 
-    /// As bytes.
+    /// Encodes the order.
     #[must_use]
     pub fn encode(&self) -> [u8; ORDER_BYTES] {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
@@ -84,10 +84,10 @@ impl Order {
         bytes
     }
 
-    /// The orders of a packet.
+    /// Decodes the orders of a packet.
     ///
     /// # Errors
-    /// `Invalid`: what is wrong with them.
+    /// `Invalid`: what is wrong.
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (orders, rest) = packet.as_chunks::<ORDER_BYTES>();
         if orders.is_empty() || !rest.is_empty() {
@@ -119,17 +119,17 @@ impl Order {
     }
 }
 
-/// How an order ended.
+/// The result of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The order's.
+    /// The number of the order.
     pub number: u64,
-    /// 0, or what went wrong.
+    /// 0, or the error.
     pub errno: i32,
 }
 
 impl Answer {
-    /// As bytes.
+    /// Encodes the answer.
     #[must_use]
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
@@ -138,10 +138,10 @@ impl Answer {
         bytes
     }
 
-    /// The answers of a packet.
+    /// Decodes the answers of a packet.
     ///
     /// # Errors
-    /// `Invalid`: what is wrong with them.
+    /// `Invalid`: what is wrong.
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (answers, rest) = packet.as_chunks::<ANSWER_BYTES>();
         if answers.is_empty() || !rest.is_empty() {

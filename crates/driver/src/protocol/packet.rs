@@ -1,6 +1,6 @@
 //! The socket: whole packets, with open files.
 //!
-//! Invariants: a packet comes whole or not at all; open files of a packet that is refused are closed.
+//! Invariants: a packet arrives whole or not at all; open files of a refused packet are closed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -19,22 +19,22 @@ pub const PACKET_BYTES_MAX: usize = 65_536;
 /// The most open files of one packet.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// One end of a packet socket. Sending and receiving block, each as often as one likes and from any thread.
+/// One end of a packet socket. Sending and receiving block; any number of threads may do either.
 pub struct PacketSocket(OwnedFd);
 
-/// What was received.
+/// A received packet.
 pub struct Packet<'a> {
     /// Its bytes.
     pub bytes: &'a [u8],
-    /// Open files that came with it.
+    /// Open files that arrived with it.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl PacketSocket {
-    /// A connection to who listens there.
+    /// Connects to the listener at `path`.
     ///
     /// # Errors
-    /// `NotFound` when nobody does, `Denied`, `Unavailable`.
+    /// `NotFound` if nothing listens there, `Denied`, `Unavailable`.
     pub fn connect(path: &Path) -> Result<Self> {
         let failed = |error: Errno| {
             let kind = match error {
@@ -51,10 +51,10 @@ impl PacketSocket {
         Ok(PacketSocket(socket))
     }
 
-    /// Two ends of a new connection.
+    /// The two ends of a new connection.
     ///
     /// # Errors
-    /// `Unavailable` when this process has no more open files to give.
+    /// `Unavailable` if this process is out of descriptors.
     pub fn pair() -> Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|error| {
@@ -63,10 +63,10 @@ impl PacketSocket {
         Ok((PacketSocket(one), PacketSocket(other)))
     }
 
-    /// Sends one packet. Waits until there is room.
+    /// Sends one packet. Blocks until there is room.
     ///
     /// # Errors
-    /// `Closed` when the peer is gone.
+    /// `Closed` if the peer is gone.
     pub fn send(&self, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<()> {
         match descriptors::send(&self.0, bytes, given) {
             Ok(_) => Ok(()),
@@ -75,15 +75,15 @@ impl PacketSocket {
         }
     }
 
-    /// The next packet, in this buffer of [`PACKET_BYTES_MAX`] bytes. Waits for one; `None` when the peer has
-    /// closed its end.
+    /// The next packet, in this buffer of [`PACKET_BYTES_MAX`] bytes. Blocks until there is one; `None` if
+    /// the peer has closed its end.
     ///
     /// # Errors
-    /// `Closed` when the connection broke; `Invalid` for a packet that is too long.
+    /// `Closed` if the connection broke; `Invalid` for a packet that is too long.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<Packet<'a>>> {
         let received = loop {
             match descriptors::receive(&self.0, buffer) {
-                // A peer that went without reading everything: told once, before what it had sent.
+                // The peer left without reading everything: reported once, before what it had sent.
                 Err(Errno::CONNRESET) => {}
                 other => break other.map_err(gone)?,
             }
@@ -92,12 +92,12 @@ impl PacketSocket {
         if received.is_cut || too_many {
             return Err(Error::new(ErrorKind::Invalid, "a packet that is too long"));
         }
-        // A packet socket tells an end by a packet without bytes, which is not a packet here.
+        // A packet socket reports the end as a packet without bytes, which is not a packet here.
         Ok((received.bytes > 0)
             .then_some(Packet { bytes: &buffer[..received.bytes], descriptors: received.descriptors }))
     }
 
-    /// Whether the peer has gone, heard or not what it said before.
+    /// Whether the peer is gone, even if its last packets were not read yet.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         let mut asked = [PollFd::new(&self.0, PollFlags::empty())];
@@ -105,9 +105,9 @@ impl PacketSocket {
         matches!(poll(&mut asked, Some(&now)), Ok(1..)) && asked[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Nothing more goes either way: whoever waits here or there learns of it.
+    /// Closes both directions: threads that wait here or at the peer notice.
     pub fn close_both_ways(&self) {
-        // A connection that is broken already needs none.
+        // A connection that is already broken needs none.
         let _ = shutdown(&self.0, Shutdown::Both);
     }
 }

@@ -1,26 +1,25 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read below,
 //! and only dirty bytes travel.
 //!
-//! Modules: `segments` (some bytes of a page), `page`, `table` (the pages there are), `state` (all that is
-//! under the lock, and below it a module for each thing done with it), `options`, `stats`.
+//! Modules: `segments` (some bytes of a page), `page`, `table` (the existing pages), `state` (everything
+//! under the lock, with a module for each operation on it), `options`, `stats`.
 //!
-//! # What can be relied on
+//! # Guarantees
 //!
-//! - One lock; under it nothing is submitted below and nobody is answered (outcomes may be told inside
-//!   `submit`). Both become work, done in order by one thread at a time, whichever comes by: an answer from
-//!   below that makes new work deepens no stack.
-//! - A flush answers success only when all bytes that it covers are below and the device has flushed. A
-//!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and the
-//!   writes that wait for room; the bytes stay dirty, reads see them, and the next flush, tick or writer
-//!   without room tries again. An error of a write-back that nobody waited for is counted and logged, not
-//!   kept for later: the next flush finds out anew.
-//! - A write that failed (write-through, FUA) may still come to be, as D8 allows; readers agree on it.
-//! - Nobody else writes the device below.
+//! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive inside
+//!   `submit`). Both become work, which one thread at a time does in order: an answer from below that makes
+//!   new work does not deepen the stack.
+//! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A failed
+//!   write-back fails the flushes, FUA and write-through writes that wait for its bytes, and the writes that
+//!   wait for room. The bytes stay dirty, reads see them, and the next flush, tick or writer without room
+//!   retries. An error of a write-back that nothing waited for is counted and logged, but not kept for
+//!   later: the next flush finds out again.
+//! - A write that failed (write-through, FUA) may still take effect later, as D8 allows; all readers agree.
+//! - Nothing else writes the device below.
 //!
-//! Not here: threads (time comes with [`Cache::tick`], from whoever owns the cache), resizes, and a last
-//! flush: dropped, a cache forgets what was not flushed, and answers what waits in it with `Internal`. An
-//! answer from below may then be the last to let go of the device; who minds that hands in an `Arc` and keeps
-//! another.
+//! Not here: threads (time comes through [`Cache::tick`], called by the owner of the cache), resizes, and a
+//! last flush: a dropped cache forgets what was not flushed, and answers waiting requests with `Internal`.
+//! The device may then be dropped by an answer from below; if that matters, pass an `Arc` and keep another.
 
 mod options;
 mod page;
@@ -57,16 +56,16 @@ struct Core<D> {
     state: Mutex<State>,
 }
 
-/// Where exchanges below tell what they heard.
+/// Receives the outcomes of exchanges below.
 trait Hear: Send + Sync {
-    /// Notes something under the lock, and does what follows from it.
+    /// Notes something under the lock, and does the work that follows.
     fn hear(&self, note: &mut dyn FnMut(&mut State));
 }
 
 impl<D: PackedDevice + 'static> Cache<D> {
-    /// An empty cache in front of `device`, which nobody else writes.
+    /// An empty cache in front of `device`, which nothing else writes.
     ///
-    /// `Invalid`: an option is out of its range, or the device takes too little in a packed write. The
+    /// `Invalid`: an option is out of range, or the device's limit for packed writes is too small. The
     /// longest request of the cache may be shorter than the device's: a quarter of its memory.
     pub fn new(device: D, options: &Options) -> Result<Self> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
@@ -79,7 +78,7 @@ impl<D: PackedDevice + 'static> Cache<D> {
         Ok(Cache(core))
     }
 
-    /// Tells the time, about once a second: every `flush_interval_s` all that is dirty goes below.
+    /// Passes the time, about once a second: every `flush_interval_s`, all dirty bytes are written back.
     pub fn tick(&self, now: Instant) {
         let mut state = self.0.state.lock();
         let interval = state.setup.flush_interval;
@@ -92,7 +91,7 @@ impl<D: PackedDevice + 'static> Cache<D> {
         self.0.act(state);
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn stats(&self) -> &Stats {
         &self.0.stats
     }
@@ -129,7 +128,7 @@ impl<D> Drop for Cache<D> {
 }
 
 impl<D: PackedDevice> Core<D> {
-    /// Does the work there is, unless a thread is at it: that one comes by again.
+    /// Does the pending work, unless another thread is doing that: it will find new work too.
     fn act<'a>(&'a self, mut state: MutexGuard<'a, State>) {
         if state.acting {
             return;

@@ -1,4 +1,4 @@
-//! What a cache is told when it is made: policy and bounds. Not here: defaults of a command line.
+//! The options of a cache: policy and limits. Not here: defaults of a command line.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub enum Policy {
     WriteBack,
     /// Answered when it is below; kept for reads.
     WriteThrough,
-    /// Goes below as it is; the cache forgets its range.
+    /// Sent below as it is; the cache forgets its range.
     WriteAround,
 }
 
@@ -23,17 +23,16 @@ pub enum Policy {
 pub struct Options {
     /// When writes are answered.
     pub policy: Policy,
-    /// Bytes of pages, from 64 KiB on. Reads under way may fetch beyond it; their pages go first. Not counted
-    /// is what is noted about a page: some 250 bytes, and 1.5 KiB more if it was written in many places.
+    /// Bytes of pages, at least 64 KiB. Reads in flight may exceed it; their pages are evicted first. The
+    /// metadata of a page is not counted: about 250 bytes, and 1.5 KiB more if it was written in many places.
     pub cache_bytes_max: u64,
-    /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`: above it writers wait. At half of it
+    /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At half of it,
     /// the older half is written below.
     pub dirty_bytes_max: u64,
-    /// How long a byte may stay dirty when nobody flushes, in seconds, by the clock of
-    /// [`super::Cache::tick`].
+    /// How long a byte may stay dirty without a flush, in seconds, by the clock of [`super::Cache::tick`].
     pub flush_interval_s: u32,
-    /// How many write-backs may be under way at once, at least 1; each holds up to 256 KiB: a copy, or
-    /// pages that are copied when somebody writes them meanwhile.
+    /// The most write-backs in flight, at least 1. Each holds up to 256 KiB: a copy, or pages that are copied
+    /// when they are written during that time.
     pub write_backs_max: u32,
 }
 
@@ -50,24 +49,24 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The least of `cache_bytes_max`.
+    /// The smallest `cache_bytes_max`.
     pub const CACHE_BYTES_MIN: u64 = 64 << 10;
-    /// The least of `dirty_bytes_max`.
+    /// The smallest `dirty_bytes_max`.
     pub const DIRTY_BYTES_MIN: u64 = 16 << 10;
 }
 
-/// The packed form of any page fits: every second byte dirty is the worst.
+/// The packed form of any page fits; the worst case is every second byte dirty.
 const PACKED_BYTES_MIN: u32 =
     (packed_write::at::SIZE + (packed_write::entry_at::SIZE + 1) * PAGE_BYTES / 2) as u32 + 1024;
 
 const BELOW_BYTES_MAX: u32 = 256 << 10;
-/// No packed write up to this has more entries than one may have, even if each has one byte.
+/// No packed write up to this length has more entries than allowed, even if each has one byte.
 const DENSEST_BYTES_MAX: u32 = packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
 
-/// Bounds and facts, ready for use.
+/// Limits and properties, ready for use.
 pub(super) struct Setup {
     pub(super) policy: Policy,
-    /// What the cache shows.
+    /// The geometry of the cache.
     pub(super) geometry: Geometry,
     pub(super) pages_max: usize,
     /// Pages with bytes that are not below yet.
@@ -82,7 +81,7 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// `Invalid`: a bound is out of its range, or the device takes no packed page.
+    /// `Invalid`: a limit is out of range, or the device does not accept a packed page.
     pub(super) fn new(options: &Options, below: &Geometry, packed: u32, span: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("cache: {text}")));
         if options.cache_bytes_max < Options::CACHE_BYTES_MIN {

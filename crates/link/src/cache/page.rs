@@ -1,8 +1,7 @@
 //! One page: its bytes, which of them are known, and which are not below yet.
 //!
-//! Invariants: what is dirty or on its way is known; a known byte that is neither is as it is below. At most
-//! one write-back of a page is under way. `dirty` and `sending` hold bytes exactly when their `since` is a
-//! number.
+//! Invariants: dirty bytes and bytes in flight are known; any other known byte is as it is below. At most one
+//! write-back of a page is in flight. `dirty` and `sending` hold bytes exactly if their `since` is a number.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,37 +12,37 @@ use sawmill_format::packed_write::entry_at;
 use super::segments::Segments;
 use super::{PAGE_BYTES, SUB_BLOCK_BYTES};
 
-/// The `since` of no bytes.
+/// The `since` of an empty set.
 pub(super) const NEVER: u64 = u64::MAX;
 
 pub(super) struct Page {
-    /// A write-back may share them: who changes them asks [`Page::bytes_mut`].
+    /// A write-back may share them; use [`Page::bytes_mut`] to change them.
     pub(super) bytes: Arc<[u8]>,
     pub(super) known: Segments,
-    /// Written and not on their way.
+    /// Written and not in flight.
     pub(super) dirty: Segments,
-    /// On their way below. Written again meanwhile, they are dirty too.
+    /// In flight to the device below. Bytes that are written again in the meantime are dirty too.
     pub(super) sending: Segments,
     /// The number of the oldest write among `dirty`.
     pub(super) dirty_since: u64,
     /// The same among `sending`.
     pub(super) sending_since: u64,
-    /// Somebody waits until all writes up to this number are below.
+    /// A request waits until all writes up to this number are below.
     pub(super) wanted_through: u64,
-    /// The next write-back is with FUA.
+    /// The next write-back uses FUA.
     pub(super) fua: bool,
-    /// Reads below that are under way.
+    /// Reads below in flight.
     pub(super) fetches: u32,
     pub(super) fetch_error: Option<Error>,
-    /// What is clean is forgotten when the fetches end.
+    /// Clean bytes are forgotten when the fetches end.
     pub(super) doubted: bool,
     /// Reads that wait for the fetches.
     pub(super) readers: Vec<u64>,
     /// Pushes that wait for writes up to a number: (number, push).
     pub(super) waiters: Vec<(u64, u64)>,
-    /// It stands in the line of those that may be thrown out.
+    /// The page is in the eviction queue.
     pub(super) in_line: bool,
-    /// Used since it was last passed over.
+    /// Used since eviction last skipped it.
     pub(super) used: bool,
 }
 
@@ -70,12 +69,12 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Its bytes, to change them: those that are on their way stay as they were.
+    /// Its bytes for a change; bytes in flight stay as they were.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::make_mut(&mut self.bytes)
     }
 
-    /// Makes a quiet page as good as new.
+    /// Resets a quiet page to a new one.
     pub(super) fn reset(&mut self) {
         debug_assert!(self.is_quiet() && self.readers.is_empty() && self.waiters.is_empty());
         self.known.clear();
@@ -87,12 +86,13 @@ impl Page {
         self.dirty_since.min(self.sending_since)
     }
 
-    /// Nothing of it is dirty, on its way, being fetched or about to be.
+    /// Whether nothing of it is dirty, in flight, being fetched or about to be.
     pub(super) fn is_quiet(&self) -> bool {
         self.since() == NEVER && self.fetches == 0 && self.readers.is_empty()
     }
 
-    /// Forgets what is clean; under a fetch, whose readers wait for a page without holes, when that ends.
+    /// Forgets clean bytes. During a fetch, whose readers wait for a page without holes, this happens at its
+    /// end.
     pub(super) fn doubt(&mut self) {
         self.doubted = self.fetches > 0;
         if !self.doubted {
@@ -103,7 +103,7 @@ impl Page {
         }
     }
 
-    /// Takes fetched bytes, except where it knows better.
+    /// Takes fetched bytes, except where known bytes exist.
     pub(super) fn merge(&mut self, inside: Range<usize>, fetched: &[u8]) {
         let bytes = Arc::make_mut(&mut self.bytes);
         for gap in self.known.gaps(inside.clone()) {
@@ -113,7 +113,7 @@ impl Page {
         self.known.insert(inside);
     }
 
-    /// The sub-blocks of its first `length` bytes that hold a byte not known, in order; some may overlap.
+    /// The sub-blocks of its first `length` bytes that contain an unknown byte, in order; some may overlap.
     pub(super) fn holes(&self, length: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         self.known.gaps(0..length).map(move |gap| {
             let start = gap.start / SUB_BLOCK_BYTES * SUB_BLOCK_BYTES;
@@ -121,8 +121,8 @@ impl Page {
         })
     }
 
-    /// What its write-back carries: the dirty runs. A gap between two that is known and no longer than an
-    /// entry goes with them, so that the packed form of a known page is never longer than the page (BASS
+    /// The content of its write-back: the dirty runs. A gap between two runs is included if it is known and
+    /// no longer than an entry, so that the packed form of a known page is never longer than the page (BASS
     /// §3.1).
     pub(super) fn runs_to_send(&self, mut to: impl FnMut(Range<usize>)) {
         const ENTRY_BYTES: usize = entry_at::SIZE;

@@ -1,15 +1,14 @@
-//! A set of bytes of one page (BASS §3.1: a page's list of dirty segments): a few runs in place, or, when
-//! they are more, a bit for each byte. So a set has a bound whatever is written, and most need no memory
-//! besides.
+//! A set of bytes of one page (BASS §3.1: a page's list of dirty segments): a few runs in place or, for more
+//! runs, one bit per byte. So a set is bounded whatever is written, and most sets need no extra memory.
 //!
-//! Invariants: runs are in order, not empty, and do not touch; those behind `count` are zero. A set that has
-//! bits keeps them until it is cleared. Not here: what the bytes are.
+//! Invariants: runs are in order, not empty, and do not touch; those after `count` are zero. A set with bits
+//! keeps them until it is cleared. Not here: what the bytes are.
 
 use std::ops::Range;
 
 use super::PAGE_BYTES;
 
-/// As many as take the place of a list on the heap.
+/// As many as fit into the space of a list on the heap.
 const RUNS_MAX: usize = 5;
 const WORD_BITS: usize = u64::BITS as usize;
 
@@ -34,12 +33,12 @@ impl Segments {
         self.next(0, true) == PAGE_BYTES
     }
 
-    /// Forgets all.
+    /// Removes all bytes.
     pub(super) fn clear(&mut self) {
         *self = Segments::default();
     }
 
-    /// How many bytes are in it.
+    /// The number of bytes in the set.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Segments::Few { runs, .. } => runs.iter().map(|(start, end)| u64::from(end - start)).sum(),
@@ -51,17 +50,17 @@ impl Segments {
         self.alternate(0..PAGE_BYTES, true)
     }
 
-    /// The parts of a range that are not in it, in order.
+    /// The parts of a range that are not in the set, in order.
     pub(super) fn gaps(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         self.alternate(range, false)
     }
 
-    /// Whether all bytes of a range are in it.
+    /// Whether all bytes of a range are in the set.
     pub(super) fn covers(&self, range: &Range<usize>) -> bool {
         self.next(range.start, false) >= range.end
     }
 
-    /// Adds a range; says how many bytes are new.
+    /// Adds a range. Returns the number of new bytes.
     pub(super) fn insert(&mut self, range: Range<usize>) -> u64 {
         debug_assert!(range.start < range.end && range.end <= PAGE_BYTES);
         if let Segments::Few { count, runs } = self {
@@ -87,7 +86,7 @@ impl Segments {
         })
     }
 
-    /// Takes a range out.
+    /// Removes a range.
     pub(super) fn remove(&mut self, range: Range<usize>) {
         if let Segments::Few { count, runs } = self {
             let (start, end) = (range.start as u16, range.end as u16);
@@ -111,7 +110,7 @@ impl Segments {
         self.change_bits(|bits| words_of(range).for_each(|(word, mask)| bits[word] &= !mask));
     }
 
-    /// Puts runs in the place of others; says whether there was room.
+    /// Replaces runs with others. Returns whether there was room.
     fn replace(&mut self, old: Range<usize>, new: &[Run]) -> bool {
         let Segments::Few { count, runs } = self else { return false };
         let left = usize::from(*count) - old.len() + new.len();
@@ -125,7 +124,7 @@ impl Segments {
         true
     }
 
-    /// From now on it has bits.
+    /// Converts to bits first if necessary.
     fn change_bits<T>(&mut self, change: impl FnOnce(&mut Bits) -> T) -> T {
         let mut bits = match std::mem::take(self) {
             Segments::Many(bits) => bits,
@@ -140,7 +139,7 @@ impl Segments {
         told
     }
 
-    /// The first byte from `at` on that is in it, or that is not; the page's end when there is none.
+    /// The first byte from `at` on that is in the set (or is not); the end of the page if there is none.
     fn next(&self, at: usize, is_in: bool) -> usize {
         match self {
             Segments::Few { count, runs } => {
@@ -164,7 +163,7 @@ impl Segments {
         }
     }
 
-    /// The parts of a range that are in it, or that are not, in order.
+    /// The parts of a range that are in the set (or are not), in order.
     fn alternate(&self, range: Range<usize>, is_in: bool) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
         let mut at = range.start;
         std::iter::from_fn(move || {

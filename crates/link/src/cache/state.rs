@@ -1,9 +1,10 @@
-//! The state under the cache's one lock: pages, their order, who waits, and the work to do without the lock.
+//! The state under the cache's one lock: pages, their order, waiting requests, and the work to do without the
+//! lock.
 //!
-//! Invariants: nothing here calls the device below or answers a request; it makes [`Work`] of both.
-//! [`Dirty::order`] holds a page exactly when some of its bytes are not below, under the number of the oldest
-//! such write. A module for each thing that is done with the state: `read`, `write`, `write_back`, `push`
-//! (who waits until bytes are below), `change` (what goes below directly).
+//! Invariants: nothing here calls the device below or answers a request; both become [`Work`].
+//! [`Dirty::order`] has a page exactly if some of its bytes are not below, under the number of the oldest
+//! such write. There is a module for each operation on the state: `read`, `write`, `write_back`, `push`
+//! (requests that wait until bytes are below), `change` (requests that go straight below).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -28,7 +29,7 @@ mod read;
 mod write;
 mod write_back;
 
-/// What is done without the lock.
+/// Work to do without the lock.
 pub(super) enum Work {
     /// Submit to the device below.
     Below(Request),
@@ -42,23 +43,23 @@ pub(super) enum Work {
 pub(super) struct Dirty {
     /// (number of the oldest write that is not below, page).
     pub(super) order: BTreeSet<(u64, u64)>,
-    /// Pages to write back as soon as may be; none of them is on its way.
+    /// Pages to write back as soon as possible; none of them is in flight.
     pub(super) wanted: BTreeSet<u64>,
-    /// Where the next write-back begins to look.
+    /// The start of the next write-back's search.
     pub(super) cursor: u64,
     pub(super) bytes: u64,
-    /// What whole pages would have taken more so far.
+    /// Bytes that writing whole pages would have cost in addition so far.
     pub(super) saved_bytes: i64,
 }
 
-/// Requests that are not answered yet, and what each kind of them waits for.
+/// Unanswered requests, by what they wait for.
 #[derive(Default)]
 struct Waiting {
     /// Writes that wait for room, in order.
     held: VecDeque<Request>,
-    /// Ranges that are changed below directly. They do not overlap.
+    /// Ranges that are being changed below directly. They do not overlap.
     claims: Vec<Claim>,
-    /// Requests that wait for a claim, or for one before them here, in order.
+    /// Requests that wait for a claim, or for an earlier request in this list, in order.
     blocked: VecDeque<Request>,
     /// Flushes that wait for all writes up to a number, in order.
     flushes: VecDeque<(u64, Request)>,
@@ -79,9 +80,9 @@ pub(super) struct State {
     last_id: u64,
     pub(super) last_push: Option<Instant>,
     pub(super) work: Vec<Work>,
-    /// A thread does the work.
+    /// A thread is doing the work.
     pub(super) acting: bool,
-    /// Room for lists that are made anew each time.
+    /// A reusable buffer for lists.
     holes: Vec<Range<u64>>,
     runs: Vec<Run>,
 }
@@ -107,7 +108,7 @@ impl State {
         }
     }
 
-    /// Begins a checked request, or has it wait. Returns it when it is done already, with success.
+    /// Starts a checked request, or queues it. Returns it if it has already succeeded.
     pub(super) fn start(&mut self, request: Request) -> Option<Request> {
         if self.must_wait(&request) {
             self.waiting.blocked.push_back(request);
@@ -144,8 +145,8 @@ impl State {
         self.last_id
     }
 
-    /// A page has become quiet: it may be thrown out (see [`State::trim`]), and a claim that waited for it
-    /// may go on.
+    /// A page has become quiet: it may be evicted (see [`State::trim`]), and a claim that waited for it may
+    /// continue.
     pub(super) fn quieted(&mut self, number: u64) {
         self.table.quieted(number);
         self.claim_quieted(number);

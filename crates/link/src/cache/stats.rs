@@ -1,17 +1,18 @@
-//! What a cache counts. Not here: names and text of metrics.
+//! The counters of a cache. Not here: names and text of metrics.
 
 use std::sync::atomic::AtomicU64;
 
-/// Counters since the cache was made, and three gauges. Lengths are bytes.
+/// Counters since the cache was made, and three gauges. Lengths are in bytes.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Writes that cover some page in part.
+    /// Writes that cover a page only in part.
     pub partial_writes: AtomicU64,
-    /// Payload of the writes that came in.
+    /// Payload of the writes of users.
     pub bytes_written_by_user: AtomicU64,
-    /// Payload of the write-backs, with the headers of packed ones, and of those that failed.
+    /// Payload of write-backs, including failed ones, with the headers of packed ones.
     pub bytes_sent: AtomicU64,
-    /// What whole pages would have taken more, of write-backs that succeeded: the most that it ever was.
+    /// Bytes that whole pages would have cost in addition, for successful write-backs: the highest value so
+    /// far.
     pub bytes_saved: AtomicU64,
     /// Reads below.
     pub fetches: AtomicU64,
@@ -19,22 +20,22 @@ pub struct Stats {
     pub hole_fetches: AtomicU64,
     /// Bytes of the reads below.
     pub fetched_bytes: AtomicU64,
-    /// Pages that went below whole.
+    /// Pages written below as a whole.
     pub whole_pages_sent: AtomicU64,
     /// Write-backs of one range, as plain writes.
     pub plain_sent: AtomicU64,
     /// Write-backs of several ranges, as packed writes.
     pub packed_sent: AtomicU64,
-    /// Pages thrown out.
+    /// Evicted pages.
     pub evictions: AtomicU64,
     /// Write-backs that failed.
     pub write_back_errors: AtomicU64,
     /// Writes that waited for room.
     pub writes_held: AtomicU64,
-    /// Gauge: pages there are.
+    /// Gauge: pages.
     pub pages: AtomicU64,
-    /// Gauge: the most pages there ever were.
+    /// Gauge: the highest number of pages so far.
     pub pages_peak: AtomicU64,
-    /// Gauge: bytes that are not below yet. One that is written again while it is on its way counts twice.
+    /// Gauge: bytes that are not below yet. Bytes that are written again while in flight count twice.
     pub dirty_bytes: AtomicU64,
 }

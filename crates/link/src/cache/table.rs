@@ -1,4 +1,4 @@
-//! The pages of the cache, by number, and who of them may be thrown out.
+//! The pages of the cache by number, and which of them may be evicted.
 //!
 //! Invariant: a page leaves the table only by [`PageTable::evict`], and only when it is quiet.
 
@@ -17,11 +17,11 @@ use super::stats::Stats;
 pub(super) struct Piece {
     pub(super) page: u64,
     pub(super) inside: Range<usize>,
-    /// Bytes of the range before it.
+    /// Bytes of the range before this part.
     pub(super) offset: u64,
 }
 
-/// The pages that a range touches. The range is not empty, and ends before the end of the numbers.
+/// The pages that a range touches. The range is not empty, and ends before the largest number.
 pub(super) fn pages_of(address: u64, length: u64) -> Range<u64> {
     address / PAGE_BYTES as u64..(address + length - 1) / PAGE_BYTES as u64 + 1
 }
@@ -45,7 +45,7 @@ pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 /// See the head of this file.
 pub(super) struct PageTable {
     pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
-    /// Pages that may be thrown out, the oldest first: quiet when they joined.
+    /// The eviction queue, the oldest page first. Pages were quiet when they joined it.
     line_out: VecDeque<u64>,
     pages_max: usize,
     /// Of the device.
@@ -71,12 +71,12 @@ impl PageTable {
         self.pages.values_mut().map(|page| &mut **page)
     }
 
-    /// Bytes of a page that are on the device: fewer only of its last page.
+    /// Bytes of a page that are on the device: only its last page may have fewer.
     pub(super) fn page_length(&self, page: u64) -> usize {
         (self.size_bytes - page * PAGE_BYTES as u64).min(PAGE_BYTES as u64) as usize
     }
 
-    /// The pages of a range that are there, in no order.
+    /// The existing pages of a range, in no order.
     pub(super) fn present(&self, range: &Range<u64>) -> Vec<u64> {
         if range.end - range.start <= self.pages.len() as u64 {
             return range.clone().filter(|page| self.pages.contains_key(page)).collect();
@@ -84,7 +84,7 @@ impl PageTable {
         self.pages.keys().copied().filter(|page| range.contains(page)).collect()
     }
 
-    /// The page, made when it is not there: in the place of one that can be thrown out, if there must be one.
+    /// Returns the page, and creates it if necessary, in place of an evicted one if the table is full.
     pub(super) fn page(&mut self, number: u64) -> &mut Page {
         let new = (!self.pages.contains_key(&number)).then(|| {
             let full = self.pages.len() >= self.pages_max;
@@ -98,13 +98,13 @@ impl PageTable {
     fn count_pages(&self, pages: usize) {
         let (pages, peak) = (pages as u64, &self.stats.pages_peak);
         self.stats.pages.store(pages, Relaxed);
-        // Under the lock: nobody else counts.
+        // Under the lock, so nothing else counts.
         if pages > peak.load(Relaxed) {
             peak.store(pages, Relaxed);
         }
     }
 
-    /// Throws out a quiet page that was not used lately.
+    /// Evicts a quiet page that was not used lately.
     fn evict(&mut self) -> Option<Box<Page>> {
         while let Some(number) = self.line_out.pop_front() {
             let Some(page) = self.pages.get_mut(&number) else { continue };
@@ -122,7 +122,7 @@ impl PageTable {
         None
     }
 
-    /// A page has become quiet: it may be thrown out.
+    /// A page has become quiet: it may be evicted.
     pub(super) fn quieted(&mut self, number: u64) {
         if let Some(page) = self.pages.get_mut(&number)
             && !page.in_line
@@ -132,14 +132,14 @@ impl PageTable {
         }
     }
 
-    /// Pages became quiet: those beyond the bound go.
+    /// Pages became quiet: evicts those above the limit.
     pub(super) fn trim(&mut self) {
         while self.pages.len() > self.pages_max && self.evict().is_some() {}
         self.count_pages(self.pages.len());
     }
 }
 
-/// A quick hash of page numbers: they come from one's own disk addresses.
+/// A fast hash of page numbers, which are addresses of one's own disk.
 #[derive(Default)]
 struct PageHasher(u64);
 

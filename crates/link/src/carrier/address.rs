@@ -1,4 +1,4 @@
-//! What people write for the ends of a link.
+//! Addresses of the ends of a link as users write them.
 //!
 //! | written | means |
 //! |---|---|
@@ -10,20 +10,20 @@
 //! | `eth:eth1` | raw Ethernet on interface eth1 |
 //! | `xdp:eth1` | the same frames past the kernel's network layer (AF_XDP) |
 //!
-//! Several stand in a list, with commas. An initiator reads them as where to reach the target, a target as
-//! where to listen (`udp:0.0.0.0`, `udp:[::]` for everywhere).
+//! A list has commas between its addresses. For an initiator, an address is where to reach the target; for a
+//! target, where to listen (`udp:0.0.0.0`, `udp:[::]` for every address).
 //!
-//! Invariant: what is shown reads back as the same. Not here: opening anything.
+//! Invariant: parsing what is shown gives the same address. Not here: opening anything.
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// The port where none is written.
+/// The port if none is given.
 pub const DEFAULT_PORT: u16 = 9700;
 
-/// The kernel's names of interfaces are shorter than this.
+/// The kernel's interface names are shorter than this.
 const INTERFACE_NAME_BYTES: usize = 16;
 
 /// One end of a link.
@@ -39,7 +39,7 @@ pub enum LinkAddress {
     Express(String),
 }
 
-/// A place that is reached by IP.
+/// A place that is reachable by IP.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HostPort {
     /// An address or a name; IPv6 without its brackets.
@@ -51,9 +51,9 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// The first address that the host has. May wait for a name server.
+    /// The first address of the host. May wait for a name server.
     ///
-    /// Errors: the name is not known.
+    /// Errors: the name is unknown.
     pub fn resolve(&self) -> io::Result<SocketAddr> {
         (self.host.as_str(), self.port).to_socket_addrs()?.next().ok_or_else(|| {
             io::Error::new(io::ErrorKind::NotFound, format!("host \"{}\" has no address", self.host))
@@ -62,9 +62,9 @@ impl HostPort {
 }
 
 impl LinkAddress {
-    /// Reads a list with commas.
+    /// Parses a list with commas.
     ///
-    /// Errors: as for one; a list without any; the same one twice.
+    /// Errors: as for one address; an empty list; a duplicate.
     pub fn list(text: &str) -> Result<Vec<Self>, AddressError> {
         let mut addresses = Vec::new();
         for part in text.split(',') {

@@ -1,35 +1,35 @@
-//! Packets laid back to back, ready to be sent.
+//! Packets placed back to back, ready to be sent.
 //!
-//! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after `new`.
-//! Not here: who gets them.
+//! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after `new`. Not
+//! here: their destination.
 
-/// Packets laid back to back in one buffer: what a sender takes at once, so that equal ones can leave as one
-/// and a stream as one write.
+/// Packets back to back in one buffer. A sender gets them together, so that packets of equal size can leave
+/// as one message, and a stream as one write.
 pub struct Batch {
     bytes: Box<[u8]>,
-    /// Where each packet ends.
+    /// The end of each packet.
     ends: Box<[usize]>,
     packets: usize,
 }
 
 impl Batch {
-    /// An empty one with room for this many packets and bytes.
+    /// An empty batch with room for this many packets and bytes.
     #[must_use]
     pub fn new(packets_max: usize, bytes_max: usize) -> Self {
         let (bytes, ends) = (vec![0; bytes_max], vec![0; packets_max]);
         Batch { bytes: bytes.into_boxed_slice(), ends: ends.into_boxed_slice(), packets: 0 }
     }
 
-    /// The room for the next packet; empty where all packets are there.
+    /// The room for the next packet; empty if all packets are in.
     pub fn space(&mut self) -> &mut [u8] {
         let start = if self.packets == self.ends.len() { self.bytes.len() } else { self.end() };
         &mut self.bytes[start..]
     }
 
-    /// The first `packet_bytes` of [`Batch::space`] are a packet.
+    /// Makes the first `packet_bytes` of [`Batch::space`] a packet.
     ///
     /// # Panics
-    /// Where there was no such room.
+    /// If there is not that much room.
     pub fn commit(&mut self, packet_bytes: usize) {
         assert!(
             packet_bytes <= self.space().len(),
@@ -40,7 +40,7 @@ impl Batch {
         self.packets += 1;
     }
 
-    /// Lays a copy of this packet behind the others; answers whether there was room.
+    /// Appends a copy of this packet. Returns false if there is no room.
     #[must_use]
     pub fn push(&mut self, packet: &[u8]) -> bool {
         let Some(room) = self.space().get_mut(..packet.len()).filter(|room| !room.is_empty()) else {
@@ -51,24 +51,24 @@ impl Batch {
         true
     }
 
-    /// Forgets all packets.
+    /// Removes all packets.
     pub fn clear(&mut self) {
         self.packets = 0;
     }
 
-    /// How many packets there are.
+    /// The number of packets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.packets
     }
 
-    /// Whether there is none.
+    /// Whether there is no packet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// One of them.
+    /// One packet.
     #[must_use]
     pub fn packet(&self, index: usize) -> &[u8] {
         self.span(index, index + 1)
@@ -80,8 +80,8 @@ impl Batch {
         &self.bytes[start..self.ends[..self.packets][to - 1]]
     }
 
-    /// Where the run of packets ends that begins at `from`: equal in size, but for a shorter last one, and
-    /// within these bounds.
+    /// The end of the run of packets that starts at `from`: equal in size, except for a shorter last one, and
+    /// within these limits.
     pub(super) fn run_end(&self, from: usize, packets_max: usize, bytes_max: usize) -> usize {
         let size = self.packet(from).len();
         let mut bytes = size;

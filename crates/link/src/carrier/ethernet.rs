@@ -1,11 +1,11 @@
-//! Raw Ethernet frames: no IP below, nothing to configure but the cable (WZBLK §2.1.1, Multiedge).
+//! Raw Ethernet frames: no IP below, nothing to configure except the cable (WZBLK §2.1.1, Multiedge).
 //!
-//! A packet is the payload of a frame. The receiver reads in place what the kernel put into a ring, and asks
-//! it nothing while more is there, so that a loaded link takes no wake-up for each frame (WZBLK §2.2.5).
+//! A packet is the payload of a frame. The receiver reads in place what the kernel put into a ring, and makes
+//! no system call while more is there, so a loaded link needs no wake-up for each frame (WZBLK §2.2.5).
 //!
-//! Invariants: one interface, which is never promiscuous; a short frame's padding is cut off.
-//! Not here: finding peers ([`BROADCAST`] is all that is given for it); links over several interfaces; who
-//! may open it (CAP_NET_RAW).
+//! Invariants: one interface, never promiscuous; the padding of a short frame is removed. Not here: finding
+//! peers (only [`BROADCAST`] is provided for that); links over several interfaces; permission to open it
+//! (CAP_NET_RAW).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,20 +20,19 @@ use super::pace::{Pace, Taken};
 use super::wait::{nap, no_room, wait_for_packets};
 use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
 
-/// "Local Experimental EtherType 1" of IEEE 802: free for all inside of one's own network.
+/// "Local Experimental EtherType 1" of IEEE 802: free to use inside one's own network.
 pub const ETHERTYPE: u16 = 0x88B5;
-/// All that are on the interface's network.
+/// All stations on the interface's network.
 pub const BROADCAST: Peer = Peer::Ethernet([0xFF; 6]);
 
-/// About 900 jumbo frames: a full link's for two thirds of a millisecond at 100 Gb/s, seven at 10.
+/// About 900 jumbo frames: two thirds of a millisecond at 100 Gb/s, seven milliseconds at 10.
 const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
-/// After so many frames the receiver comes back, that others get their turn.
+/// After this many frames the receiver returns, so that others get their turn.
 const FRAMES_AT_ONCE: usize = 256;
-/// Right behind a frame often comes another. So long (about 2 us, what a wake-up costs both sides) the ring
-/// is looked at before the kernel is asked to wake us; only behind frames. Over a veth pair, with a core for
-/// each end, a third more frames pass, at a tenth more of the cores' time for each. Where both ends have to
-/// share a core it only delays the other.
+/// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a wake-up
+/// for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for each end, a third
+/// more frames pass, at a tenth more CPU time per frame. If both ends share a core, it only delays the other.
 const LOOKS_BEFORE_WAITING: u32 = 100;
 
 struct Shared {
@@ -52,7 +51,7 @@ pub struct EthernetSender {
 pub struct EthernetReceiver {
     shared: Arc<Shared>,
     ring: FrameRing,
-    /// The last call found frames.
+    /// Whether the last call found frames.
     is_busy: bool,
     pace: Pace,
 }
@@ -68,9 +67,10 @@ impl EthernetReceiver {
     }
 }
 
-/// Opens this interface. After ENETDOWN it is to be opened anew once the interface is back.
+/// Opens this interface. After ENETDOWN, reopen it when the interface is up again.
 ///
-/// Errors: ENODEV (none of that name), EPERM (needs CAP_NET_RAW), EINVAL (carries no Ethernet), ENETDOWN.
+/// Errors: ENODEV (no such interface), EPERM (needs CAP_NET_RAW), EINVAL (not an Ethernet interface),
+/// ENETDOWN.
 pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetReceiver)> {
     let (socket, ring) = FrameSocket::open(interface, ETHERTYPE, RING_BYTES, SEND_BUFFER_BYTES)?;
     let waker = Arc::new(Waker::new()?);
@@ -80,13 +80,13 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
 }
 
 impl EthernetSender {
-    /// The interface, its MTU and hardware address, as they were when it was opened.
+    /// The interface, its MTU and hardware address, as of when it was opened.
     #[must_use]
     pub fn interface(&self) -> &Interface {
         self.shared.socket.interface()
     }
 
-    /// What others send to.
+    /// The address that others send to.
     #[must_use]
     pub fn own(&self) -> Peer {
         Peer::Ethernet(self.interface().mac)
@@ -109,7 +109,7 @@ impl Sender for EthernetSender {
             let payloads = (at..batch.len()).map(|index| batch.packet(index));
             match self.shared.socket.send(&header, payloads) {
                 Ok(sent) => at += sent,
-                // What went, went; the error shows again with the next packet.
+                // Some packets were sent; the error returns with the next one.
                 Err(_) if at > from => break,
                 Err(error) => return no_room(error, &self.shared.refused),
             }
@@ -163,7 +163,7 @@ impl Receiver for EthernetReceiver {
     }
 }
 
-/// By the clock that stamps frames. It may be set: then a nap is misjudged, once.
+/// The clock that stamps frames. If it is set, one nap is misjudged.
 fn time_of_day_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()

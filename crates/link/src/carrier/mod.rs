@@ -1,16 +1,16 @@
 //! How packets travel: UDP, TCP, raw Ethernet behind one [`Sender`] and one [`Receiver`].
 //!
-//! A packet is opaque here but for its length: [`PACKET_BYTES_MIN`] or more, the whole of it as a
+//! A packet is opaque here except for its length: [`PACKET_BYTES_MIN`] or more, with the whole length as a
 //! little-endian `u32` in its bytes 4..8. So packets delimit themselves in a stream, and Ethernet's padding
-//! is cut off.
+//! can be removed.
 //!
-//! Modules: [`address`] (what people write), `open` (from that to carriers), `batch` (what a sender takes),
-//! `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP), `wait` and `pace` (how a
-//! receiver waits, and lets frames gather). Another carrier is one more of these.
+//! Modules: [`address`] (what users write), `open` (from addresses to carriers), `batch` (the input of a
+//! sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP), `wait` and `pace`
+//! (how a receiver waits, and lets frames accumulate). A new carrier is another one of these.
 //!
-//! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never waits; a packet arrives
-//! whole or not at all.
-//! Not here: what packets mean; loss, doubling and order, which datagrams do not mend; secrets.
+//! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a packet arrives
+//! whole or not at all. Not here: what packets mean; recovery from loss, duplicates and reordering of
+//! datagrams; secrecy.
 
 pub mod address;
 mod batch;
@@ -36,30 +36,30 @@ pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
 pub use xdp::{ExpressReceiver, ExpressSender, open_express};
 
-/// No packet is shorter.
+/// The shortest packet.
 pub const PACKET_BYTES_MIN: usize = 24;
-/// No packet is longer, whatever carries it.
+/// The longest packet of any carrier.
 pub const PACKET_BYTES_MAX: usize = 65536;
 
-/// Where packets of a link go to or come from.
+/// The other end of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Peer {
     /// An address of UDP.
     Udp(SocketAddr),
-    /// A hardware address on the carrier's interface; [`BROADCAST`] for all that are there.
+    /// A hardware address on the carrier's interface; [`BROADCAST`] for all stations there.
     Ethernet([u8; 6]),
     /// The other end of the stream.
     Stream,
 }
 
-/// Why [`Receiver::receive`] came back. None of it: the time was over, or for nothing.
+/// Why [`Receiver::receive`] returned. If nothing is set, the time was over, or it returned early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Woken {
-    /// So many packets were handed over.
+    /// The number of packets that were passed on.
     pub packets: usize,
-    /// So many were dropped, as their lengths cannot be.
+    /// The number of packets dropped because of an invalid length.
     pub malformed: usize,
-    /// There is room to send; only where it was asked for.
+    /// There is room to send; reported only if requested.
     pub writable: bool,
     /// The waker was called.
     pub waker: bool,
@@ -68,27 +68,27 @@ pub struct Woken {
 /// The half of a carrier that sends.
 pub trait Sender: Send + Sync {
     /// The longest packet that fits on the way to `to`, as known now: the MTU less the carrier's own headers.
-    /// May ask the kernel for the route: for the hand-shake, not for each packet.
+    /// May query the kernel's routes, so use it for the hand-shake and not for each packet.
     fn packet_bytes_max(&self, to: &Peer) -> usize;
 
-    /// Sends packets `from..` of the batch to `to`; answers how many were taken. Never waits: 0 is "no room
-    /// now", to be tried again once [`Woken::writable`].
+    /// Sends packets `from..` of the batch to `to`. Returns how many were accepted. Never blocks: 0 means
+    /// that there is no room now; try again after [`Woken::writable`].
     ///
-    /// Errors are those of the next packet, none of which was taken: EMSGSIZE where it is too long; a peer
-    /// that cannot be reached now (no route, host down: the carrier may serve others); the carrier's own end
+    /// An error is about the next packet, and no packet was accepted: EMSGSIZE if it is too long; a peer that
+    /// is unreachable now (no route, host down: the carrier may serve others); the end of the carrier
     /// (ENETDOWN, ENODEV, ENXIO: the interface; EPIPE, ECONNRESET: the stream). `InvalidInput` for a peer of
     /// another kind of carrier.
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize>;
 }
 
-/// The half of a carrier that receives. One thread's at a time.
+/// The half of a carrier that receives, used by one thread at a time.
 pub trait Receiver: Send {
-    /// Waits at most `wait` (`None`: for ever) for packets, the waker or, if `writable_too`, for room to
-    /// send. Hands each packet, with its peer, to `each`, which may change it in place (it is opened there);
-    /// comes back after a bounded number of them. May come back early for nothing.
+    /// Waits at most `wait` (`None`: without limit) for packets, the waker or, with `writable_too`, for room
+    /// to send. Passes each packet with its peer to `each`, which may change it in place (it is opened
+    /// there). Returns after a bounded number of packets, and may return early.
     ///
-    /// Errors: the carrier is at its end: ENETDOWN and the like; `UnexpectedEof` where the peer closed the
-    /// stream, `InvalidData` where a stream carried a length that cannot be.
+    /// Errors: the carrier is at its end: ENETDOWN and similar; `UnexpectedEof` if the peer closed the
+    /// stream, `InvalidData` if a stream has an invalid length.
     fn receive(
         &mut self,
         wait: Option<Duration>,
@@ -96,18 +96,17 @@ pub trait Receiver: Send {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<Woken>;
 
-    /// What ends a wait from another thread.
+    /// Ends a wait from another thread.
     fn waker(&self) -> Arc<Waker>;
 }
 
-/// The length that the packet at the start of `bytes` says it has; none where too few bytes are there to
-/// say.
+/// The length in the packet at the start of `bytes`; none if there are too few bytes for that.
 fn said_bytes(bytes: &[u8]) -> Option<usize> {
     let field: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
     usize::try_from(u32::from_le_bytes(field)).ok()
 }
 
-/// The packet that a datagram or frame holds, without what follows it; none where its length cannot be.
+/// The packet in a datagram or frame, without what follows it; none if its length is invalid.
 fn whole_packet(bytes: &mut [u8]) -> Option<&mut [u8]> {
     let length = said_bytes(bytes).filter(|&length| length >= PACKET_BYTES_MIN)?;
     bytes.get_mut(..length)

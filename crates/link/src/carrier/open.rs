@@ -1,6 +1,6 @@
-//! From what people write to carriers: an initiator reaches, a target listens.
+//! Opens carriers for the addresses that users write: an initiator connects, a target listens.
 //!
-//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links at once.
+//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links at a time.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,15 +17,15 @@ use super::{
 
 /// Both halves of a carrier.
 pub struct Carrier {
-    /// The half that sends, for any number of threads.
+    /// The half that sends, usable by any number of threads.
     pub sender: Arc<dyn Sender>,
-    /// The half that receives, for one.
+    /// The half that receives, for one thread.
     pub receiver: Box<dyn Receiver>,
 }
 
-/// What a target listens with.
+/// How a target listens.
 pub enum Listening {
-    /// Packets of all peers arrive here; several of these share them.
+    /// Packets of all peers arrive here; several receivers share them.
     Packets(Vec<Carrier>),
     /// Each peer gets a stream.
     Streams(Listener),
@@ -37,10 +37,10 @@ impl Carrier {
     }
 }
 
-/// Opens an initiator's carrier to this address, a stream in `wait` at most, and says whom to send to first:
-/// by Ethernet that is everybody there.
+/// Opens an initiator's carrier to this address, a stream within `wait`. Also returns the first peer to send
+/// to: with Ethernet, that is the broadcast address.
 ///
-/// Errors: those of the carrier, with words; the kind is kept.
+/// Errors: those of the carrier, with a helpful text; the kind is kept.
 pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
     let reached = match address {
         LinkAddress::Udp(place) => place.resolve().and_then(|to| {
@@ -57,7 +57,7 @@ pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
     reached.map_err(|error| explained(address, &error))
 }
 
-/// Listens on this address with `receivers` carriers, of UDP; Ethernet and TCP have one.
+/// Listens on this address, with `receivers` carriers for UDP; Ethernet and TCP have one.
 ///
 /// Errors: as [`reach`].
 pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {

@@ -1,28 +1,28 @@
-//! When a receiver of frames lets them gather instead of being woken for each: what a card's interrupt
-//! moderation does, for the waiter (WZBLK §2.2.5).
+//! Decides when a receiver of frames lets them accumulate instead of waking for each: like interrupt
+//! moderation of a network card, but for the waiting thread (WZBLK §2.2.5).
 //!
-//! A wake-up costs both ends more than a frame of 9000 bytes. While frames come in a steady flow the receiver
-//! therefore sleeps through some of them, a *nap*, for as long as about [`NAP_FRAMES`] take to come. Whether
-//! the flow is steady is judged by what each nap brings: where the last frame came in its first half, the
-//! sender had nothing more to send, likely because he waited for us. Then no nap follows until many more
-//! frames came, and more after each such failure: who has few requests under way is not delayed.
+//! A wake-up costs both ends more than a frame of 9000 bytes. So while frames come in a steady flow, the
+//! receiver sleeps (a *nap*) for about as long as [`NAP_FRAMES`] take to arrive. Each nap shows whether the
+//! flow is steady: if its last frame came in the first half, the sender had nothing more to send, probably
+//! because it waited for us. Then the next nap requires many more frames first, and more after each such
+//! failure, so a sender with few requests in flight is not delayed.
 //!
 //! Invariant: a nap lasts at most [`NAP_NS_MAX`]. Not here: sleeping, clocks, the ring.
 
 use std::time::Duration;
 
-/// So many frames a nap is to bring.
+/// The target number of frames per nap.
 const NAP_FRAMES: u64 = 32;
-/// Fewer are not worth it.
+/// A nap for fewer frames is not worthwhile.
 const WORTH_FRAMES: u64 = 4;
-/// Shorter ones are not worth their system call; longer ones would be felt.
+/// Shorter naps are not worth their system call; longer ones would add noticeable latency.
 const NAP_NS_MIN: u64 = 40_000;
 const NAP_NS_MAX: u64 = 500_000;
-/// So many frames must have come before the first nap, and at most after failures.
+/// Frames that must arrive before the first nap, and at most after failures.
 const PATIENCE_MIN: u64 = 64;
 const PATIENCE_MAX: u64 = 4096;
 
-/// Frames that were taken at once: how many, and when the first and the last of them came.
+/// Frames received together: their number, and the arrival times of the first and the last.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     pub(super) frames: u64,
@@ -43,9 +43,9 @@ impl Taken {
 /// Decides on naps.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// The mean time between two frames while they flow.
+    /// The mean time between two frames during a flow.
     gap_ns: u64,
-    /// Frames since the last nap that failed, and how many there must be before the next nap.
+    /// Frames since the last failed nap, and the number required before the next nap.
     frames: u64,
     patience: u64,
 }
@@ -62,7 +62,7 @@ impl Pace {
         (is_worth_it && self.frames >= self.patience).then(|| Duration::from_nanos(nap_ns))
     }
 
-    /// These were taken.
+    /// Records received frames.
     pub(super) fn took(&mut self, taken: &Taken) {
         self.frames = self.frames.saturating_add(taken.frames);
         if taken.frames > 1 {
@@ -71,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// A nap from `began_ns` to `ended_ns` brought these, which were taken.
+    /// Records the frames received after a nap from `began_ns` to `ended_ns`.
     pub(super) fn napped(&mut self, began_ns: u64, ended_ns: u64, taken: &Taken) {
         let half_ns = began_ns + ended_ns.saturating_sub(began_ns) / 2;
         if taken.frames >= WORTH_FRAMES && taken.last_ns >= half_ns {

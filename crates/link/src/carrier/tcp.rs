@@ -1,10 +1,9 @@
-//! TCP: for where datagrams do not pass, or the network loses too many.
+//! TCP: for networks that block datagrams or lose too many.
 //!
-//! Invariants: the stream holds whole packets only. What the kernel did not take of a packet stays with the
-//! sender and leaves first; the receiver's wait sees to it even if nobody sends again. A length that cannot
-//! be ends the stream, as nothing tells where the next packet begins. Both halves share one connection; it
-//! closes when both are dropped.
-//! Not here: connecting again.
+//! Invariants: the stream holds whole packets only. The part of a packet that the kernel did not accept stays
+//! with the sender and is sent first; the receiver's wait takes care of it even if nothing else is sent. An
+//! invalid length ends the stream, because the start of the next packet is unknown then. Both halves share
+//! one connection; it closes when both are dropped. Not here: reconnecting.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,10 +23,10 @@ use super::{
     Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, Waker, Woken, said_bytes, wrong_peer,
 };
 
-/// Read at once, at most.
+/// The most bytes per read.
 const INBOX_BYTES: usize = 8 * PACKET_BYTES_MAX;
-/// A peer that says nothing is asked after this, and again this often; so many times without answer, or
-/// data unacknowledged for as long, end the stream.
+/// A silent peer is probed after this time, and again at this interval. This many probes without an answer,
+/// or data unacknowledged for as long, end the stream.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -37,10 +36,10 @@ const PENDING_CONNECTIONS: i32 = 64;
 struct Connection {
     descriptor: OwnedFd,
     waker: Arc<Waker>,
-    /// What is left of a packet that the kernel took in part.
+    /// The rest of a packet that the kernel accepted in part.
     rest: Mutex<Rest>,
     has_rest: AtomicBool,
-    /// Tells a receiver that waits that there is a rest to send.
+    /// Wakes a waiting receiver when there is a rest to send.
     nudge: Waker,
 }
 
@@ -60,18 +59,18 @@ pub struct StreamSender {
 pub struct StreamReceiver {
     connection: Arc<Connection>,
     inbox: Box<[u8]>,
-    /// What was read and not handed on yet: the beginning of a packet.
+    /// The start of a packet that was read and not passed on yet.
     start: usize,
     end: usize,
     has_ended: bool,
 }
 
-/// A stream that was accepted: its halves, and whose it is.
+/// An accepted stream: its halves, and the peer's address.
 pub type Accepted = (StreamSender, StreamReceiver, SocketAddr);
 
-/// Connects, in `wait` at most.
+/// Connects within `wait`.
 ///
-/// Errors: ECONNREFUSED, no route, `TimedOut`, ENODEV for an interface that is none.
+/// Errors: ECONNREFUSED, no route, `TimedOut`, ENODEV for an unknown interface.
 pub fn connect(
     to: SocketAddr,
     interface: Option<&str>,
@@ -100,9 +99,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on this address, on one interface alone where it is named.
+    /// Listens on this address, on one interface only if it is given.
     ///
-    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an unknown interface.
     pub fn open(local: SocketAddr, interface: Option<&str>) -> io::Result<Self> {
         let descriptor = open(&local, interface)?;
         sockopt::set_socket_reuseaddr(&descriptor, true)?;
@@ -116,14 +115,14 @@ impl Listener {
         Ok(SocketAddr::try_from(rustix::net::getsockname(&self.descriptor)?)?)
     }
 
-    /// What ends a wait from another thread.
+    /// Ends a wait from another thread.
     #[must_use]
     pub fn waker(&self) -> Arc<Waker> {
         self.waker.clone()
     }
 
-    /// Waits at most `wait` (`None`: for ever) for a stream; none where the time is over or the waker was
-    /// called.
+    /// Waits at most `wait` (`None`: without limit) for a stream. Returns none if the time is over or the
+    /// waker was called.
     ///
     /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
     pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<Accepted>> {
@@ -137,7 +136,7 @@ impl Listener {
                 let (sender, receiver) = halves(descriptor)?;
                 Ok(Some((sender, receiver, SocketAddr::try_from(from)?)))
             }
-            // The peer left before it was let in.
+            // The peer left before it was accepted.
             Ok((_, None)) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -176,7 +175,7 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
 }
 
 impl Connection {
-    /// Writes what the kernel takes; 0 where it has no room.
+    /// Writes what the kernel accepts; 0 if it has no room.
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match rustix::net::send(&self.descriptor, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -187,7 +186,7 @@ impl Connection {
         }
     }
 
-    /// Sends the rest; whether none is left.
+    /// Sends the rest. Returns whether none is left.
     fn flush(&self, rest: &mut Rest) -> io::Result<bool> {
         while rest.start < rest.end {
             match self.write(&rest.bytes[rest.start..rest.end])? {
@@ -200,14 +199,14 @@ impl Connection {
     }
 
     fn end(&self) {
-        // Where it has ended already there is nothing to do.
+        // If it has ended already, there is nothing to do.
         let _ = rustix::net::shutdown(&self.descriptor, Shutdown::Both);
     }
 }
 
 impl StreamSender {
-    /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in part: what
-    /// is missing of that becomes the rest.
+    /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in part. Its
+    /// missing part becomes the rest.
     fn taken(&self, rest: &mut Rest, batch: &Batch, from: usize, written: usize) -> usize {
         let (mut at, mut covered) = (from, 0);
         while covered < written {
@@ -245,7 +244,7 @@ impl Sender for StreamSender {
             match self.connection.write(batch.span(at, batch.len())) {
                 Ok(0) => break,
                 Ok(written) => at += self.taken(&mut rest, batch, at, written),
-                // What went, went; the error shows again with the next packet.
+                // Some packets were sent; the error returns with the next one.
                 Err(_) if at > from => break,
                 Err(error) => return Err(error),
             }
@@ -255,7 +254,7 @@ impl Sender for StreamSender {
 }
 
 impl StreamReceiver {
-    /// Hands on the whole packets that were read. Whether the lengths can be.
+    /// Passes on the whole packets that were read. Returns whether their lengths are valid.
     fn hand_on(&mut self, woken: &mut Woken, each: &mut dyn FnMut(&Peer, &mut [u8])) -> bool {
         loop {
             let unread = &mut self.inbox[self.start..self.end];
@@ -271,12 +270,12 @@ impl StreamReceiver {
         }
     }
 
-    /// Reads once, behind what is there; none where nothing is to be had now.
+    /// Reads once, after what is there; none if nothing is available now.
     fn read(&mut self) -> io::Result<Option<usize>> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.inbox.len() - self.end < PACKET_BYTES_MAX {
-            // Less than a packet.
+            // Less than a packet is left.
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -324,7 +323,7 @@ impl Receiver for StreamReceiver {
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
         let mut woken = Woken { waker: ready.waker, ..Woken::default() };
         if ready.writable {
-            // A sender that holds the lock flushes itself; an error is that sender's to see.
+            // A sender that holds the lock flushes by itself, and gets the error of that.
             let is_flushed = connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
             woken.writable = writable_too && !matches!(is_flushed, Some(Ok(false)));
         }

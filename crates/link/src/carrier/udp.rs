@@ -1,12 +1,11 @@
-//! UDP: for where a router lies between, or raw frames are not allowed.
+//! UDP: for routed networks, or where raw frames are not allowed.
 //!
-//! Equal packets that lie next to each other in a batch leave as one message, which the kernel or the card
-//! cuts (GSO); where that is refused each leaves as a message, still many a system call. What arrives glued
-//! together (GRO) is cut by the size that the kernel says.
+//! Adjacent packets of equal size in a batch leave as one message, which the kernel or the card splits (GSO).
+//! Where that is refused, each leaves as its own message, many per system call. Merged arrivals (GRO) are
+//! split by the size that the kernel reports.
 //!
-//! Invariants: a packet is a datagram, never fragmented; one socket serves all peers.
-//! Not here: which addresses a peer has; which of the own addresses answers (bind to that one: a wildcard
-//! answers from the address that the route has).
+//! Invariants: a packet is a datagram, never fragmented; one socket serves all peers. Not here: the addresses
+//! of a peer; which own address answers (bind to that one: a wildcard answers from the address of the route).
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,30 +20,31 @@ use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 use super::wait::{no_room, wait_for_packets};
 use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
 
-/// What a kernel cuts at most from one message (UDP_MAX_SEGMENTS of older ones), and the longest payload.
+/// The most packets that a kernel splits from one message (UDP_MAX_SEGMENTS of older kernels), and the
+/// longest payload.
 const RUN_PACKETS_MAX: usize = 64;
 const RUN_BYTES_MAX: usize = 65507;
-/// What every way over IPv6 takes (RFC 8200 §5), less the headers: where no route says more.
+/// The size that every IPv6 path supports (RFC 8200 §5), less the headers; used if no route says more.
 const SAFE_PACKET_BYTES: usize = 1280 - 48;
 
 /// How to open UDP.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Where to receive; a port of 0 is any. The wildcard of IPv6 takes IPv4, too.
+    /// The address to receive on; port 0 means any. The IPv6 wildcard includes IPv4.
     pub local: SocketAddr,
     /// The one interface to use.
     pub interface: Option<String>,
-    /// Whether several pairs share the port, one for each receiving thread. The kernel deals out by address
-    /// and port of the peer: all packets of one come to the same pair.
+    /// Whether several pairs share the port, one for each receiving thread. The kernel distributes by address
+    /// and port of the peer: all packets of one peer go to the same pair.
     pub shared_port: bool,
-    /// What to ask for in the kernel, each way.
+    /// The kernel buffers to request, for each direction.
     pub buffer_bytes: usize,
-    /// Whether to have equal packets cut by the kernel; given up by itself where that is refused.
+    /// Whether the kernel splits packets of equal size; turned off automatically where that is refused.
     pub segmentation: bool,
 }
 
 impl UdpOptions {
-    /// On this address: any interface, a port of its own, 4 MiB of buffers, segmentation.
+    /// Options for this address: any interface, a port of its own, 4 MiB of buffers, segmentation.
     #[must_use]
     pub fn on(local: SocketAddr) -> Self {
         UdpOptions { local, interface: None, shared_port: false, buffer_bytes: 4 << 20, segmentation: true }
@@ -68,13 +68,13 @@ pub struct UdpSender {
 pub struct UdpReceiver {
     shared: Arc<Shared>,
     inbox: Inbox,
-    /// The last call found something: then look before waiting.
+    /// The last call found something, so poll before waiting.
     is_busy: bool,
 }
 
 /// Opens UDP.
 ///
-/// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+/// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an unknown interface.
 pub fn open_udp(options: &UdpOptions) -> io::Result<(UdpSender, UdpReceiver)> {
     let socket = DatagramSocket::open(&DatagramOptions {
         local: options.local,
@@ -93,18 +93,18 @@ pub fn open_udp(options: &UdpOptions) -> io::Result<(UdpSender, UdpReceiver)> {
 }
 
 impl UdpSender {
-    /// Where the pair receives.
+    /// The address on which the pair receives.
     pub fn local(&self) -> io::Result<SocketAddr> {
         self.shared.socket.local()
     }
 
-    /// Whether equal packets leave as one message.
+    /// Whether packets of equal size leave as one message.
     #[must_use]
     pub fn has_segmentation(&self) -> bool {
         self.shared.segmentation.load(Ordering::Relaxed)
     }
 
-    /// Sends one call's worth, with runs of at most this many packets; answers how many packets went.
+    /// Makes one send call, with runs of at most this many packets. Returns how many packets were sent.
     fn send_once(
         &self,
         to: &SocketAddr,
@@ -126,14 +126,15 @@ impl UdpSender {
         Ok(end - from)
     }
 
-    /// As [`UdpSender::send_once`], by segmentation while nobody refuses it.
+    /// As [`UdpSender::send_once`], with segmentation until it is refused.
     fn send_some(&self, to: &SocketAddr, batch: &Batch, from: usize) -> io::Result<usize> {
         if !self.has_segmentation() {
             return self.send_once(to, batch, from, 1);
         }
         match self.send_once(to, batch, from, RUN_PACKETS_MAX) {
             Err(error) if may_be_refusal(&error) => {
-                // It was the segmentation, and not the packet or the peer, if the same goes without.
+                // If the same packet is sent without it, the segmentation was the cause, not the packet or
+                // the peer.
                 let sent = self.send_once(to, batch, from, 1)?;
                 self.shared.segmentation.store(false, Ordering::Relaxed);
                 Ok(sent)
@@ -161,7 +162,7 @@ impl Sender for UdpSender {
         while at < batch.len() {
             match self.send_some(to, batch, at) {
                 Ok(sent) => at += sent,
-                // What went, went; the error shows again with the next packet.
+                // Some packets were sent; the error returns with the next one.
                 Err(_) if at > from => break,
                 Err(error) => return no_room(error, &self.shared.refused),
             }
@@ -185,7 +186,7 @@ impl Receiver for UdpReceiver {
         }
         let messages = socket.receive(&mut self.inbox, &mut |from, glued_bytes, bytes| {
             let peer = Peer::Udp(from);
-            // An empty datagram is none of ours, either.
+            // An empty datagram is not ours either.
             woken.malformed += usize::from(bytes.is_empty());
             for datagram in bytes.chunks_mut(glued_bytes.max(1)) {
                 match whole_packet(datagram) {

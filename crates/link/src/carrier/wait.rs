@@ -1,6 +1,6 @@
 //! How a receiver waits: for its socket and for a waker, in one poll.
 //!
-//! Invariant: a wake that began before the wait, or during it, ends it. Not here: what is done then.
+//! Invariant: a wake that started before the wait, or during it, ends it. Not here: what happens then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,11 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// The kernel refuses packets with ENOBUFS while some queue below the socket is full, and nothing tells when
-/// it has room again: so a refused sender is told to try again after this.
+/// The kernel refuses packets with ENOBUFS while a queue below the socket is full, and does not report when
+/// there is room again. So a refused sender retries after this time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
-/// Ends a wait from another thread. Calls before the next wait count as one.
+/// Ends a wait from another thread. All calls before the next wait count as one.
 pub struct Waker {
     event: OwnedFd,
     is_called: AtomicBool,
@@ -26,17 +26,18 @@ impl Waker {
         Ok(Waker { event, is_called: AtomicBool::new(false) })
     }
 
-    /// Ends the receiver's wait, or the next one. Costs a system call only where it is the first since.
+    /// Ends the receiver's wait, or the next one. Makes a system call only if it is the first call since
+    /// then.
     pub fn wake(&self) {
         if !self.is_called.swap(true, Ordering::AcqRel) {
-            // The count cannot overflow: it is read whenever this flag is taken back.
+            // The count cannot overflow: it is read whenever this flag is reset.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether it was called; from then on it was not.
+    /// Resets the waker. Returns whether it was called.
     fn take(&self) -> bool {
-        // In this order: a call in between finds the flag set, and counts for the answer.
+        // The order matters: a call in between finds the flag set, and is part of the result.
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
         self.is_called.swap(false, Ordering::AcqRel)
     }
@@ -46,7 +47,7 @@ impl Waker {
     }
 }
 
-/// What a wait found.
+/// The result of a wait.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Ready {
     pub(super) readable: bool,
@@ -55,7 +56,7 @@ pub(super) struct Ready {
     pub(super) failed: bool,
 }
 
-/// Waits for the socket, the waker and, where given, for another one that only interrupts.
+/// Waits for the socket, the waker and, if given, another waker that only interrupts.
 pub(super) fn wait_for(
     socket: BorrowedFd<'_>,
     waker: &Waker,
@@ -74,7 +75,7 @@ pub(super) fn wait_for(
     let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
     let count = if nudge.is_some() { 3 } else { 2 };
     match poll(&mut polled[..count], wait.as_ref()) {
-        // Early, for nothing.
+        // It returns early.
         Err(Errno::INTR) => return Ok(Ready::default()),
         result => result?,
     };
@@ -90,7 +91,7 @@ pub(super) fn wait_for(
     })
 }
 
-/// Sleeps, unless the waker is called. The call stays: the next wait hears it.
+/// Sleeps, unless the waker is called. The call is kept: the next wait sees it.
 pub(super) fn nap(waker: &Waker, most: Duration) -> io::Result<()> {
     let most = Timespec::try_from(most).ok();
     match poll(&mut [PollFd::new(&waker.event, PollFlags::IN)], most.as_ref()) {
@@ -99,8 +100,8 @@ pub(super) fn nap(waker: &Waker, most: Duration) -> io::Result<()> {
     }
 }
 
-/// As [`wait_for`], for the socket of datagrams or frames: without a system call where `is_there` says that
-/// something is and nothing else was asked for; slower where the kernel refused the last packets.
+/// As [`wait_for`], for a socket of datagrams or frames: without a system call if `is_there` reports
+/// something and nothing else was requested; slower if the kernel refused the last packets.
 pub(super) fn wait_for_packets(
     socket: BorrowedFd<'_>,
     waker: &Waker,
@@ -125,7 +126,7 @@ pub(super) fn wait_for_packets(
     Ok(Ready { readable: ready.readable || is_there, ..ready })
 }
 
-/// What an error of a send means: no room (0), now or by refusal, or itself.
+/// The meaning of a send error: no room (0), now or because of a refusal; otherwise the error itself.
 pub(super) fn no_room(error: io::Error, refused: &AtomicBool) -> io::Result<usize> {
     match Errno::from_io_error(&error) {
         Some(Errno::AGAIN) => Ok(0),

@@ -1,12 +1,12 @@
 //! Raw Ethernet past the kernel's network layer (AF_XDP): the same frames on the wire as [`super::ethernet`],
 //! so either end may use either.
 //!
-//! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than it does
-//! for AF_PACKET (docs/decisions/0024).
+//! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than with
+//! AF_PACKET (docs/decisions/0024).
 //!
-//! Invariants: as [`super::ethernet`]'s; what a send took and the kernel had no room for is pushed again by
-//! the receiver, within a millisecond. What is sent passes the interface's queueing discipline by.
-//! Not here: more than one receive queue; programs (`sawmill-sys`).
+//! Invariants: as in [`super::ethernet`]; frames that a send accepted and the kernel had no room for are
+//! pushed again by the receiver, within a millisecond. Sent frames bypass the interface's queueing
+//! discipline. Not here: more than one receive queue; programs (`sawmill-sys`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,22 +21,22 @@ use super::ethernet::ETHERTYPE;
 use super::wait::wait_for_packets;
 use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
 
-/// After so many frames the receiver comes back, that others get their turn.
+/// After this many frames the receiver returns, so that others get their turn.
 const FRAMES_AT_ONCE: usize = 256;
-/// The kernel does not say when it has room for what it would not send.
+/// The kernel does not report when it has room for frames that it refused.
 const PUSH_AGAIN: Duration = Duration::from_millis(1);
 
 struct Shared {
     socket: Arc<XdpSocket>,
     outbox: Mutex<XdpOutbox>,
-    /// The outbox holds what the kernel has not sent.
+    /// Set while the outbox has frames that the kernel has not sent.
     pending: AtomicBool,
     waker: Arc<Waker>,
     refused: AtomicBool,
 }
 
 impl Shared {
-    /// Has the kernel send what is left, if anything is; answers whether something is left still.
+    /// Makes the kernel send what is left. Returns whether something is left still.
     fn push(&self) -> io::Result<bool> {
         if !self.pending.load(Ordering::Acquire) {
             return Ok(false);
@@ -76,13 +76,13 @@ pub fn open_express(interface: &str) -> io::Result<(ExpressSender, ExpressReceiv
 }
 
 impl ExpressSender {
-    /// The interface, its MTU and hardware address, as they were when it was opened.
+    /// The interface, its MTU and hardware address, as of when it was opened.
     #[must_use]
     pub fn interface(&self) -> &Interface {
         self.shared.socket.interface()
     }
 
-    /// What others send to.
+    /// The address that others send to.
     #[must_use]
     pub fn own(&self) -> Peer {
         Peer::Ethernet(self.interface().mac)
@@ -136,7 +136,7 @@ impl Receiver for ExpressReceiver {
             None => woken.malformed += 1,
         });
         if handed == 0 && !woken.waker {
-            // An interface that went away ends no wait.
+            // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;
         }
         Ok(woken)

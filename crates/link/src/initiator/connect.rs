@@ -1,10 +1,10 @@
-//! How a connection comes about: hello until welcome, a join for each link, volumes opened again.
+//! How a connection is made: hellos until a welcome, a join for each link, volumes opened again.
 //!
-//! Invariants: hellos go out on every link that has a carrier, with growing pauses, until one is answered; a
-//! link carries requests only when its join came back, in packets as long as the join was; nothing that is
-//! not sealed ends anything: it may start an attempt, which succeeds only against somebody with the key.
+//! Invariants: hellos are sent on every link with a carrier, with growing pauses, until one is answered. A
+//! link carries requests only after its join was answered, in packets as long as the join. Unsealed input
+//! ends nothing: it may start an attempt, which succeeds only with a holder of the key.
 //!
-//! Not here: what a session's messages are made of (`crate::session`).
+//! Not here: the messages of a session (`crate::session`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,62 +23,63 @@ use crate::session::handshake::{TOKEN_BYTES, token_of};
 use crate::session::proof::Proof;
 use crate::session::{Greeting, HANDSHAKE_BYTES, Security};
 
-/// What both ends prove to mean the same protocol.
+/// Both ends prove this text, so that they mean the same protocol.
 pub(crate) const PROLOGUE: &[u8] = b"sawmill link 1";
 
 const HELLO_NS_FIRST: u64 = 50 * MS;
 const HELLO_NS_MAX: u64 = 500 * MS;
 const JOIN_NS_FIRST: u64 = 20 * MS;
 const JOIN_NS_MAX: u64 = 250 * MS;
-/// The next cookie of a link is not answered before.
+/// The interval in which further cookies of a link are ignored.
 const COOKIE_EVERY_NS: u64 = 50 * MS;
-/// An *unknown* that nothing proves is believed when the connection was silent for so long, which with a key
-/// only a target of an older version makes one wait for, and not again for so long.
+/// An unauthenticated *unknown* is believed after the connection was silent for this long. With a key, only
+/// targets of an older version need this wait. After one attempt it is ignored for as long again.
 const UNPROVED_SILENCE_NS: u64 = 3 * KEEP_ALIVE_NS;
 const CLEAR_SILENCE_NS: u64 = 200 * MS;
 const UNPROVED_EVERY_NS: u64 = SECOND;
 /// Joins of one length without an answer before a shorter one is tried.
 const JOINS_OF_A_LENGTH: u32 = 3;
-/// An idle link is asked this often, so that the target does not forget us, and a dead one is known before it
-/// is used.
+/// Interval of probes on an idle link, so that the target keeps us, and a dead link is known before it is
+/// used.
 const KEEP_ALIVE_NS: u64 = 5 * SECOND;
-/// Pings between attempts to join a link with longer packets, at most: about five minutes.
+/// The most pings between attempts to join a link with longer packets: about five minutes.
 const LONGER_PINGS_MAX: u32 = 64;
-/// A connection's keys are used for no longer, and it is looked so often whether it is time for new ones.
+/// The longest use of a connection's keys, and the interval of checks whether new keys are due.
 const REKEY_NS: u64 = 24 * 3600 * SECOND;
 const REKEY_LOOK_NS: u64 = SECOND;
 const OVERDUE: u64 = 16;
 
-/// A link's carrier, and how far it is.
+/// The carrier of a link, and the state of its join.
 #[derive(Default)]
 pub(super) struct Way {
     pub(super) path: Option<Path>,
     join: Option<Join>,
     joined: bool,
     next_ping_ns: u64,
-    /// What a target under load wants to hear with the hello of this token, and how soon again.
+    /// The cookie that a target under load wants with the hello of this token, and when the hello may be sent
+    /// again.
     cookie: Option<([u8; TOKEN_BYTES], Proof)>,
     next_cookie_ns: u64,
-    /// The longest packets of the link as it was joined, which may be shorter than its carrier takes.
+    /// The longest packets of the link as it was joined, which may be shorter than its carrier allows.
     packet_bytes: usize,
-    /// Pings until longer ones are tried, and how many it were last time.
+    /// Pings until longer packets are tried, and the number last time.
     longer_in: u32,
     longer_after: u32,
 }
 
-/// An attempt to join, also of a link that is joined and in use: then with longer packets.
+/// An attempt to join. For a link that is joined and in use, it tries longer packets.
 struct Join {
     token: u64,
     packet_bytes: usize,
     said: u32,
     next_ns: u64,
-    /// What the link is joined with, and will be again unless the first word is answered.
+    /// The packet length that the link keeps unless the first word is answered.
     kept_bytes: Option<usize>,
 }
 
 impl Way {
-    /// A link that was joined while its way was down may have ended with any length: longer packets are tried
-    /// now and then, ever more seldom.
+    /// A link that was joined while its path was down may have ended with any length, so longer packets are
+    /// tried now and then, ever less often.
     fn try_longer(&mut self, now: u64, token: impl FnOnce() -> u64) {
         let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else { return };
         if self.join.is_some() || self.packet_bytes >= path.packet_bytes_max {
@@ -101,7 +102,7 @@ pub(super) struct Attempt {
     greeting: Option<(Greeting, Vec<u8>, u64)>,
     next_ns: u64,
     pause_ns: u64,
-    /// What a target said that was not proved, for the error that a person reads.
+    /// An unauthenticated message of a target, for the error that the user sees.
     pub(super) hint: Option<String>,
 }
 
@@ -112,7 +113,7 @@ impl Attempt {
 }
 
 impl Initiator {
-    /// Link `index` has a carrier: new, or again.
+    /// Gives link `index` a carrier, new or again.
     pub fn add_way(
         &self,
         index: usize,
@@ -129,7 +130,7 @@ impl Initiator {
         self.tick();
     }
 
-    /// Link `index` has no carrier any more: what was on its way goes by others.
+    /// Link `index` has lost its carrier: what was in flight there uses other links.
     pub fn lose_way(&self, index: usize) {
         let Some(way) = self.ways.get(index) else { return };
         *way.lock() = Way::default();
@@ -139,7 +140,7 @@ impl Initiator {
         self.tick();
     }
 
-    /// A packet came from `peer`, by the carrier of a link.
+    /// A packet arrived from `peer`, on the carrier of a link.
     pub fn receive(&self, peer: &Peer, packet: &mut [u8]) {
         let now = self.clock.now_ns();
         let Ok(header) = Packet::decode(packet) else { return };
@@ -161,8 +162,8 @@ impl Initiator {
         }
     }
 
-    /// A target does not know the connection, if it is that which says so. What anybody may have said counts
-    /// only when nothing proves the contrary: the connection was not heard of lately.
+    /// The target, or an impostor, does not know the connection. An unauthenticated claim counts only if
+    /// nothing contradicts it: nothing was received on the connection lately.
     fn unknown(&self, header: &Packet, proof: &[u8], now: u64) {
         let Some(live) = self.live().filter(|live| live.remote == header.connection) else { return };
         let proved = self.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
@@ -179,7 +180,7 @@ impl Initiator {
         self.attempt.lock().wanted = true;
     }
 
-    /// A target under load wants to know whether we are there: the hello goes again, with what it says.
+    /// A target under load checks whether we receive at our address: repeats the hello with its cookie.
     fn cookied(&self, header: &Packet, body: &[u8], now: u64) {
         let (Ok(Cookie { cookie, proof }), Some(way)) =
             (Cookie::decode(body), self.ways.get(usize::from(header.link)))
@@ -208,9 +209,10 @@ impl Initiator {
         }
     }
 
-    /// Makes a new connection in good time, long before the keys of this one have sealed too much: when
-    /// nothing is under way, so that nothing waits for what a device still has of the old one. Who is never
-    /// idle for [`OVERDUE`] times as long is not waited for: what it has not answered is asked again.
+    /// Makes a new connection in good time, long before the keys of this one have sealed too much. It waits
+    /// until nothing is in flight, so that no request waits for what a device still has of the old
+    /// connection. After [`OVERDUE`] times as long without an idle moment it does not wait: unanswered
+    /// requests are sent again.
     fn rekey(&self, live: &Live, now: u64) {
         if now < self.rekey_look_ns.load(Ordering::Relaxed) {
             return;
@@ -223,7 +225,7 @@ impl Initiator {
         }
         if self.pendings.count() == 0 || is_due(OVERDUE) {
             let mut attempt = self.attempt.lock();
-            // Another one may have been made meanwhile.
+            // Another one may have been made since.
             attempt.wanted |= self.live().is_some_and(|newest| newest.local == live.local);
         }
     }
@@ -254,7 +256,7 @@ impl Initiator {
     fn closed(&self, local: u64, status: u8, text: &str) {
         let error = crate::status::error_of(status, text);
         match error.kind() {
-            // The target ends, or forgot us: another may come.
+            // The target is stopping, or has lost this connection: another may come.
             ErrorKind::Closed | ErrorKind::Unavailable => self.drop_connection(local, text),
             _ => self.fail(error),
         }
@@ -275,7 +277,7 @@ impl Initiator {
                 way.next_ping_ns = now + KEEP_ALIVE_NS;
                 if let Some(mut path) = way.path.clone() {
                     if path.peer == BROADCAST {
-                        // Everybody was asked; this one has the key.
+                        // The broadcast reached all; this one has the key.
                         path.peer = *peer;
                     }
                     drop(way);
@@ -319,7 +321,7 @@ impl Initiator {
             }
         };
         *attempt = Attempt::default();
-        // The attempt stays locked until there is a connection: nobody begins another one meanwhile.
+        // The attempt stays locked until there is a connection, so that no other attempt starts.
         self.connected(local, seals, &welcome, now);
         drop(attempt);
         self.go_on(now);
@@ -350,7 +352,7 @@ impl Initiator {
             }
             let opened = self.volumes.read().is_empty();
             let old = current.replace(Live { connection, local, remote, since_ns: now, opened });
-            // Before a chunk can go by the new connection, none goes by the old one.
+            // No chunk may use the old connection once one can use the new one.
             (opened, old.map(|old| old.connection.role.abandon()).unwrap_or_default())
         };
         chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));
@@ -359,7 +361,7 @@ impl Initiator {
         }
     }
 
-    /// Time has passed: hellos, joins and pings that are due go, links are looked after, and requests go on.
+    /// Handles the timers: sends hellos, joins and pings that are due, checks links, and resumes requests.
     pub fn tick(&self) {
         let now = self.clock.now_ns();
         if self.failed.lock().is_some() {
@@ -380,8 +382,8 @@ impl Initiator {
         self.give_up(now);
     }
 
-    /// Fails everything when nobody served for as long as was set: who answers hellos and opens nothing does
-    /// not.
+    /// Fails everything if no target has served within the time-out. A target that answers hellos but opens
+    /// nothing does not serve.
     fn give_up(&self, now: u64) {
         let most_ns = u64::from(self.options.timeout_s) * SECOND;
         if most_ns == 0 {
@@ -458,11 +460,11 @@ impl Initiator {
         let number = u64::from(self.proofs.hint(hello));
         Packet { kind, length: length as u32, connection: 0, link, number }.encode(packet);
         batch.commit(length);
-        // A hello that does not get away is said again.
+        // A lost hello is repeated.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
 
-    /// Joins link `index`, and asks on it when it is silent or idle.
+    /// Joins link `index`, and probes it if it is silent or idle.
     fn look_after(&self, live: &Live, index: usize, now: u64) {
         let mut way = self.ways[index].lock();
         let Some(path) = way.path.clone() else { return };
@@ -499,8 +501,8 @@ impl Initiator {
         live.connection.send_word(index, &path, &word, padded);
     }
 
-    /// When [`Initiator::tick`] must come next, at the latest. Never, once everything has failed: nothing
-    /// that was due is done any more.
+    /// The latest time for the next [`Initiator::tick`]. Never, once everything has failed: nothing is due
+    /// any more.
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
         if self.failed.lock().is_some() {
@@ -537,8 +539,7 @@ impl Initiator {
     }
 }
 
-/// The next length to try on a path: the usual ones of Ethernet, and round again, for a path that had no
-/// luck.
+/// The next length to try on a path: the usual lengths of Ethernet, then from the start again.
 fn shorter(packet_bytes: usize, most: usize) -> usize {
     const USUAL: [usize; 4] = [8900, 4000, 1420, PACKET_BYTES_MIN];
     USUAL.into_iter().find(|usual| *usual < packet_bytes).unwrap_or(most)

@@ -1,10 +1,10 @@
 //! The device at the initiator's end, and how it is opened.
 //!
 //! Invariants: a volume has the same number on every connection of an initiator, whatever number the target
-//! gives it there; a target that gives another geometry is refused; a device that is dropped is given back
-//! when all that it asked for is answered.
+//! gives it there. A target that reports another geometry is refused. A dropped device is closed at the
+//! target when all of its requests are answered.
 //!
-//! Not here: what is done with requests (`pending`, `slots`).
+//! Not here: how requests are executed (`pending`, `slots`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,11 +25,11 @@ use crate::PackedDevice;
 /// How an export is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenMode {
-    /// Nothing will be written.
+    /// The initiator will not write.
     pub read_only: bool,
-    /// Whoever has it is cut off.
+    /// Fence the current initiators.
     pub take_over: bool,
-    /// Others may have it too, and know of each other.
+    /// Other initiators may have the export too, and know of each other.
     pub shared: bool,
 }
 
@@ -44,11 +44,11 @@ impl OpenMode {
     }
 }
 
-/// The answer to a control, when it comes.
+/// The answer to a control command, once it arrives.
 pub struct Answer(Receiver<(Outcome, Vec<u8>)>);
 
 impl Answer {
-    /// Waits for it.
+    /// Waits for the answer.
     pub fn wait(&self, most: Duration) -> Result<Vec<u8>> {
         match self.0.recv_timeout(most) {
             Ok((outcome, bytes)) => outcome.map(|_| bytes),
@@ -59,14 +59,14 @@ impl Answer {
         }
     }
 
-    /// It, if it has come.
+    /// The answer, if it has arrived.
     pub fn poll(&self) -> Option<Result<Vec<u8>>> {
         self.0.try_recv().ok().map(|(outcome, bytes)| outcome.map(|_| bytes))
     }
 }
 
 impl Initiator {
-    /// Takes a control in; it goes with whatever goes next.
+    /// Queues a control command; it is sent with the next packets.
     fn queue(&self, command: Command, payload: Vec<u8>) -> Answer {
         let (told, hear) = sync_channel(1);
         let length = payload.len() as u64;
@@ -83,21 +83,21 @@ impl Initiator {
         self.queue(command, export.as_bytes().to_vec())
     }
 
-    /// Asks for an export. The answer is for [`Initiator::opened`].
+    /// Requests an export. The answer is for [`Initiator::opened`].
     pub fn ask_open(&self, export: &str, mode: OpenMode) -> Answer {
         let answer = self.queue_open(export, mode, 0);
         self.go_on(self.clock.now_ns());
         answer
     }
 
-    /// Asks which exports there are; [`sawmill_format::link::control::exports`] reads the answer.
+    /// Requests the list of exports; [`sawmill_format::link::control::exports`] parses the answer.
     pub fn ask_list(&self) -> Answer {
         let answer = self.queue(control(Operation::List), Vec::new());
         self.go_on(self.clock.now_ns());
         answer
     }
 
-    /// Gives a volume back when everything that was asked of it is answered.
+    /// Closes a volume when all of its requests are answered.
     fn close_volume(&self, volume: &Volume) {
         if volume.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -108,7 +108,7 @@ impl Initiator {
         closing.push(answer);
     }
 
-    /// Gives all volumes back: their answers, and those of devices that were dropped before.
+    /// Closes all volumes. Returns their answers, and those of devices that were dropped before.
     pub(crate) fn close_volumes(&self) -> Vec<Answer> {
         let volumes = self.volumes.read().clone();
         volumes.iter().for_each(|volume| self.close_volume(volume));
@@ -116,10 +116,10 @@ impl Initiator {
         std::mem::take(&mut *self.closing.lock())
     }
 
-    /// Makes a device of what an open was answered with.
+    /// Makes a device from the answer to an open.
     pub fn opened(self: &Arc<Self>, export: &str, mode: OpenMode, answer: &[u8]) -> Result<RemoteDevice> {
         let opened = read_opened(answer)?;
-        // Both locked: no connection is made meanwhile that would not know of this volume.
+        // Both locks are held, so that no connection is made that does not know this volume.
         let mut connection = self.connection.write();
         let mut volumes = self.volumes.write();
         let number = u8::try_from(volumes.len()).ok().filter(|number| *number < u8::MAX);
@@ -138,7 +138,7 @@ impl Initiator {
         volumes.push(Arc::clone(&volume));
         self.pendings.set_number(number, opened.volume);
         drop(volumes);
-        // Opened on an earlier connection, it is not open on this one.
+        // It was opened on an earlier connection, so it is not open on this one.
         let stale = connection.as_mut().filter(|live| live.local != answered_by(answer));
         let again = stale.map(|live| live.opened = false).is_some();
         drop(connection);
@@ -150,7 +150,7 @@ impl Initiator {
             size_bytes: opened.size_bytes,
             block_bytes: opened.block_bytes,
             preferred_bytes: opened.preferred_bytes,
-            // Longer ones go in several slots.
+            // Longer requests use several slots.
             request_bytes_max: REQUEST_BYTES_MAX,
             read_only: opened.read_only || mode.read_only,
             shared_cache: opened.shared_cache,
@@ -163,15 +163,15 @@ impl Initiator {
         Ok(RemoteDevice { initiator: Arc::clone(self), number, geometry })
     }
 
-    /// Asks for all volumes again on a new connection; requests go when all are open. Nothing is sent here:
-    /// others hold locks, and what is sent may have to be told about.
+    /// Requests all volumes again on a new connection; requests resume when all are open. Nothing is sent
+    /// here, because the caller holds locks, and sending may have to report losses.
     pub(super) fn open_again(&self) {
         let mut reopening = self.reopening.lock();
         let Some(local) = self.live().map(|live| live.local) else { return };
         let volumes: Vec<Arc<Volume>> = self.volumes.read().clone();
         let (closed, open): (Vec<_>, Vec<_>) =
             volumes.into_iter().partition(|volume| volume.closed.load(Ordering::SeqCst));
-        // Whatever has their numbers on the new connection is not to be closed in their stead.
+        // Otherwise a close would hit the volumes that have their numbers on the new connection.
         closed.iter().for_each(|volume| self.pendings.set_number(volume.number, NOT_OPEN));
         let asked: Vec<_> = open.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
         let none = asked.is_empty();
@@ -189,14 +189,16 @@ impl Initiator {
         }
     }
 
-    /// With the reservation that it had: somebody who had it since ended that. Never takes over: whoever else
-    /// has it by now took it over, or was let in when we were given up.
+    /// Uses the volume's reservation: if another initiator has had the export since, the reservation is over.
+    /// Never takes over: an initiator that has the export now took it over, or was admitted after we were
+    /// given up.
     fn ask_again(&self, volume: &Volume) -> Answer {
         let mode = OpenMode { take_over: false, ..volume.mode };
         self.queue_open(&volume.export, mode, volume.opened.reservation)
     }
 
-    /// Looks whether volumes that were asked for again are open. What is asked once more goes with the tick.
+    /// Checks whether the volumes that were requested again are open. What must be requested once more is
+    /// sent with the tick.
     pub(super) fn look_at_reopened(&self) {
         let mut reopening = self.reopening.lock();
         if reopening.asked.is_empty() {
@@ -220,7 +222,7 @@ impl Initiator {
                     drop(keeper);
                     reopening.asked.remove(0);
                 }
-                // It ends, or its former user's requests are not done: ask again.
+                // The target is stopping, or the former user's requests are not done: ask again.
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     reopening.asked[0].0 = self.ask_again(&volume);
                     return;
@@ -237,15 +239,15 @@ impl Initiator {
     }
 }
 
-/// A number that no target gives a volume.
+/// A number that no target assigns to a volume.
 const NOT_OPEN: u8 = u8::MAX;
 
-/// What all controls have in common.
+/// The common fields of all control commands.
 fn control(operation: Operation) -> Command {
     Command { operation, slot: 0, flags: 0, volume: NOT_OPEN, sequence: 0, address: 0, length: 0 }
 }
 
-/// Where an open's answer names the connection that it came by: see [`Initiator::opened`].
+/// The place in an open's answer that names the connection it arrived on: see [`Initiator::opened`].
 pub(super) const ANSWERED_BY: std::ops::Range<usize> = control::opened_at::SIZE..control::opened_at::SIZE + 8;
 
 fn answered_by(answer: &[u8]) -> u64 {
@@ -261,7 +263,7 @@ fn read_opened(answer: &[u8]) -> Result<Opened> {
 /// The longest read or write of a remote device.
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
-/// A device whose bytes are at the target.
+/// A device with its bytes at the target.
 pub struct RemoteDevice {
     initiator: Arc<Initiator>,
     number: u8,
@@ -322,7 +324,7 @@ impl PackedDevice for RemoteDevice {
     }
 }
 
-/// The exchange of an allocation: its answer comes as bytes, and is told as runs.
+/// The exchange of an allocation query: its answer arrives as bytes, and is delivered as runs.
 struct Runs {
     inner: Box<dyn Exchange>,
     bytes: Vec<u8>,
@@ -367,7 +369,7 @@ impl Exchange for Runs {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        // The number stays taken: late requests have it.
+        // The number is not reused: late requests have it.
         let volume = self.initiator.volumes.read().get(usize::from(self.number)).cloned();
         let Some(volume) = volume else { return };
         volume.flushed.store(self.initiator.pendings.changes(self.number), Ordering::SeqCst);

@@ -1,15 +1,15 @@
-//! The initiator: a block device whose bytes are at a target, over any of several links.
+//! The initiator: a block device with its bytes at a target, over any of several links.
 //!
-//! Modules: `connect` (hand-shake, links that join, a target that comes back as another), `pending`
-//! (requests), `slots` (what is under way), `device` (the device, and opening it).
+//! Modules: `connect` (hand-shake, joins, a target that returns as another process), `pending` (requests),
+//! `slots` (what is in flight), `device` (the device, and opening it).
 //!
-//! A connection lives as long as both processes: whatever happens to its links, requests wait and go on. When
-//! the target says that it does not know the connection (it was started anew), a new one is made, volumes are
-//! opened again, and what was not answered is asked again: the old process is gone, so nothing of the old
-//! connection can come after.
+//! A connection lives as long as both processes: whatever happens to its links, requests wait and then
+//! resume. When the target reports that it does not know the connection (it was restarted), the initiator
+//! makes a new one, opens the volumes again, and repeats unanswered requests. The old process is gone, so
+//! nothing of the old connection can arrive later.
 //!
-//! Invariants: a request is answered once; a flush does not succeed when a target that kept unflushed
-//! writes is gone (the `keeper` of the volume changed).
+//! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed writes is
+//! gone (the `keeper` of the volume changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
 
@@ -39,19 +39,19 @@ use connect::{Attempt, Way};
 use pending::{Ended, Pendings};
 use slots::Slots;
 
-/// What an initiator asks for, and who it is.
+/// The limits and the identity of an initiator.
 #[derive(Clone, Debug)]
 pub struct InitiatorOptions {
     /// A name for people, at most 64 bytes.
     pub name: String,
-    /// Slots: commands that may be under way.
+    /// The number of slots: the most commands in flight.
     pub slots: u16,
-    /// Bytes of a slot: longer requests go in several.
+    /// Bytes of a slot; longer requests use several.
     pub slot_bytes: u32,
-    /// With nothing heard for so long, everything fails with `Unreachable`; 0: wait for ever.
+    /// After this long without a packet from the target, everything fails with `Unreachable`; 0: never.
     pub timeout_s: u32,
-    /// A sealed connection that carried so many bytes, both ways together, is followed by another with new
-    /// keys; see `crate::session::seal` for what this keeps small. One that is a day old, too.
+    /// After a sealed connection has carried this many bytes in both directions, or is a day old, another one
+    /// with new keys follows; see `crate::session::seal` for the reason.
     pub rekey_bytes: u64,
 }
 
@@ -67,34 +67,35 @@ impl Default for InitiatorOptions {
     }
 }
 
-/// After the last request, timers are looked at often for so long.
+/// After the last request, timers are checked often for this long.
 const LIVELY_NS: u64 = SECOND;
 
-/// An opened volume, as long as the initiator lives.
+/// An opened volume. It exists as long as the initiator.
 struct Volume {
     export: String,
     mode: OpenMode,
     opened: sawmill_format::link::control::Opened,
-    /// Who keeps what was not flushed, as the newest connection says.
+    /// The keeper of unflushed writes, as the newest connection reports it.
     keeper: Mutex<[u8; 16]>,
-    /// Its number here; on a connection it has the one that the target gave it.
+    /// Its number here; on a connection it has the number that the target assigned.
     number: u8,
-    /// How many of the chunks of changes that were answered (`pending`) a flush has covered.
+    /// How many of the answered chunks of changes (`pending`) a flush has covered.
     flushed: AtomicU64,
-    /// Its device was dropped: it is not opened again.
+    /// Set when its device was dropped, so that it is not opened again.
     closed: AtomicBool,
-    /// Changes that may be lost, and until when a flush was asked that must say so.
+    /// Changes that may be lost, and which flushes must report that.
     loss: Mutex<Loss>,
 }
 
 #[derive(Default)]
 struct Loss {
     happened: bool,
-    /// When a flush first said so: one that was asked later need not.
+    /// When a flush first reported it; a flush that was submitted later need not.
     told_ns: Option<u64>,
 }
 
-/// Volumes that were asked for again on connection `local`, in order, from the first that is not open.
+/// The volumes that were requested again on connection `local`, in order, starting with the first that is not
+/// open.
 #[derive(Default)]
 struct Reopening {
     local: u64,
@@ -109,32 +110,32 @@ pub struct Initiator {
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
-    /// From when it counts how long nobody serves: when a connection with all volumes open was last heard,
-    /// or when the first one came that did not get so far.
+    /// The start of the time-out: when a connection with all volumes open was last heard, or when the first
+    /// connection was made that did not get that far.
     patience_ns: AtomicU64,
-    /// No connection got so far since.
+    /// Set if no connection got that far since.
     unserved: AtomicBool,
     myself: Weak<Initiator>,
     pendings: Arc<Pendings>,
     ways: Box<[Mutex<Way>]>,
     connection: RwLock<Option<Live>>,
-    /// What the target called itself last.
+    /// The last name of the target.
     target_name: Mutex<String>,
     attempt: Mutex<Attempt>,
-    /// When to look whether the connection wants new keys.
+    /// When to check next whether the connection needs new keys.
     rekey_look_ns: AtomicU64,
-    /// Until then no *unknown* is believed that may be anybody's.
+    /// Until then, an unauthenticated *unknown* is ignored.
     unknown_next_ns: AtomicU64,
     volumes: RwLock<Vec<Arc<Volume>>>,
     reopening: Mutex<Reopening>,
-    /// Volumes that are being given back.
+    /// Volumes that are being closed.
     closing: Mutex<Vec<Answer>>,
-    /// Why nothing goes any more.
+    /// Why nothing works any more.
     failed: Mutex<Option<Error>>,
-    /// What ends the waits of the threads that receive, and until when they must not wait long.
+    /// The wakers of the receiving threads, and until when they must not wait long.
     wakers: Mutex<[Option<Arc<Waker>>; LINKS_MAX]>,
     lively_until_ns: AtomicU64,
-    /// Threads that take packets: they send at the end of their batch what others made ready meanwhile.
+    /// Threads that are taking packets: at the end of their batch they send what others made ready.
     batches: AtomicU64,
 }
 
@@ -145,7 +146,7 @@ struct Live {
     local: u64,
     remote: u64,
     since_ns: u64,
-    /// All volumes are open on it: requests may go.
+    /// Whether all volumes are open on it, so that requests may be sent.
     opened: bool,
 }
 
@@ -198,19 +199,19 @@ impl Initiator {
         self.connection.read().clone()
     }
 
-    /// Why nothing goes any more, if so.
+    /// Why nothing works any more, if that is so.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.failed.lock().clone()
     }
 
-    /// The last thing heard of a target that would not connect: why, perhaps. Nothing proves it.
+    /// The last message of a target that refused to connect: perhaps the reason. It is unauthenticated.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         self.attempt.lock().hint.clone()
     }
 
-    /// Something is under way: whoever receives must look at the time often for a while.
+    /// Something is in flight: the receiving threads must check the time often for a while.
     fn be_lively(&self, now: u64) {
         let until = self.lively_until_ns.load(Ordering::Relaxed);
         if now + LIVELY_NS / 2 < until {
@@ -222,7 +223,7 @@ impl Initiator {
         }
     }
 
-    /// Whether something was under way of late.
+    /// Whether something was in flight lately.
     pub(crate) fn is_lively(&self) -> bool {
         self.clock.now_ns() < self.lively_until_ns.load(Ordering::Relaxed)
     }
@@ -233,7 +234,7 @@ impl Initiator {
         }
     }
 
-    /// What waits gets slots, and what is ready goes.
+    /// Gives slots to waiting requests, and sends what is ready.
     fn go_on(&self, now: u64) {
         self.be_lively(now);
         let connection = self.connection.read();
@@ -248,19 +249,20 @@ impl Initiator {
         failed.into_iter().for_each(Ended::tell);
     }
 
-    /// A thread begins to take packets: what they make ready goes when it is through, in full packets.
+    /// A thread starts to take packets: what they make ready is sent at the end of its batch, in full
+    /// packets.
     pub fn begin_batch(&self) {
         self.batches.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It is through: [`Initiator::tick`] follows.
+    /// The batch is complete; [`Initiator::tick`] follows.
     pub fn end_batch(&self) {
         self.batches.fetch_sub(1, Ordering::SeqCst);
         self.tick();
     }
 
-    /// A request is through, on connection `local`: a flush that must not be told as done is mended, an open
-    /// says on which connection.
+    /// A request on connection `local` has completed. Corrects a flush that must not report success, and adds
+    /// the connection to the answer of an open.
     fn ended(&self, local: u64, mut ended: Ended) {
         if ended.operation == Operation::Open
             && let Some(place) = ended.request.buffer().get_mut(device::ANSWERED_BY)
@@ -274,13 +276,13 @@ impl Initiator {
         ended.tell();
     }
 
-    /// The peer broke the protocol, or ended the connection: it is dropped, and another one is made.
+    /// The peer broke the protocol, or ended the connection: drops it, and starts another one.
     fn drop_connection(&self, local: u64, why: &str) {
         let chunks = {
             let mut connection = self.connection.write();
             let Some(live) = connection.take_if(|live| live.local == local) else { return };
             self.was_served(&live);
-            // Before anybody finds that there is no connection: see `fail`.
+            // Before another thread can find that there is no connection: see `fail`.
             live.connection.role.abandon()
         };
         tracing::warn!("link: dropping the connection: {}", crate::legible(why));
@@ -288,7 +290,7 @@ impl Initiator {
         self.attempt.lock().begin();
     }
 
-    /// A connection is gone, or looked at: what was heard counts if it had all volumes open.
+    /// A connection is gone or was checked: what was heard counts if it had all volumes open.
     fn was_served(&self, live: &Live) {
         let heard_ns = live.connection.heard_ns();
         if live.opened && heard_ns > self.patience_ns.fetch_max(heard_ns, Ordering::SeqCst) {
@@ -296,8 +298,8 @@ impl Initiator {
         }
     }
 
-    /// A target answered a hello. The first one since somebody served has its time to do so, others have no
-    /// more of it.
+    /// A target answered a hello. The first one since a target served gets the full time to serve; later ones
+    /// do not extend it.
     fn was_greeted(&self, now: u64) -> u64 {
         if !self.unserved.swap(true, Ordering::SeqCst) {
             self.patience_ns.fetch_max(now, Ordering::SeqCst);
@@ -305,7 +307,7 @@ impl Initiator {
         self.patience_ns.load(Ordering::SeqCst)
     }
 
-    /// Drops the connection and makes another one: what is not answered is asked again there.
+    /// Drops the connection and makes another one; unanswered requests are repeated there.
     pub fn reconnect(&self) {
         if let Some(live) = self.live() {
             self.drop_connection(live.local, "a reconnect was requested");
@@ -319,7 +321,7 @@ impl Initiator {
         self.live().map_or(served_ns, |live| live.connection.heard_ns())
     }
 
-    /// Bytes of a slot, as granted; before that, as wished.
+    /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
         let connection = self.connection.read();
         connection.as_ref().map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
@@ -329,7 +331,7 @@ impl Initiator {
         self.drop_connection(local, breach.0);
     }
 
-    /// Everything fails, now and later.
+    /// Fails everything, now and in the future.
     pub fn fail(&self, error: Error) {
         let first = {
             let mut failed = self.failed.lock();
@@ -337,7 +339,8 @@ impl Initiator {
             failed.get_or_insert_with(|| error.clone());
             first
         };
-        // No slot is live when its request goes: else the bytes of a request that is not there would be sent.
+        // No slot may be live when its request is dropped: it would send bytes of a request that does not
+        // exist.
         let live = self.connection.write().take().inspect(|live| drop(live.connection.role.abandon()));
         if let Some(live) = live.filter(|_| first) {
             live.connection.send_close(crate::status::status_of(error.kind()), "the initiator has failed");
@@ -347,12 +350,12 @@ impl Initiator {
         }
     }
 
-    /// Ends the connection in order: what is not answered fails as closed.
+    /// Ends the connection cleanly: unanswered requests fail as closed.
     pub fn close(&self) {
         self.fail(Error::new(ErrorKind::Closed, "the link was closed"));
     }
 
-    /// How each link does, and the credits.
+    /// The status of each link, and the credits.
     #[must_use]
     pub fn status(&self) -> crate::LinkStatus {
         let now = self.clock.now_ns();
@@ -374,7 +377,7 @@ impl Initiator {
 }
 
 impl Volume {
-    /// What a flush that succeeded at the target comes to: an error when changes before it may be lost.
+    /// Checks a flush that succeeded at the target: returns an error if changes before it may be lost.
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
         self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
         let mut loss = self.loss.lock();

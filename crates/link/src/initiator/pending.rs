@@ -1,9 +1,9 @@
-//! Requests that wait for their answers: a request longer than a slot goes in several, and is answered when
-//! all of them are.
+//! Requests that wait for their answers. A request longer than a slot is sent in several, and is answered
+//! when all of them are.
 //!
-//! Invariants: a request is answered once, with the first failure if there was one; what has not found a slot
-//! waits in order; places are allocated when the initiator is made, and only more requests than places makes
-//! a queue grow.
+//! Invariants: a request is answered once, with the first failure if there was one. Requests without a slot
+//! wait in order. Places are allocated when the initiator is made; only more requests than places make a
+//! queue grow.
 //!
 //! Not here: slots (`slots`), what a reconnection does (`connect`).
 
@@ -14,52 +14,52 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request};
 use sawmill_format::link::part::{self, Command, Operation};
 
-/// Requests under way at a time; more of them wait.
+/// The most requests in flight; more of them wait.
 pub(crate) const PLACES: usize = 4096;
 
-/// A part of a request that one slot carries.
+/// The part of a request that one slot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) place: u16,
-    /// Where in the request's range it begins, and its bytes.
+    /// Its start in the request's range, and its bytes.
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
 
-/// A request under way.
+/// A request in flight.
 pub(crate) struct Pending {
     request: Option<Request>,
     template: Option<Command>,
-    /// Bytes up to which chunks were made.
+    /// Chunks were made up to this byte.
     chunked: u64,
-    /// Chunks that are not answered.
+    /// Chunks without an answer.
     open: u32,
     failure: Option<Error>,
     volume: u8,
     terms: Terms,
 }
 
-/// What a request came with, besides its command.
+/// The properties of a request besides its command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) submitted_ns: u64,
-    /// Changes that the target had answered before it was submitted: what a flush covers.
+    /// The number of changes that the target had answered before this was submitted: what a flush covers.
     pub(crate) mark: u64,
-    /// The longest read or write that the volume's device takes.
+    /// The longest read or write of the volume's device.
     pub(crate) bytes_max: u64,
 }
 
-/// What must be known of a volume wherever its chunks are.
+/// The counters of a volume, wherever its chunks are.
 struct Tally {
     /// Its number on the newest connection.
     number: AtomicU8,
-    /// Chunks of changes that succeeded at a target and may be in its memory alone.
+    /// Chunks of changes that succeeded at a target, and may be only in its memory.
     changes: AtomicU64,
-    /// Requests that were taken in and are not answered.
+    /// Requests that were accepted and are not answered.
     under_way: AtomicU32,
 }
 
-/// How a request ended, for who must hear of it before the user does.
+/// A completed request, for code that must see it before the user.
 pub(crate) struct Ended {
     pub(crate) request: Request,
     pub(crate) failure: Option<Error>,
@@ -68,7 +68,7 @@ pub(crate) struct Ended {
     pub(crate) terms: Terms,
 }
 
-/// All requests under way.
+/// All requests in flight.
 pub(crate) struct Pendings {
     places: Box<[Mutex<Pending>]>,
     lists: Mutex<Lists>,
@@ -76,18 +76,18 @@ pub(crate) struct Pendings {
 }
 
 struct Lists {
-    /// Why nothing is taken in any more.
+    /// Why no request is accepted any more.
     closed: Option<Error>,
     free: Vec<u16>,
-    /// Chunks that a dead connection had: they go first.
+    /// Chunks of a dead connection; they are sent first.
     again: VecDeque<Chunk>,
-    /// Requests with bytes that no chunk was made for.
+    /// Requests with bytes for which no chunk was made.
     waiting: VecDeque<u16>,
     /// Requests without a place.
     crowd: VecDeque<(Command, Terms, Request)>,
 }
 
-/// The wire's word for an operation.
+/// The wire's operation for a device operation.
 pub(crate) fn operation_of(asks: Asks) -> Operation {
     match asks {
         Asks::Read => Operation::Read,
@@ -100,7 +100,7 @@ pub(crate) fn operation_of(asks: Asks) -> Operation {
     }
 }
 
-/// The command that a request becomes; slot and sequence come later.
+/// The command for a request; slot and sequence are set later.
 pub(crate) fn template(request: &Request, operation: Operation, volume: u8) -> Command {
     let fua = if request.flags.fua { part::FUA } else { 0 };
     let no_unmap = if request.flags.no_unmap { part::NO_UNMAP } else { 0 };
@@ -143,7 +143,7 @@ impl Pendings {
         }
     }
 
-    /// The number by which the target knows a volume.
+    /// The target's number of a volume.
     pub(crate) fn number(&self, volume: u8) -> u8 {
         self.tallies[usize::from(volume)].number.load(Ordering::SeqCst)
     }
@@ -152,18 +152,18 @@ impl Pendings {
         self.tallies[usize::from(volume)].number.store(number, Ordering::SeqCst);
     }
 
-    /// Chunks of changes of a volume that succeeded.
+    /// The number of chunks of changes of a volume that succeeded.
     pub(crate) fn changes(&self, volume: u8) -> u64 {
         self.tallies[usize::from(volume)].changes.load(Ordering::SeqCst)
     }
 
-    /// A chunk of a change succeeded. Told before its slot counts as free: once a connection is
-    /// abandoned, all that it did is counted.
+    /// A chunk of a change succeeded. This is called before its slot counts as free, so that after a
+    /// connection is abandoned, everything it did is counted.
     pub(crate) fn changed(&self, volume: u8) {
         self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes a request in; it goes when there is a slot. After [`Pendings::take_all`] it fails.
+    /// Accepts a request, which is sent when there is a slot. After [`Pendings::take_all`] it fails.
     pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
         let mut lists = self.lists.lock();
         if let Some(error) = lists.closed.clone() {
@@ -192,15 +192,15 @@ impl Pendings {
         };
     }
 
-    /// Whether a request may go as far as others of its volume are concerned: a volume is closed when all
-    /// else that was asked of it is answered.
+    /// Whether other requests of its volume allow a request to be sent: a close must wait until all other
+    /// requests are answered.
     fn is_due(&self, template: &Command) -> bool {
         let under_way = &self.tallies[usize::from(template.volume)].under_way;
         template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
     }
 
-    /// The next chunk, of at most `bytes_max` where its bytes travel, with its command. `admit` says whether
-    /// requests of a volume may go yet.
+    /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` says whether
+    /// requests of a volume may be sent now.
     pub(crate) fn next_chunk(
         &self,
         bytes_max: u64,
@@ -220,7 +220,7 @@ impl Pendings {
                 lists.again.remove(index);
                 return Some((chunk, cut(template, chunk)));
             }
-            // The new connection's slots are smaller.
+            // The slots of the new connection are smaller.
             let first = Chunk { length: bytes_max, ..chunk };
             let rest = &mut lists.again[index];
             (rest.offset, rest.length) = (chunk.offset + bytes_max, chunk.length - bytes_max);
@@ -248,7 +248,7 @@ impl Pendings {
         None
     }
 
-    /// A chunk comes back unanswered: its connection is gone.
+    /// A chunk returns without an answer: its connection is gone.
     pub(crate) fn put_back(&self, chunk: Chunk) {
         let mut lists = self.lists.lock();
         if lists.closed.is_none() {
@@ -263,7 +263,7 @@ impl Pendings {
         }
     }
 
-    /// Places bytes of an answer. What does not fit the request's buffer is dropped.
+    /// Stores bytes of an answer. Bytes outside the request's buffer are dropped.
     pub(crate) fn place(&self, place: u16, offset: u64, bytes: &[u8]) {
         let mut pending = self.places[usize::from(place)].lock();
         let Some(request) = &mut pending.request else { return };
@@ -273,11 +273,11 @@ impl Pendings {
         }
     }
 
-    /// A chunk is answered. When it was the last one, the request comes out, to be told.
+    /// A chunk is answered. Returns the request if that was its last chunk.
     pub(crate) fn answered(&self, place: u16, failure: Option<Error>) -> Option<Ended> {
         let mut lists = self.lists.lock();
         let mut pending = self.places[usize::from(place)].lock();
-        // None: it failed with all others, and its place is not used again.
+        // None: it failed with all others, and its place is not reused.
         let template = pending.template?;
         pending.open -= 1;
         if pending.failure.is_none() {
@@ -306,8 +306,8 @@ impl Pendings {
         Some(ended)
     }
 
-    /// Everything that there is, to be failed: nobody will answer it. What comes later fails with `why`. No
-    /// slot may be live any more: it would send the bytes of a request that is not there.
+    /// Removes all requests, to be failed because no answer can arrive. Later requests fail with `why`. No
+    /// slot may be live any more: it would send bytes of a request that does not exist.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
         lists.closed.get_or_insert_with(|| why.clone());
@@ -325,13 +325,13 @@ impl Pendings {
         all
     }
 
-    /// Requests under way or waiting.
+    /// Requests in flight or waiting.
     pub(crate) fn count(&self) -> usize {
         let lists = self.lists.lock();
         PLACES - lists.free.len() + lists.crowd.len()
     }
 
-    /// Requests that wait for a slot: back-pressure that their users feel.
+    /// Requests that wait for a slot: back-pressure that users notice.
     pub(crate) fn waiting(&self) -> usize {
         let lists = self.lists.lock();
         lists.waiting.len() + lists.again.len() + lists.crowd.len()
@@ -350,7 +350,7 @@ fn cut(template: Command, chunk: Chunk) -> Command {
     Command { address: template.address + chunk.offset, length: chunk.length, ..template }
 }
 
-/// The exchange of a control: its payload goes, its answer comes.
+/// The exchange of a control command: its payload is sent, its answer received.
 pub(crate) struct Control {
     pub(crate) payload: Vec<u8>,
     pub(crate) answer: Vec<u8>,
@@ -368,13 +368,13 @@ impl Exchange for Control {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        // Who asked may have given up.
+        // The requester may have given up.
         let _ = self.told.send((outcome, self.answer));
     }
 }
 
 impl Ended {
-    /// Tells the request how it ended.
+    /// Completes the request with its result.
     pub(crate) fn tell(self) {
         match self.failure {
             Some(error) => self.request.fail(error),

@@ -1,10 +1,10 @@
 //! The initiator's slots: each carries one chunk of a request to the target, until it is answered.
 //!
-//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake: what has none
-//! waits; a slot's sequence grows with each use, so that late packets of an earlier use are known and
-//! dropped; a slot is free again only when its whole answer is here.
+//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake; a chunk without a
+//! slot waits. A slot's sequence grows with each use, so that late packets of an earlier use are recognised
+//! and dropped. A slot is free again only when its whole answer has arrived.
 //!
-//! Not here: which chunk goes next (`pending`).
+//! Not here: which chunk is sent next (`pending`).
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::path::{Piece, Pieces};
 use crate::status::error_of;
 
 struct Slot {
-    /// The use of the slot that is under way, if one is.
+    /// Whether the slot is in use.
     live: bool,
     command: Command,
     /// The initiator's own number of the volume; the command has the target's.
@@ -81,7 +81,7 @@ impl Slots {
         }
     }
 
-    /// Slots that nothing is in.
+    /// The number of free slots.
     pub(crate) fn free(&self) -> usize {
         self.free.lock().len()
     }
@@ -94,7 +94,8 @@ impl Slots {
         self.slot_bytes
     }
 
-    /// Fills free slots with what waits. Each is handed to `ready`. What no slot can carry comes back failed.
+    /// Fills free slots with waiting chunks, and calls `ready` for each. Returns requests that no slot can
+    /// carry, to be failed.
     pub(crate) fn dispatch(&self, admit: impl Fn(Operation) -> bool, ready: impl Fn(u16)) -> Vec<Ended> {
         let mut failed = Vec::new();
         loop {
@@ -104,7 +105,7 @@ impl Slots {
                 return failed;
             };
             if command.operation.sends_payload() && command.length > self.slot_bytes.into() {
-                // It cannot be cut, and this target's slots are smaller than it.
+                // It cannot be split, and this target's slots are smaller than it.
                 self.free.lock().push(index);
                 let (length, most) = (command.length, self.slot_bytes);
                 let text = format!("a request of {length} bytes is longer than the target's slots of {most}");
@@ -127,7 +128,7 @@ impl Slots {
         }
     }
 
-    /// Takes every chunk that is under way out: the connection is gone.
+    /// Takes all chunks in flight out of the slots: the connection is gone.
     pub(crate) fn abandon(&self) -> Vec<Chunk> {
         let mut chunks = Vec::new();
         for slot in &self.slots {
@@ -148,7 +149,7 @@ impl Slots {
         if !slot.live || slot.command.sequence != reply.sequence {
             return Ok(());
         }
-        // One that comes again may carry more of the payload than the first, if it came in a longer packet.
+        // A repeated reply may carry more of the payload than the first, if its packet was longer.
         if reply.status != 0 {
             let text = str::from_utf8(inline).unwrap_or("(unreadable text)");
             slot.failure = Some(error_of(reply.status, text));
@@ -209,14 +210,14 @@ impl Slots {
 }
 
 impl Slot {
-    /// Whether it is a change that is durable only after a flush.
+    /// Whether it is a change that becomes durable only with a flush.
     fn changes_in_memory(&self) -> bool {
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(self.command.operation, Write | WritePacked | Discard | WriteZeroes);
         changes && self.command.flags & part::FUA == 0
     }
 
-    /// Whether an answer may have so many bytes.
+    /// Whether an answer may have this many bytes.
     fn expects(&self, length: u64) -> bool {
         match self.command.operation {
             Operation::Read => length == self.command.length,

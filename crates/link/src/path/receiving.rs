@@ -1,14 +1,14 @@
-//! What has come on a link: doubles are refused, and what must be acknowledged is remembered.
+//! What was received on a link: it refuses duplicates, and remembers what must be acknowledged.
 //!
-//! Invariant: a number is taken once (replay window); an acknowledgement says only what was taken.
+//! Invariant: a number is accepted once (replay window); an acknowledgement names only accepted numbers.
 
 use crate::clock::MS;
 use crate::session::ReplayWindow;
 
-/// An acknowledgement waits so long for a packet that can carry it.
+/// How long an acknowledgement waits for a packet that can carry it.
 pub(crate) const ACK_DELAY_NS: u64 = MS;
 
-/// Counters of a link's receiving half: packets that opened and came for the first time.
+/// Counters of a link's receiving half: packets that opened and were new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceivingCounts {
     /// Packets.
@@ -20,8 +20,8 @@ pub struct ReceivingCounts {
 /// The receiving half of a link.
 pub(crate) struct Receiving {
     window: ReplayWindow,
-    /// Packets since the last acknowledgement that ask for one, and when the first and the newest of them
-    /// came.
+    /// Packets since the last acknowledgement that request one, and the arrival times of the first and the
+    /// newest of them.
     owed: u32,
     owed_since_ns: u64,
     newest_ns: u64,
@@ -34,7 +34,7 @@ impl Receiving {
         Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
     }
 
-    /// Takes the number of a packet. False: it was taken before, or is too old to know.
+    /// Accepts the number of a packet. Returns false if it was accepted before, or is too old to tell.
     pub(crate) fn take(&mut self, number: u64, bytes: u32) -> bool {
         let first = self.window.take(number);
         self.counts.packets += u64::from(first);
@@ -42,7 +42,7 @@ impl Receiving {
         first
     }
 
-    /// A packet that asks for an acknowledgement came.
+    /// A packet that requests an acknowledgement arrived.
     pub(crate) fn owe(&mut self, now: u64) {
         if self.owed == 0 {
             self.owed_since_ns = now;
@@ -51,12 +51,12 @@ impl Receiving {
         self.newest_ns = now;
     }
 
-    /// Whether anything is owed at all.
+    /// Whether an acknowledgement is owed.
     pub(crate) fn owes(&self) -> bool {
         self.owed > 0
     }
 
-    /// When an acknowledgement must go though nothing else does: at once when several packets wait for it.
+    /// When an acknowledgement must be sent on its own: immediately if several packets wait for it.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         match self.owed {
             0 => None,
@@ -65,7 +65,7 @@ impl Receiving {
         }
     }
 
-    /// The runs to acknowledge, newest first, and the delay in microseconds. Nothing is owed afterwards.
+    /// The runs to acknowledge, newest first, and the delay in microseconds. After this, nothing is owed.
     pub(crate) fn acknowledge(&mut self, now: u64, runs: &mut [(u64, u64)]) -> (usize, u32) {
         self.owed = 0;
         let delay_us = (now.saturating_sub(self.newest_ns) / 1000).min(u32::MAX.into()) as u32;

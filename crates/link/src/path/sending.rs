@@ -1,45 +1,46 @@
-//! What was sent on a link and not yet acknowledged, how fast it may go on, and what counts as lost.
+//! What was sent on a link and is not acknowledged, how fast to send more, and what counts as lost.
 //!
-//! Loss is told by later packets that came (by number or by time), or by silence (a probe time-out); what a
-//! lost packet carried goes back to whoever put it in, and out again in a new packet, perhaps on another
-//! link. The window is additive increase, gentle decrease: links of a LAN are few and near. It grows no
-//! further once packets queue for a while, and is never more than the peer's buffers take: what waits there
+//! Loss is detected by later packets that arrived (by number or by time), or by silence (a probe time-out).
+//! What a lost packet carried goes back to its slot and is sent in a new packet, perhaps on another link. The
+//! window uses additive increase and gentle decrease, because links of a LAN are few and near. It stops
+//! growing when packets have queued for a while, and never exceeds the peer's buffers: data that waits there
 //! has left the caches when it is read, and everything else waits behind it.
 //!
-//! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and its bytes
-//! leave the window then; an acknowledgement of what was never sent is a breach.
+//! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and then its bytes
+//! leave the window; an acknowledgement of a packet that was never sent is a breach.
 
 use crate::breach::Breach;
 use crate::clock::{MS, US};
 use sawmill_format::link::part::Ack;
 
-/// Packets in flight on one link at a time.
+/// The most packets in flight on one link.
 const FLIGHTS: usize = 2048;
-/// Of these kept for packets that carry nothing which must arrive: acknowledgements, pings, words.
+/// Of these, the number reserved for packets without pieces that must arrive: acknowledgements, pings, words.
 const FLIGHTS_SPARE: u64 = 256;
-/// Pieces that one packet may carry.
+/// The most pieces in one packet.
 const PIECES_MAX: usize = 12;
-/// Later packets that must have come before an earlier one counts as lost.
+/// How many later packets must have arrived before an earlier one counts as lost.
 const REORDERED_MAX: u64 = 32;
-/// The window's least, in packets, and what it begins with, in bytes.
+/// The smallest window, in packets, and the first window, in bytes.
 const WINDOW_PACKETS_MIN: usize = 4;
 const WINDOW_BYTES_FIRST: usize = 512 << 10;
-/// The most: what carriers ask for as buffers, so that one peer alone overflows none. A stream's do not
-/// overflow.
+/// The largest window: the buffer size that carriers request, so that a single peer cannot overflow a buffer.
+/// A stream's buffers do not overflow.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
-/// Queued for longer than this, and than the way itself takes, the window is large enough.
+/// A queueing delay above this, and above the path's own delay, means that the window is large enough.
 const QUEUED_NS_MAX: u64 = MS;
-/// The shortest round trip is of this long ago at least, and of twice as long at most.
+/// The shortest round trip is at least this recent, and at most twice as old.
 const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
-/// Before anything was measured, and the least time-out at all: a neighbour may be off its core for a while.
+/// The round trip time before the first measurement, and the smallest time-out: a neighbour may be off its
+/// core for a while.
 const RTT_FIRST_NS: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
-/// The most, unless the way there and back takes as long.
+/// The longest time-out, unless the round trip takes as long.
 const PROBE_NS_MAX: u64 = 250 * MS;
-/// So many time-outs in a row, and the link is silent: its packets go elsewhere.
+/// After this many time-outs in a row the link is silent, and its packets use other links.
 const PROBES_SILENT: u32 = 3;
 
-/// What a packet carries that must arrive.
+/// The part of a packet that must arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PieceKind {
     /// A command or a reply, with bytes of the payload from 0 on.
@@ -48,7 +49,7 @@ pub(crate) enum PieceKind {
     Body,
 }
 
-/// One thing that a packet carries.
+/// One part of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) kind: PieceKind,
@@ -60,7 +61,7 @@ pub(crate) struct Piece {
 
 const NO_PIECE: Piece = Piece { kind: PieceKind::Head, slot: 0, sequence: 0, offset: 0, bytes: 0 };
 
-/// What one packet carries.
+/// The pieces of one packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces {
     pieces: [Piece; PIECES_MAX],
@@ -80,7 +81,7 @@ impl Pieces {
         self.count == 0
     }
 
-    /// Adds one. There is room: `is_full` is asked before.
+    /// Adds a piece. The caller has checked `is_full`.
     pub(crate) fn push(&mut self, piece: Piece) {
         self.pieces[usize::from(self.count)] = piece;
         self.count += 1;
@@ -116,34 +117,34 @@ pub struct SendingCounts {
     pub lost: u64,
     /// Pieces of lost packets that had to be sent again, by this link or another.
     pub again: u64,
-    /// Times that nothing was heard for a probe time-out.
+    /// Times that nothing was received for a probe time-out.
     pub time_outs: u64,
 }
 
 /// The sending half of a link.
 pub(crate) struct Sending {
     next: u64,
-    /// All below are settled.
+    /// All numbers below this are settled.
     oldest: u64,
     flights: Box<[Flight]>,
     in_flight_bytes: usize,
     window_bytes: usize,
     slow_start: bool,
-    /// Losses of packets below it have cut the window already.
+    /// Losses of packets below this number have already reduced the window.
     cut_until: u64,
     largest: Option<u64>,
     smoothed_ns: u64,
     variation_ns: u64,
-    /// The shortest round trip of this epoch and of the one before, and when this one began.
+    /// The shortest round trip of this epoch and of the one before, and when this epoch started.
     shortest_ns: [u64; 2],
     epoch_ns: u64,
-    /// When the oldest unanswered question was asked, or an answer last came.
+    /// When the oldest unanswered question was sent, or the last answer arrived.
     waiting_since_ns: u64,
     time_outs: u32,
     silent: bool,
-    /// When a silent link is asked again.
+    /// When a silent link is probed again.
     probe_ns: u64,
-    /// A stream neither loses nor reorders.
+    /// Whether the path is a stream, which neither loses nor reorders.
     stream: bool,
     pub(crate) packet_bytes: usize,
     pub(crate) counts: SendingCounts,
@@ -175,7 +176,7 @@ impl Sending {
         }
     }
 
-    /// A new path: what was measured of the old one says nothing of it.
+    /// Starts on a new path: measurements of the old one say nothing about it.
     pub(crate) fn renew(&mut self, packet_bytes: usize, stream: bool) {
         (self.packet_bytes, self.stream) = (packet_bytes, stream);
         (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
@@ -188,13 +189,13 @@ impl Sending {
         (number % FLIGHTS as u64) as usize
     }
 
-    /// Whether another packet may go.
+    /// Whether another packet may be sent.
     pub(crate) fn has_room(&self) -> bool {
         let has_place = self.next - self.oldest < FLIGHTS as u64 - FLIGHTS_SPARE;
         !self.silent && has_place && self.in_flight_bytes < self.window_bytes
     }
 
-    /// Whether nothing was heard for several time-outs.
+    /// Whether nothing was received for several time-outs.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent
     }
@@ -204,7 +205,7 @@ impl Sending {
         self.smoothed_ns
     }
 
-    /// Whether that was measured on this path.
+    /// Whether the round trip time was measured on this path.
     pub(crate) fn is_measured(&self) -> bool {
         self.shortest_ns[0] != u64::MAX
     }
@@ -213,15 +214,15 @@ impl Sending {
         self.window_bytes
     }
 
-    /// How long a packet sent now would wait behind others, roughly, in nanoseconds.
+    /// Roughly how long a packet sent now would queue, in nanoseconds.
     pub(crate) fn backlog_ns(&self) -> u64 {
         let share = self.in_flight_bytes as u64 * 1024 / self.window_bytes.max(1) as u64;
         self.smoothed_ns / 1024 * share
     }
 
-    /// The next packet's number, to be used with [`Sending::sent`]; `lost` says whether a piece must be sent
-    /// again, here and below. When the oldest packet's place is needed
-    /// for it, that one counts as lost: nobody has said a word of it in thousands of packets.
+    /// The number of the next packet, for use with [`Sending::sent`]. Here and below, `lost` returns whether
+    /// a piece must be sent again. If the place of the oldest packet is needed, that packet counts as lost:
+    /// nothing was received about it in thousands of packets.
     pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS as u64 {
             self.lose(self.oldest, &mut lost);
@@ -230,15 +231,15 @@ impl Sending {
         self.next
     }
 
-    /// A packet goes out under the number of [`Sending::number`]. One without pieces that asks for nothing is
-    /// settled at once.
+    /// Records a packet that is sent under the number of [`Sending::number`]. A packet without pieces that
+    /// requests nothing is settled immediately.
     pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces, asks: bool) {
         let place = Self::place(self.next);
         self.counts.packets += 1;
         self.counts.bytes += bytes as u64;
         self.next += 1;
         if !asks {
-            // Nobody will acknowledge it, so it must not hold up those after it.
+            // The peer never acknowledges it, so it must not hold up later ones.
             self.flights[place].fate = Fate::Settled;
             self.advance();
             return;
@@ -256,7 +257,7 @@ impl Sending {
         }
     }
 
-    /// Something was heard: the link works.
+    /// An answer arrived: the link works.
     pub(crate) fn answered(&mut self) {
         (self.time_outs, self.silent) = (0, false);
     }
@@ -344,7 +345,7 @@ impl Sending {
         (self.smoothed_ns + self.smoothed_ns / 4).max(self.smoothed_ns + 2 * MS)
     }
 
-    /// Packets that later ones have overtaken by too many, or by too long.
+    /// Finds packets that later ones have overtaken by too many numbers, or by too much time.
     fn find_lost(&mut self, now: u64, lost: &mut impl FnMut(&Piece) -> bool) {
         let Some(largest) = self.largest else { return };
         let too_long = self.lost_after_ns();
@@ -386,7 +387,8 @@ impl Sending {
         Some(if overtaken { time_out.min(oldest.sent_ns + self.lost_after_ns()) } else { time_out })
     }
 
-    /// Time has passed: what is overdue counts as lost. True: a time-out, so ask whether anybody is there.
+    /// Handles the timers: overdue packets count as lost. Returns true after a time-out, when the caller must
+    /// probe.
     pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
         let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.time_out_ns();
@@ -409,14 +411,14 @@ impl Sending {
         overdue || probe
     }
 
-    /// The peer was heard on a silent link: it is worth asking at once whether it hears us too.
+    /// The peer was heard on a silent link: probe immediately whether it receives from us too.
     pub(crate) fn heard(&mut self, now: u64) {
         if self.silent {
             (self.probe_ns, self.time_outs) = (now, PROBES_SILENT);
         }
     }
 
-    /// Everything in flight counts as lost: the path is gone, or says nothing.
+    /// Everything in flight counts as lost: the path is gone, or silent.
     pub(crate) fn lose_all(&mut self, mut lost: impl FnMut(&Piece) -> bool) {
         for number in self.oldest..self.next {
             if self.flights[Self::place(number)].fate == Fate::Out {
@@ -426,7 +428,7 @@ impl Sending {
         self.advance();
     }
 
-    /// The path is gone: nothing goes there until it is renewed.
+    /// The path is gone: nothing is sent there until [`Sending::renew`].
     pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece) -> bool) {
         self.silent = true;
         self.lose_all(lost);

@@ -1,21 +1,21 @@
-//! Two messages that make the keys of a connection: the initiator greets, the target answers.
+//! Two messages that make the keys of a connection: the initiator's greeting, and the target's answer.
 //!
 //! A message is {suite u8, step u8, reason u8, zero u8} and what the suite makes of its payload. Suite 2 is
-//! Noise NNpsk0 (`noise`): the pre-shared key proves both ends, the ephemeral keys are forgotten with the
-//! hand-shake, so that whoever steals the pre-shared key later reads nothing of the past. Suite 1 is
-//! `--insecure`, of the same shape: 32 random bytes that the answer must repeat, the payload in clear, a
-//! checksum. Which suite an end speaks is its [`Security`]; there is nothing to negotiate, hence nothing to
-//! talk down.
+//! Noise NNpsk0 (`noise`): the pre-shared key authenticates both ends. The ephemeral keys are destroyed after
+//! the hand-shake, so a pre-shared key that is stolen later decrypts no past traffic. Suite 1 is
+//! `--insecure`, with the same shape: 32 random bytes that the answer must repeat, the payload in clear, a
+//! checksum. The [`Security`] of an end determines its suite. Nothing is negotiated, so nothing can be
+//! downgraded.
 //!
-//! Invariants: a payload is given out only after its message proved the key. A message that is refused leaves
-//! a [`Greeting`] as it was, so nobody can spoil a hand-shake by answering first. A payload of the first
-//! message may be a recording: it proves that somebody with the key once said it, not that he says it now. So
-//! a target acts on it only when the first packet opened (see `crate::target`).
+//! Invariants: a payload is returned only after its message proved the key. A refused message leaves a
+//! [`Greeting`] as it was, so an attacker cannot spoil a hand-shake by answering first. The payload of the
+//! first message may be a replay: it proves that a holder of the key sent it at some time, not now. So a
+//! target acts on it only when the first packet opened (see `crate::target`).
 //!
 //! Snow's own state (a copy of the pre-shared key, the chaining key) is freed but not overwritten when a
 //! hand-shake ends; our keys are.
 //!
-//! Not here: what payloads and prologue say, resending, timers.
+//! Not here: the content of payloads and prologue, retransmission, timers.
 
 use snow::HandshakeState;
 use zeroize::Zeroizing;
@@ -24,13 +24,13 @@ use super::noise::{self, Role};
 use super::{Refused, Seals, Security};
 use sawmill_format::crc::Crc32c;
 
-/// What a message has besides its payload.
+/// The bytes of a message besides its payload.
 pub const HANDSHAKE_BYTES: usize = HEAD_BYTES + TOKEN_BYTES + TAIL_BYTES;
 /// The longest message, a limit of Noise.
 pub const MESSAGE_BYTES_MAX: usize = 65535;
 
 const HEAD_BYTES: usize = 4;
-/// Noise's ephemeral public key, or what stands in its place in clear.
+/// The bytes of Noise's ephemeral public key, or of what replaces it in clear.
 pub(crate) const TOKEN_BYTES: usize = 32;
 const TAIL_BYTES: usize = 16;
 
@@ -41,7 +41,7 @@ const GREETING: u8 = 1;
 const ANSWER: u8 = 2;
 const REFUSAL: u8 = 3;
 
-/// An initiator's hand-shake, greeted and waiting for the answer.
+/// An initiator's hand-shake that has sent its greeting and waits for the answer.
 pub struct Greeting(State);
 
 enum State {
@@ -61,8 +61,8 @@ impl std::fmt::Debug for Greeting {
 }
 
 impl Greeting {
-    /// Writes the first message with `payload` into `out` and says how long it is. Both ends must have the
-    /// same `prologue`: it is proved, not sent. The connection's number belongs into it.
+    /// Writes the first message with `payload` into `out` and returns its length. Both ends must have the
+    /// same `prologue`, which is authenticated but not sent. It must contain the connection's number.
     ///
     /// # Errors
     /// [`Refused::Room`], [`Refused::Broken`].
@@ -90,13 +90,13 @@ impl Greeting {
         Ok((Self(state), bytes))
     }
 
-    /// Reads the second message: what seals this connection, and the target's payload.
+    /// Reads the second message. Returns the keys of this connection, and the target's payload.
     ///
     /// # Errors
-    /// Any but [`Refused::Finished`] leaves the hand-shake open, and none is proved: a stranger can send it.
-    /// So keep waiting, and report the last one if no answer comes. A target's refusal ([`refusal`]) reads as
-    /// the reason that both ends see: [`Refused::PeerInsecure`], [`Refused::PeerSecure`],
-    /// [`Refused::Unproven`], [`Refused::Unknown`].
+    /// All errors except [`Refused::Finished`] leave the hand-shake open. None is authenticated: a stranger
+    /// can cause it. So keep waiting, and report the last one if no answer arrives. A target's refusal
+    /// ([`refusal`]) becomes the reason that both ends see: [`Refused::PeerInsecure`],
+    /// [`Refused::PeerSecure`], [`Refused::Unproven`], [`Refused::Unknown`].
     pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), Refused> {
         let made = match &mut self.0 {
             State::Finished => return Err(Refused::Finished),
@@ -118,14 +118,14 @@ impl Greeting {
     }
 }
 
-/// The target's side: reads the first message, gives its payload to `respond`, and writes the second message
-/// with what that returns into `out`. Returns what seals this connection and how long the second message is.
+/// The target's side: reads the first message, passes its payload to `respond`, and writes the second message
+/// with the result into `out`. Returns the keys of this connection and the length of the second message.
 ///
-/// A target that does not want this initiator (no such device) says so in its payload, where it is proved.
+/// A target that refuses this initiator (no such device) says so in its payload, where it is authenticated.
 ///
 /// # Errors
-/// For a message that is no greeting of this kind of security, key and prologue: `respond` is not called, and
-/// [`refusal`] tells the initiator.
+/// The message is not a greeting of this kind of security, key and prologue: `respond` is not called, and
+/// [`refusal`] notifies the initiator.
 pub fn answer(
     security: &Security,
     prologue: &[u8],
@@ -154,18 +154,18 @@ pub fn answer(
     }
 }
 
-/// What tells a greeting from all others, as far as a message has it. Nothing proves it.
+/// The part of a greeting that distinguishes it from all others. It is not authenticated.
 pub(crate) fn token_of(message: &[u8]) -> &[u8] {
     message.get(HEAD_BYTES..HEAD_BYTES + TOKEN_BYTES).unwrap_or_default()
 }
 
-/// Whether a message may be a greeting of this kind of security: what costs nothing to see.
+/// Whether a message may be a greeting of this kind of security, as far as a cheap check can tell.
 pub(crate) fn may_be_greeting(security: &Security, message: &[u8]) -> bool {
     check_head(message, suite_of(security), GREETING).is_ok()
 }
 
-/// What a target may send to an initiator whose greeting it refused, so that a person there reads more than
-/// "no answer". Nothing for damage and noise, and less than it answers, so it amplifies no flood.
+/// The reply of a target to a greeting that it refused, so that the user there sees more than "no answer".
+/// None for damage and noise; it is shorter than the greeting, so it amplifies no flood.
 pub fn refusal(security: &Security, why: Refused) -> Option<[u8; HEAD_BYTES]> {
     let reason = match why {
         Refused::PeerInsecure => 1,
@@ -184,18 +184,18 @@ fn suite_of(security: &Security) -> u8 {
     }
 }
 
-/// The length of the message of a payload, if it has a place.
+/// The length of the message for a payload, if it fits.
 fn check_room(payload: &[u8], out: &[u8]) -> Result<usize, Refused> {
     let (bytes, room) = (payload.len() + HANDSHAKE_BYTES, out.len().min(MESSAGE_BYTES_MAX));
     if bytes <= room { Ok(bytes) } else { Err(Refused::Room { bytes, room }) }
 }
 
-/// The message after its head, if the head is as it must be here.
+/// The message after its head, if the head is valid here.
 fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], Refused> {
     let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (head, rest) = message.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
     match *head {
-        // The target tells what it sees of us: mirrored, it is what we would see of it.
+        // The target reports what it sees of us; mirrored, that is what we would see of it.
         [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => Err(match reason {
             1 => Refused::PeerSecure,
             2 => Refused::PeerInsecure,
@@ -219,9 +219,9 @@ fn write_noise(
 ) -> Result<(), Refused> {
     let (place, rest) = out.split_at_mut(HEAD_BYTES);
     place.copy_from_slice(&head);
-    // The room was checked: what fails here is not ours to mend.
+    // The room was checked, so an error here is not ours to fix.
     let bytes = noise.write_message(payload, rest).map_err(|error| match error {
-        // The peer has the key, and sent a public key that fixes the outcome.
+        // The peer has the key, but sent a public key that determines the result.
         snow::Error::Dh => Refused::Unproven,
         _ => Refused::Broken,
     })?;
@@ -235,8 +235,8 @@ fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Ref
     Ok(payload)
 }
 
-/// The raw keys, not snow's transport: that has no associated data (our header), wants a second buffer, and
-/// counts nonces its own way.
+/// Takes the raw keys. Snow's transport is not used: it has no associated data (our header), needs a second
+/// buffer, and counts nonces in its own way.
 fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, Refused> {
     let (to_target, to_initiator) = noise.dangerously_get_raw_split();
     let (to_target, to_initiator) = (Zeroizing::new(to_target), Zeroizing::new(to_initiator));
@@ -255,7 +255,7 @@ fn write_clear(prologue: &[u8], head: [u8; HEAD_BYTES], token: &[u8], payload: &
     out[end..].copy_from_slice(&tail);
 }
 
-/// Token and payload of a message whose head was checked.
+/// Token and payload of a message with a checked head.
 fn read_clear<'a>(prologue: &[u8], message: &'a [u8]) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), Refused> {
     let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (covered, tail) = message.split_last_chunk::<TAIL_BYTES>().ok_or(short)?;

@@ -1,9 +1,9 @@
-//! The key that both ends of a link know beforehand: 32 random bytes, in a file as 64 hex digits.
+//! The key that both ends of a link share in advance: 32 random bytes, in a file as 64 hex digits.
 //!
 //! Invariants: the bytes are overwritten when the key is dropped, and are never printed. A file is never
-//! written over, never written for others than its owner, and never read if others could read it too.
+//! overwritten, never written with access for others than its owner, and never read if others can access it.
 //!
-//! Not here: where the file is, who brings it to the other machine, files with the keys of many machines
+//! Not here: where the file is, how it gets to the other machine, files with the keys of many machines
 //! (`crate::target`).
 
 use std::fs::{File, OpenOptions};
@@ -32,10 +32,10 @@ pub enum KeyError {
     Read {
         /// The key file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Others than the owner have access to the file.
+    /// Others than the owner can access the file.
     #[error(
         "the key file {path} is open to others than its owner (mode {mode:04o}): chmod 600 {path}, \
          and make a new key if others have read it"
@@ -46,13 +46,13 @@ pub enum KeyError {
         /// Its permissions.
         mode: u32,
     },
-    /// The file does not hold a key.
+    /// The file does not contain a key.
     #[error("the key file {path} is not a key: it must be {DIGITS} hex digits and at most a newline")]
     Malformed {
         /// The key file.
         path: PathBuf,
     },
-    /// A line of a file of machines is not right.
+    /// A line of a file of machines is invalid.
     #[error("{path}, line {line}: {why}")]
     Line {
         /// The file.
@@ -62,44 +62,44 @@ pub enum KeyError {
         /// What is wrong with it.
         why: String,
     },
-    /// The file is too long to be one.
+    /// The file is too long for a key file.
     #[error("{path} is longer than {bytes_max} bytes")]
     Long {
         /// The file.
         path: PathBuf,
-        /// What it may be.
+        /// The longest valid length.
         bytes_max: usize,
     },
-    /// There is a file already.
+    /// The file exists already.
     #[error("{path} exists already and keys are never overwritten: remove it or name another file")]
     Exists {
         /// The key file.
         path: PathBuf,
     },
-    /// The file could not be written; nothing is left of it.
+    /// The file could not be written; nothing of it is left.
     #[error("cannot write the key file {path}: {source}")]
     Write {
         /// The key file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl PreSharedKey {
-    /// A new key of the system's randomness.
+    /// A new key from the system's random source.
     pub fn random() -> Result<Self, KeyError> {
         let mut key = Zeroizing::new([0; KEY_BYTES]);
         aws_lc_rs::rand::fill(&mut key[..]).map_err(|_| KeyError::Random)?;
         Ok(Self(key))
     }
 
-    /// The key of these bytes.
+    /// The key with these bytes.
     pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
-    /// Reads a file of 64 hex digits and at most one newline. A pipe will do.
+    /// Reads a file of 64 hex digits and at most one newline. A pipe works too.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let malformed = || KeyError::Malformed { path: path.to_owned() };
         let text = match read_private(path, DIGITS + 1) {
@@ -109,7 +109,7 @@ impl PreSharedKey {
         Self::parse(text.strip_suffix(b"\n").unwrap_or(&text)).ok_or_else(malformed)
     }
 
-    /// The key of 64 hex digits.
+    /// Parses a key of 64 hex digits.
     pub(crate) fn parse(digits: &[u8]) -> Option<Self> {
         let digits: &[u8; DIGITS] = digits.try_into().ok()?;
         let mut key = Zeroizing::new([0; KEY_BYTES]);
@@ -120,12 +120,12 @@ impl PreSharedKey {
         Some(Self(key))
     }
 
-    /// Whether both are the same.
+    /// Whether both keys are equal.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         verify_slices_are_equal(&self.0[..], &other.0[..]).is_ok()
     }
 
-    /// Writes the key into a new file, readable by its owner only, and onto the disk.
+    /// Writes the key to a new file that only its owner can read, and syncs it.
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let cannot = |source: io::Error| match source.kind() {
             io::ErrorKind::AlreadyExists => KeyError::Exists { path: path.to_owned() },
@@ -138,7 +138,7 @@ impl PreSharedKey {
             digits.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
         }
         file.write_all(&text[..]).and_then(|()| file.sync_all()).map_err(|error| {
-            // Half a key would be refused later, and stand in the way of the next try.
+            // Half a key would be refused later, and block the next attempt.
             let _ = std::fs::remove_file(path);
             cannot(error)
         })
@@ -156,7 +156,7 @@ impl std::fmt::Debug for PreSharedKey {
     }
 }
 
-/// Reads a file that only its owner can, of so many bytes at most. A pipe will do.
+/// Reads a file that only its owner can access, of at most `bytes_max` bytes. A pipe works too.
 pub(crate) fn read_private(path: &Path, bytes_max: usize) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let cannot = |source| KeyError::Read { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(cannot)?;
@@ -164,8 +164,8 @@ pub(crate) fn read_private(path: &Path, bytes_max: usize) -> Result<Zeroizing<Ve
     if mode & 0o077 != 0 {
         return Err(KeyError::Open { path: path.to_owned(), mode });
     }
-    // One byte more than there may be: whatever fills it is too long. It never grows, so no copy of a key
-    // stays behind in memory that was given back.
+    // One byte more than allowed: a file that fills it is too long. The buffer never grows, so no copy of a
+    // key is left in freed memory.
     let mut text = Zeroizing::new(vec![0; bytes_max + 1]);
     let mut filled = 0;
     while filled < text.len() {

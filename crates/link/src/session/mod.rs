@@ -1,13 +1,13 @@
-//! Who is at the other end, and packets that nobody else can read, alter or say twice.
+//! The identity of the other end, and packets that no third party can read, alter or replay.
 //!
-//! Modules: [`key`] (what both ends know beforehand), [`handshake`] (two messages make a connection's keys;
-//! `noise` is its arithmetic), `proof` (what is said outside of connections), [`seal`] (one packet, in
-//! place), [`window`] (no packet counts twice).
+//! Modules: [`key`] (the shared secret), [`handshake`] (two messages make a connection's keys; `noise` does
+//! the cryptography), `proof` (proofs outside of connections), [`seal`] (one packet, in place), [`window`]
+//! (no packet counts twice).
 //!
-//! Invariants: a secure end never speaks to an insecure one, nor the reverse; what a peer sends can make
-//! these functions refuse, but not panic, nor allocate more than its message is long.
+//! Invariants: a secure end never talks to an insecure one, nor the reverse. Input from a peer can make these
+//! functions return an error, but never panic, nor allocate more than the length of its message.
 //!
-//! Not here: the fields of a packet's header, resending, timers, which device is meant.
+//! Not here: the fields of a packet's header, retransmission, timers, the device that is meant.
 
 pub mod handshake;
 pub mod key;
@@ -21,62 +21,62 @@ pub use key::{KeyError, PreSharedKey};
 pub use seal::{HEADER_BYTES, Seals, TAIL_BYTES};
 pub use window::ReplayWindow;
 
-/// How the two ends of a link trust each other. Both must be told the same.
+/// How the two ends of a link trust each other. Both must have the same setting.
 #[derive(Debug)]
 pub enum Security {
-    /// By a key that both have: each end proves it, packets are encrypted.
+    /// By a shared key: each end proves it, and packets are encrypted.
     Key(PreSharedKey),
-    /// Not at all (`--insecure`): packets are in clear, and guarded against damage only.
+    /// Not at all (`--insecure`): packets are in clear, and protected against damage only.
     Insecure,
 }
 
-/// Why a packet or a message of the hand-shake was not accepted. The link lives on; the packet is dropped.
+/// Why a packet or a message of the hand-shake was refused. The link continues; the packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Fewer bytes than the parts that are always there.
+    /// Fewer bytes than the fixed parts have.
     #[error("{bytes} bytes are too few: a packet has at least {least}")]
     Short {
-        /// How many there are.
+        /// The number of bytes.
         bytes: usize,
-        /// How many there must be.
+        /// The smallest valid number.
         least: usize,
     },
-    /// A sealed packet that does not open.
+    /// A sealed packet that fails authentication.
     #[error("the other end of this connection did not seal the packet, or the packet was altered in transit")]
     Forged,
-    /// A packet or message in clear whose checksum does not fit.
+    /// A packet or message in clear with a wrong checksum.
     #[error("wrong checksum: the packet was damaged in transit")]
     Damaged,
     /// A packet number that no key may seal; see [`seal::PACKETS_MAX`].
     #[error("this connection has used up its packet numbers: reconnect")]
     Spent,
-    /// The peer speaks in clear, this end does not.
+    /// The peer talks in clear; this end does not.
     #[error("the peer is insecure and this end has a key: give both the same key, or both --insecure")]
     PeerInsecure,
-    /// The peer has a key, this end has none.
+    /// The peer has a key; this end has none.
     #[error("the peer wants a key and this end is --insecure: give both the same key, or both --insecure")]
     PeerSecure,
-    /// No message of a hand-shake that this version knows.
+    /// Not a message of a hand-shake that this version knows.
     #[error("not a hand-shake of a known version")]
     Unknown,
-    /// A first message where the second is due, or the reverse, as when a message comes back to its sender.
+    /// A first message where the second is due, or the reverse, as when a message returns to its sender.
     #[error("a hand-shake message out of order (does the link lead back to this machine?)")]
     OutOfTurn,
-    /// A message of the hand-shake that does not prove the key.
+    /// A message of the hand-shake that fails to prove the key.
     #[error("the peer does not prove that it has the same key: compare the key files of both ends")]
     Unproven,
     /// A second message that answers another first one.
     #[error("the answer belongs to another hand-shake")]
     NotOurs,
-    /// The hand-shake has been finished before.
+    /// The hand-shake is already finished.
     #[error("the hand-shake is finished already")]
     Finished,
-    /// Our own message does not fit where it was to be written.
+    /// Our own message does not fit into its buffer.
     #[error("a message of {bytes} bytes does not fit into {room}")]
     Room {
-        /// How long the message would be.
+        /// The length of the message.
         bytes: usize,
-        /// How much room there was.
+        /// The size of the buffer.
         room: usize,
     },
     /// The system gave no random bytes, or its cryptography failed.
@@ -84,8 +84,8 @@ pub enum Refused {
     Broken,
 }
 
-/// Numbers that nobody can guess, for the ids of ends and connections. A machine without randomness gives
-/// none: the same number again, which the hand-shake refuses to begin with anyway.
+/// Unguessable numbers, for the ids of ends and connections. On a machine without randomness it returns the
+/// same number each time; the hand-shake refuses to start there anyway.
 #[must_use]
 pub fn unguessable() -> Box<dyn FnMut() -> u64 + Send> {
     Box::new(|| {

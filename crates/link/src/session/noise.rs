@@ -1,9 +1,9 @@
 //! Noise_NNpsk0_25519_AESGCM_SHA256: the state machine is `snow`'s, the arithmetic is `aws-lc-rs`'s.
 //!
-//! So the link brings one crate that TLS to the object stores had not brought already, and each primitive is
-//! here once. Only the hand-shake runs through this; packets use [`super::seal`].
+//! With this, the link adds only one crate to what TLS to the object stores needs anyway, and each primitive
+//! exists once. Only the hand-shake uses this; packets use [`super::seal`].
 //!
-//! Not here: what the messages carry, how they are framed.
+//! Not here: the content of the messages and their framing.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::{agreement, digest, rand};
@@ -17,14 +17,14 @@ use zeroize::Zeroizing;
 use super::Refused;
 use super::key::PreSharedKey;
 
-/// The whole choice of cryptography; a change of it is a new version of the hand-shake.
+/// The complete choice of cryptography. Another choice is a new version of the hand-shake.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
-/// The pattern puts the key before the first message.
+/// The pattern mixes in the key before the first message.
 const KEY_AT: u8 = 0;
 /// Bytes of an AES-GCM tag.
 const TAG_BYTES: usize = 16;
 
-/// Which end of the hand-shake.
+/// The end of the hand-shake.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Sends the first message.
@@ -33,7 +33,7 @@ pub(super) enum Role {
     Target,
 }
 
-/// A hand-shake of which nothing was sent yet. `prologue` is what both ends must agree on beforehand.
+/// A hand-shake that has sent nothing yet. `prologue` is what both ends must agree on in advance.
 pub(super) fn begin(key: &PreSharedKey, prologue: &[u8], role: Role) -> Result<HandshakeState, Refused> {
     start(key, prologue, role, None).map_err(|_| Refused::Broken)
 }
@@ -129,10 +129,10 @@ impl Dh for X25519 {
         &self.secret[..]
     }
 
-    /// Fails where the result would be all zeroes: a peer that has the key may not fix the outcome alone.
+    /// Fails if the result would be all zeroes: a peer with the key must not determine the result alone.
     fn dh(&self, peer: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let pair = self.pair.as_ref().ok_or(Error::Dh)?;
-        // What is held for a peer's key may be longer than the key.
+        // The buffer of a peer's key may be longer than the key.
         let (peer, out) = (peer.get(..32).ok_or(Error::Dh)?, out.get_mut(..32).ok_or(Error::Dh)?);
         let peer = agreement::UnparsedPublicKey::new(&agreement::X25519, peer);
         agreement::agree(pair, peer, Error::Dh, |shared| {
@@ -176,7 +176,7 @@ impl Hash for Sha256 {
     }
 }
 
-/// AES-256-GCM as Noise uses it: the nonce is a counter, the highest byte first.
+/// AES-256-GCM as Noise uses it: the nonce is a big-endian counter.
 struct AesGcm(Option<LessSafeKey>);
 
 fn nonce_of(count: u64) -> Nonce {
@@ -204,7 +204,7 @@ impl Cipher for AesGcm {
             .and_then(|key| key.seal_in_place_separate_tag(nonce_of(count), Aad::from(beside), body).ok());
         match sealed {
             Some(made) => tag.copy_from_slice(made.as_ref()),
-            // `snow` asks for no error here. Nothing goes out in clear; the peer will refuse it.
+            // `snow` allows no error here. Nothing is sent in clear; the peer will refuse it.
             None => out[..bytes].fill(0),
         }
         bytes

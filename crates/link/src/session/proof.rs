@@ -1,12 +1,12 @@
-//! Short proofs outside of any connection: which key a hello is for, that a cookie and an *unknown* come from
-//! who has the key, that whoever says a hello can receive where he says it from.
+//! Short proofs outside of connections: which key a hello is for; that a cookie and an *unknown* come from a
+//! holder of the key; that the sender of a hello receives at its claimed address.
 //!
-//! All are HMAC-SHA256, cut to what is sent. The key of the first three is made of the pre-shared one; an end
-//! without a key takes zeroes, so that a proof shows there that its maker has seen the packet that it is
-//! about. The last one is by a secret of the target's own, which changes every two minutes.
+//! All are HMAC-SHA256, truncated to what is sent. The key of the first three is derived from the pre-shared
+//! key. An end without a key uses zeroes: there, a proof shows only that its maker has seen the packet in
+//! question. The last one uses a secret of the target, which changes every two minutes.
 //!
-//! Invariants: a proof of one kind is none of another; proofs are compared in the same time whatever they
-//! are; nothing here costs an agreement of keys.
+//! Invariants: a proof of one kind is never valid as another kind. Proofs are compared in constant time.
+//! Nothing here costs a key agreement.
 //!
 //! Not here: when a target is under load, and what follows from a proof (`crate::target`,
 //! `crate::initiator`).
@@ -44,7 +44,7 @@ fn is_same(made: &[u8], came: &[u8]) -> bool {
 }
 
 impl Proofs {
-    /// Of an end that trusts so.
+    /// The proofs of an end with this security.
     pub(crate) fn new(security: &Security) -> Self {
         match security {
             Security::Key(key) => Self::of_key(key),
@@ -65,39 +65,40 @@ impl Proofs {
         context.sign()
     }
 
-    /// Which key a greeting is for: another number each time, and never zero.
+    /// The hint which key a greeting is for: another number each time, and never zero.
     pub(crate) fn hint(&self, message: &[u8]) -> u32 {
         u32::from_le_bytes(cut(&self.sign(HINT, &[token_of(message)]))).max(1)
     }
 
-    /// That `cookie` comes from who has the key, for the greeting `message` on link `link`.
+    /// Proves that `cookie` comes from a holder of the key, for the greeting `message` on link `link`.
     pub(crate) fn of_cookie(&self, message: &[u8], link: u8, cookie: &Proof) -> Proof {
         cut(&self.sign(COOKIE, &[token_of(message), &[link], cookie]))
     }
 
-    /// Whether `proof` is that.
+    /// Whether `proof` is valid for that.
     pub(crate) fn is_of_cookie(&self, message: &[u8], link: u8, cookie: &Proof, proof: &Proof) -> bool {
         is_same(&self.of_cookie(message, link, cookie), proof)
     }
 
-    /// That who has the key knows no connection `connection`, as a packet of this number claimed.
+    /// Proves that a holder of the key does not know connection `connection`, which a packet with this number
+    /// claimed.
     pub(crate) fn of_unknown(&self, connection: u64, link: u8, number: u64) -> Proof {
         cut(&self.sign(UNKNOWN, &[&connection.to_le_bytes(), &[link], &number.to_le_bytes()]))
     }
 
-    /// Whether `proof` is that.
+    /// Whether `proof` is valid for that.
     pub(crate) fn is_of_unknown(&self, connection: u64, link: u8, number: u64, proof: &[u8]) -> bool {
         is_same(&self.of_unknown(connection, link, number), proof)
     }
 
-    /// A number for a connection by which a later target of the same keys knows which of them it was made
-    /// with, and nobody else does.
+    /// A number for a connection. A later target with the same keys recognises from it which of its keys made
+    /// the connection; others cannot.
     pub(crate) fn connection(&self, random: u64) -> u64 {
         let random = random.max(1) << 16;
         random | u64::from(self.mark(random))
     }
 
-    /// Whether a connection's number was made with this key; of one made without a mark by chance.
+    /// Whether this key made a connection's number. A number without a mark may match by chance.
     pub(crate) fn is_connection(&self, connection: u64) -> bool {
         connection as u16 == self.mark(connection)
     }
@@ -107,13 +108,13 @@ impl Proofs {
     }
 }
 
-/// How long one secret makes cookies; it is known for as long again.
+/// How long a secret makes cookies. It stays valid for as long again.
 const SECRET_NS: u64 = 120 * SECOND;
 
-/// Makes cookies, and knows them again: nothing is kept of whom they were made for.
+/// Makes and recognises cookies, without state about their owners.
 #[derive(Default)]
 pub(crate) struct Jar {
-    /// The newest, with when it was made, and the one before.
+    /// The newest secret with the time it was made, and the one before.
     secrets: [Option<(hmac::Key, u64)>; 2],
 }
 
@@ -125,17 +126,17 @@ impl Jar {
         }
         let made = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let before = self.secrets[0].take().filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_NS);
-        // A machine without randomness makes no cookies; it greets nobody either.
+        // A machine without randomness makes no cookies; it greets no peer either.
         self.secrets = [made.ok().map(|key| (key, now)), before];
     }
 
-    /// The cookie of who is at `peer` and says the greeting `message`.
+    /// The cookie for the sender at `peer` of the greeting `message`.
     pub(crate) fn cookie(&mut self, peer: &Peer, message: &[u8], now: u64) -> Option<Proof> {
         self.renew(now);
         self.secrets[0].as_ref().map(|(secret, _)| made(secret, peer, message))
     }
 
-    /// Whether `cookie` was made here, for this greeting said from there, of late.
+    /// Whether `cookie` was made here recently, for this greeting from this peer.
     pub(crate) fn is_ours(&mut self, cookie: &Proof, peer: &Peer, message: &[u8], now: u64) -> bool {
         self.renew(now);
         let mut secrets = self.secrets.iter().flatten();

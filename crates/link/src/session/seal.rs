@@ -1,24 +1,23 @@
 //! One packet, sealed and opened in place: header (24 bytes, in clear) | body | tail (16 bytes).
 //!
-//! Secure: AES-256-GCM with one key per direction and connection; the nonce is four zero bytes and the packet
-//! number as it stands in the header; the whole header is associated data. So a packet opens only where it
-//! was meant to: this connection, this direction, this number, this header. Insecure: the tail is the CRC-32C
-//! of header and body and twelve zero bytes; damage is found, malice is not, and neither direction nor
-//! connection is bound by more than the header's own fields.
+//! Secure: AES-256-GCM with one key per direction and connection. The nonce is four zero bytes and the packet
+//! number as in the header; the whole header is associated data. So a packet opens only where it was meant
+//! to: for this connection, direction, number and header. Insecure: the tail is the CRC-32C of header and
+//! body and twelve zero bytes. It detects damage but no attack, and binds direction and connection only
+//! through the header's own fields.
 //!
-//! Invariants: a caller never seals two packets of one direction under one number, since a nonce used twice
-//! gives away both bodies and the means to forge: data sent again goes under a new number. Nothing is
-//! allocated; `&self` is enough, from any number of threads.
+//! Invariants: a caller never seals two packets of one direction under one number, because a reused nonce
+//! reveals both bodies and allows forgeries. Retransmitted data gets a new number. Nothing is allocated;
+//! `&self` is enough, from any number of threads.
 //!
 //! Limits. A number has 56 bits below its link's index; [`PACKETS_MAX`] of them are usable, so numbers never
-//! wrap into another link's. This guards against a nonce used twice and is no margin of secrecy: that shrinks
-//! with the bytes under one key, on all links together. A listener's advantage over guessing is about
-//! (bytes / 16)^2 / 2^129: 2^-57 after 1 TiB, 2^-37 after 1 PiB (a day at 100 Gb/s). A forger's chance is
-//! below 2^-117 for each packet of 9000 bytes that he tries. So an initiator makes a new connection after
-//! 1 TiB (`crate::initiator`).
+//! wrap into another link's. This prevents nonce reuse; it does not limit the loss of secrecy, which grows
+//! with the bytes under one key on all links together. An eavesdropper's advantage over guessing is about
+//! (bytes / 16)^2 / 2^129: 2^-57 after 1 TiB, 2^-37 after 1 PiB (a day at 100 Gb/s). The chance of a forgery
+//! is below 2^-117 for each attempted packet of 9000 bytes. So an initiator makes a new connection after 1
+//! TiB (`crate::initiator`).
 //!
-//! Not here: who counts the numbers and the bytes, whether a packet came before ([`super::window`]), what a
-//! header says.
+//! Not here: counting numbers and bytes, duplicates ([`super::window`]), the meaning of a header.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sawmill_format::crc::Crc32c;
@@ -29,14 +28,14 @@ use super::Refused;
 pub const HEADER_BYTES: usize = 24;
 /// Bytes of a packet's tail.
 pub const TAIL_BYTES: usize = 16;
-/// How many packets a link seals in each direction of a connection: numbers below this, without the link's
-/// index.
+/// The number of packets that a link seals in each direction of a connection: numbers without the link's
+/// index are below this.
 pub const PACKETS_MAX: u64 = 1 << 48;
 
-/// Where the packet number stands: the link's index in the highest byte, its count of packets below.
+/// The place of the packet number: the link's index in the highest byte, its count of packets below.
 const NUMBER_AT: usize = 16;
 
-/// What seals the packets that an end sends, and opens those it receives.
+/// Seals the packets that an end sends, and opens those that it receives.
 #[derive(Debug)]
 pub enum Seals {
     /// Encrypted and authenticated.
@@ -58,7 +57,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Seals {
-    /// Seals with `sending`, opens with `receiving`. The other end has them the other way round.
+    /// Seals with `sending`, opens with `receiving`. The other end has them swapped.
     pub(super) fn new(sending: &[u8; 32], receiving: &[u8; 32]) -> Result<Self, Refused> {
         let key = |bytes: &[u8; 32]| {
             UnboundKey::new(&AES_256_GCM, bytes).map(LessSafeKey::new).map_err(|_| Refused::Broken)
@@ -69,7 +68,7 @@ impl Seals {
     /// Seals `packet` (header | body | 16 bytes of room) in place.
     ///
     /// # Errors
-    /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]: the packet is then as it was.
+    /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]; the packet is unchanged then.
     pub fn seal(&self, packet: &mut [u8]) -> Result<(), Refused> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
@@ -85,8 +84,8 @@ impl Seals {
         Ok(())
     }
 
-    /// Opens `packet` in place and gives its body. What was refused must not be looked at: its bytes may have
-    /// been overwritten.
+    /// Opens `packet` in place and returns its body. Do not look at a refused packet: its bytes may have been
+    /// overwritten.
     ///
     /// # Errors
     /// [`Refused::Forged`] or, insecure, [`Refused::Damaged`]; [`Refused::Spent`]; [`Refused::Short`].
@@ -103,7 +102,7 @@ impl Seals {
     }
 }
 
-/// A packet whose number may be used, in its three parts.
+/// The three parts of a packet with a valid number.
 struct Parts<'a> {
     header: &'a [u8; HEADER_BYTES],
     body: &'a mut [u8],

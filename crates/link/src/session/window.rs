@@ -1,11 +1,11 @@
-//! Which packets of one link came already: the last 4096 numbers exactly, and nothing before them.
+//! The packet numbers that one link has received: the last 4096 exactly, and none before them.
 //!
-//! Invariants: a number is taken once; a number older than the window is never fresh; nothing is allocated.
-//! A number must be taken only after its packet was opened, or a stranger could move the window.
+//! Invariants: a number is accepted once; a number older than the window is never fresh; nothing is
+//! allocated. Accept a number only after its packet opened, or a stranger could move the window.
 //!
-//! Not here: locks, what is done with a packet, the bytes of an acknowledgement.
+//! Not here: locks, what happens with a packet, the bytes of an acknowledgement.
 
-/// How many numbers below and including the newest are remembered.
+/// The size of the window, including the newest number.
 pub const WINDOW_PACKETS: u64 = 4096;
 /// Numbers at and above this do not fit below a link's index.
 const NUMBER_END: u64 = 1 << 56;
@@ -17,7 +17,7 @@ const WORDS: usize = (WINDOW_PACKETS / 64) as usize;
 /// the highest: they are 4096 apart, so no bit has two meanings.
 #[derive(Clone, Debug)]
 pub struct ReplayWindow {
-    /// One more than the newest number; zero if none came.
+    /// One more than the newest number; zero if there is none.
     end: u64,
     taken: [u64; WORDS],
 }
@@ -29,23 +29,23 @@ impl Default for ReplayWindow {
 }
 
 impl ReplayWindow {
-    /// Nothing came yet.
+    /// A window without any number.
     pub fn new() -> Self {
         Self { end: 0, taken: [0; WORDS] }
     }
 
-    /// The newest number taken.
+    /// The newest accepted number.
     pub fn newest(&self) -> Option<u64> {
         self.end.checked_sub(1)
     }
 
-    /// Whether a packet of this number may be taken: it did not come, and the window reaches back to it.
+    /// Whether a packet with this number can be accepted: it has not arrived, and is inside the window.
     pub fn fresh(&self, number: u64) -> bool {
         let ahead = number >= self.end && number < NUMBER_END;
         ahead || (number < self.end && number >= self.floor() && !self.is_taken(number))
     }
 
-    /// Takes a number, once: whether it was fresh.
+    /// Accepts a number once. Returns whether it was fresh.
     pub fn take(&mut self, number: u64) -> bool {
         if !self.fresh(number) {
             return false;
@@ -58,8 +58,8 @@ impl ReplayWindow {
         true
     }
 
-    /// Writes the numbers taken as ranges (first, last), the newest first, until `out` is full or the window
-    /// ends. Returns how many.
+    /// Writes the accepted numbers as ranges (first, last), the newest first, until `out` is full or the
+    /// window ends. Returns their number.
     pub fn ranges(&self, out: &mut [(u64, u64)]) -> usize {
         let mut end = self.end;
         for (count, range) in out.iter_mut().enumerate() {
@@ -74,7 +74,7 @@ impl ReplayWindow {
         out.len()
     }
 
-    /// The oldest number that is remembered.
+    /// The oldest number in the window.
     fn floor(&self) -> u64 {
         self.end.saturating_sub(WINDOW_PACKETS)
     }
@@ -83,7 +83,7 @@ impl ReplayWindow {
         self.taken[word(number)] & bit(number) != 0
     }
 
-    /// Marks the numbers from `first` to `end` as not taken, a word at a time.
+    /// Marks the numbers from `first` to `end` as not received, a word at a time.
     fn forget(&mut self, mut first: u64, end: u64) {
         while first < end {
             let count = (64 - first % 64).min(end - first);
@@ -92,7 +92,7 @@ impl ReplayWindow {
         }
     }
 
-    /// How many numbers directly below `end` are all taken, or all not, down to the window's end.
+    /// How many numbers directly below `end` are all received, or all not, down to the window's end.
     fn run_below(&self, end: u64, taken: bool) -> u64 {
         let mut first = end;
         while first > self.floor() {

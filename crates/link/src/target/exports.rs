@@ -1,10 +1,11 @@
-//! What a target shows, and who has it open.
+//! The exports of a target, and the connections that have them open.
 //!
-//! Invariants: an export that is open without *shared* has one writer; whoever is cut off gets `Fenced` from
-//! then on, and nothing of his is under way when the next one is told that it is open. Who comes back says
-//! which reservation he had: when it is over, nothing of his is let in, in this process and in later ones.
+//! Invariants: an export that is open without *shared* has one writer. A fenced initiator gets `Fenced` from
+//! then on, and none of its requests is in flight when the next initiator learns that the export is open. An
+//! initiator that returns names its reservation: if that is over, none of its requests is accepted, in this
+//! process and in later ones.
 //!
-//! Not here: connections (`served`), what lasts of an export (`standing`).
+//! Not here: connections (`served`), what persists of an export (`standing`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +22,21 @@ use crate::PackedDevice;
 /// A device with a name.
 pub(super) struct Export {
     pub(super) device: Arc<dyn PackedDevice>,
-    /// Who keeps what was written and not flushed.
+    /// The keeper of what was written and not flushed.
     keeper: [u8; 16],
     /// None: nothing of it outlives this process.
     keep: Option<Box<dyn KeepStanding>>,
-    /// Held while the standing changes and is made durable. Never taken by a request, nor under `state`.
+    /// Held while the standing changes and is made durable. Requests never take it, and nothing takes it
+    /// under `state`.
     changing: Mutex<()>,
     state: Mutex<State>,
 }
 
 struct State {
     standing: Standing,
-    /// Nobody was told of the reservation yet.
+    /// No initiator has learned of the reservation yet.
     unclaimed: bool,
-    /// Somebody was told who keeps what is not durable since that last changed.
+    /// An initiator has learned the current keeper of unflushed writes.
     keeper_told: bool,
     users: Vec<User>,
 }
@@ -44,26 +46,26 @@ struct User {
     /// The run of the initiator.
     instance: [u8; 16],
     flags: u8,
-    /// His machine may only read: he neither ends a reservation nor keeps its holder out.
+    /// The key of its machine allows reading only: it neither ends a reservation nor keeps its holder out.
     guest: bool,
     cut: bool,
-    /// His connection was ended by us, or for another of his own: he has his place until then.
+    /// We ended its connection, or it replaced the connection: its place is kept until then.
     away_until_ns: Option<u64>,
     at_work: Arc<AtomicUsize>,
 }
 
-/// How somebody asks to be let in.
+/// A request to open an export.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Claim {
     pub(super) instance: [u8; 16],
     pub(super) flags: u8,
-    /// The one that he had before; 0: he comes for the first time.
+    /// The reservation that the initiator had before; 0: it comes for the first time.
     pub(super) reservation: u64,
     pub(super) guest: bool,
     pub(super) now_ns: u64,
 }
 
-/// A request of a user that a device has: he counts as busy until it is dropped.
+/// A user's request at a device: the user counts as busy until this is dropped.
 pub(super) struct AtWork {
     export: Arc<Export>,
     count: Arc<AtomicUsize>,
@@ -71,7 +73,7 @@ pub(super) struct AtWork {
 }
 
 impl AtWork {
-    /// The device answered: a sync that failed is written down before anybody hears of it.
+    /// The device answered: a failed sync is recorded before its user learns of it.
     pub(super) fn ended(self, outcome: &Outcome) {
         use ErrorKind::{Closed, Fenced, Invalid, ReadOnly};
         let refused = |error: &Error| matches!(error.kind(), Closed | Fenced | Invalid | ReadOnly);
@@ -127,7 +129,7 @@ impl Exports {
         })
     }
 
-    /// Names and sizes, as much as fits into `bytes_max` bytes.
+    /// Names and sizes, as many as fit into `bytes_max` bytes.
     pub(super) fn list(&self, bytes_max: usize, rights: &Rights) -> Vec<u8> {
         let exports = self.0.lock();
         let shown = exports.iter().filter(|(name, _)| rights.shows(name));
@@ -135,8 +137,8 @@ impl Exports {
         control::list_exports(bytes_max, named)
     }
 
-    /// A connection is gone. What it had open is known until a device has nothing more of it: see
-    /// [`Export::claim`]. Who is expected back until then has his place so long.
+    /// A connection is gone. What it had open stays known until no device has requests of it: see
+    /// [`Export::claim`]. If the initiator is expected back until some time, its place is kept until then.
     pub(super) fn forget(&self, connection: u64, back_until_ns: Option<u64>) {
         for export in self.0.lock().values() {
             let mut state = export.state.lock();
@@ -148,13 +150,14 @@ impl Exports {
     }
 }
 
-/// Whether who opens with these flags wants nobody else to have it.
+/// Whether these open flags demand that no other initiator has the export.
 fn alone(flags: u8) -> bool {
     flags & (OPEN_SHARED | OPEN_READ_ONLY) == 0
 }
 
 impl Export {
-    /// Lets `connection` in, or says who is in the way. `random` makes reservations.
+    /// Admits `connection`, or returns the error that says which initiator is in the way. `random` makes
+    /// reservations.
     pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
         let Claim { instance, flags, reservation, guest, now_ns } = claim;
         let _one_at_a_time = self.changing.lock();
@@ -164,8 +167,8 @@ impl Export {
             self.lasts(state, reservation, flags, guest)?;
         }
         for user in &mut state.users {
-            // Who comes with the reservation was expected back, and so was an initiator that never heard of
-            // it, as the answer to its open was lost with its connection.
+            // An initiator with the reservation was expected back. So was one that never learned the
+            // reservation, because the answer to its open was lost with its connection.
             let is_back = reservation != 0 || user.instance == instance;
             user.cut |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
         }
@@ -194,7 +197,7 @@ impl Export {
         state.unclaimed = false;
         state.users.retain(|user| !user.cut);
         match state.users.iter_mut().find(|user| user.connection == connection) {
-            // Opened twice: it has the stronger of both.
+            // Opened twice: it gets the stronger access of both.
             Some(user) if !alone(user.flags) && flags & OPEN_READ_ONLY == 0 => user.flags = flags,
             Some(_) => {}
             None => {
@@ -205,13 +208,14 @@ impl Export {
         Ok(())
     }
 
-    /// Fails when `reservation` is over.
+    /// Fails if `reservation` is over.
     fn lasts(&self, state: &mut State, reservation: u64, flags: u8, guest: bool) -> Result<()> {
         if state.standing.reservation == 0 && self.keep.is_none() {
             if guest {
                 return Ok(());
             }
-            // What was written before this process is gone with that one: there is nothing to guard.
+            // What was written before this process is gone with the previous one, so there is nothing to
+            // protect.
             (state.standing.reservation, state.standing.shared) = (reservation, !alone(flags));
         }
         if state.standing.reservation == reservation {
@@ -222,12 +226,13 @@ impl Export {
         Err(Error::new(ErrorKind::Fenced, text))
     }
 
-    /// From then on nobody's writes are taken who was let in before; on any later day, too.
+    /// When this returns, no write of an initiator that was admitted before is accepted any more, not even
+    /// after a restart.
     fn make_durable(&self, standing: &Standing) -> Result<()> {
         self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(standing))
     }
 
-    /// A request of `connection` goes to the device, if it may still use it, and change it.
+    /// A request of `connection` goes to the device, if the connection may still use and change the export.
     pub(super) fn begin(self: &Arc<Self>, connection: u64, changes: bool, syncs: bool) -> Result<AtWork> {
         let state = self.state.lock();
         let is_his =
@@ -242,7 +247,7 @@ impl Export {
         Ok(AtWork { export: Arc::clone(self), count: Arc::clone(&user.at_work), syncs })
     }
 
-    /// `connection` gives it back.
+    /// `connection` closes the export.
     pub(super) fn leave(&self, connection: u64) -> Result<()> {
         let mut state = self.state.lock();
         let own = |user: &User| user.connection == connection && !user.cut;
@@ -253,13 +258,13 @@ impl Export {
         Ok(())
     }
 
-    /// What was not durable may be lost, and the next sync, perhaps of another process, would not know.
+    /// Unflushed writes may be lost, and the next sync, perhaps of another process, would not report that.
     fn sync_failed(&self) {
         let _one_at_a_time = self.changing.lock();
         let standing = {
             let mut state = self.state.lock();
             if !std::mem::take(&mut state.keeper_told) {
-                // All who come will hear of another keeper already.
+                // All initiators that come will learn of another keeper already.
                 return;
             }
             state.standing.failed_syncs += 1;
@@ -272,7 +277,7 @@ impl Export {
         }
     }
 
-    /// What an open is answered with.
+    /// The answer to an open.
     pub(super) fn opened(&self, volume: u8) -> Opened {
         let geometry = self.device.geometry();
         let standing = {
@@ -298,7 +303,7 @@ impl Export {
 }
 
 impl State {
-    /// Whether who opens it with these flags goes on with the reservation that there is.
+    /// Whether an open with these flags continues the existing reservation.
     fn goes_on(&self, connection: u64, flags: u8) -> bool {
         let Standing { reservation, shared, .. } = self.standing;
         let own = self.users.iter().find(|user| user.connection == connection && !user.cut);

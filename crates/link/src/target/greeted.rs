@@ -1,9 +1,10 @@
-//! Hellos, and the connections that come of them.
+//! Hellos, and the connections that they lead to.
 //!
-//! Invariants: the answer to a hello that has shown nothing is never longer than it while a target is under
-//! load; a connection begins with a packet that opened, when no device has a request of the one before it.
+//! Invariants: while a target is under load, the answer to a hello without proof is never longer than the
+//! hello. A connection starts with a packet that opened, after all devices have answered the requests of the
+//! previous connection.
 //!
-//! Not here: who has a place (`waiting`), whose key it is (`keys`).
+//! Not here: the places (`waiting`), the keys (`keys`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ use crate::session::proof::Jar;
 use crate::session::{HANDSHAKE_BYTES, Refused, Seals, answer};
 use crate::source::Source;
 
-/// What is known of hand-shakes.
+/// The state of hand-shakes.
 #[derive(Default)]
 pub(super) struct Greeted {
     pub(super) waiting: Waiting,
@@ -56,7 +57,7 @@ impl Target {
             return;
         }
         waiting.expire(now);
-        // The same hello by another link, or once more: the same answer.
+        // The same hello on another link, or repeated: the same answer.
         if let Some(half) = waiting.find(message) {
             return self.say_to(sender, peer, PacketKind::Welcome, half.hello.connection, &half.welcome);
         }
@@ -68,7 +69,7 @@ impl Target {
         let source = shown.then(|| Source::of_peer(peer, sender));
         let may_be = may_be_greeting(keys.any(), message);
         if may_be && !holders.is_empty() && !waiting.admits(source, now) {
-            // Whoever is there says it again; who has shown that he is there, too.
+            // A sender that is really there repeats it, even after it has proved its address.
             if let ([holder], None) = (holders, source)
                 && let Some(cookie) = jar.cookie(peer, message, now)
             {
@@ -124,14 +125,14 @@ impl Target {
         self.say(sender, peer, &Packet { kind, connection, ..NOTHING }, body);
     }
 
-    /// Answers a greeting by the first key that it proves; none: its payload cannot be.
+    /// Answers a greeting with the first key that it proves; none if its payload is invalid.
     fn answer(
         &self,
         holders: &[Arc<Holder>],
         message: &[u8],
         any: &crate::session::Security,
     ) -> Result<Option<Answered>, Refused> {
-        // Nobody's: what a message of this shape is told without a key that fits.
+        // No key fits: the refusal that a message of this shape gets then.
         let mut refused = match may_be_greeting(any, message) {
             true => Refused::Unproven,
             false => {
@@ -177,14 +178,15 @@ impl Target {
         }
     }
 
-    /// Whose a sealed packet is. The first one of a hand-shake makes the connection: whoever sent it has the
-    /// key now, and not only once had it.
+    /// Finds the connection of a sealed packet. The first packet after a hand-shake makes the connection: it
+    /// shows that its sender has the key now, and that the hello was no replay.
     pub(super) fn known(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8]) -> Known {
         if let Some(served) = self.served(header.connection) {
             return Known::Served(served);
         }
         let mut greeted = self.greeted.lock();
-        // Its first packets come by several links at once: one thread makes the connection, others find it.
+        // Its first packets arrive on several links at the same time: one thread makes the connection, others
+        // find it.
         if let Some(served) = self.served(header.connection) {
             return Known::Served(served);
         }
@@ -192,16 +194,16 @@ impl Target {
             return Known::Nobody;
         };
         let half = greeted.waiting.at(index);
-        // Opened on a copy: it is opened once more by the connection that it makes.
+        // A copy is opened here; the connection opens the packet itself again.
         if half.seals.open(&mut packet.to_vec()).is_err() {
             return Known::Later;
         }
         let (instance, source) = (half.hello.instance, Source::of_peer(from.peer, from.sender));
         if !self.supersede(instance, &half.holder) || !self.has_room(source) {
-            // Its sender says it again; by then the device may be through, or somebody has gone.
+            // The sender repeats it; by then the device may be done, or a place may be free.
             return Known::Later;
         }
-        // The table stays locked until the connection is known: nobody is told that it is not.
+        // The table stays locked until the connection is known, so that no packet is answered with *unknown*.
         let half = greeted.waiting.take(index);
         let who = Who {
             local: half.local,
@@ -220,9 +222,9 @@ impl Target {
         Known::Served(served)
     }
 
-    /// Whether there is room for one more connection, from there. Those that have never opened anything make
-    /// room: of the source that has the most of them, the oldest. A new one has a while to open something,
-    /// unless its source has others.
+    /// Whether there is room for one more connection from `source`. Connections that have never opened
+    /// anything are evicted: the oldest of the source that has most of them. A new connection has a while to
+    /// open something, unless its source has others.
     fn has_room(&self, source: Source) -> bool {
         let goes = {
             let connections = self.connections.read();

@@ -1,11 +1,10 @@
-//! The keys of a target: which of them a hello is made with, which proves that a connection is not known, and
-//! what its holder may open.
+//! The keys of a target: which of them a hello uses, which proves that a connection is unknown, and what its
+//! holder may open.
 //!
-//! Invariants: there is at least one; when the keys change, a holder that stays what it was is the same
-//! object, so that a connection knows by it whether it may go on.
+//! Invariants: there is at least one. When the keys change, an unchanged holder stays the same object, so
+//! that a connection can tell whether it may continue.
 //!
-//! Not here: the files they come from (`crate::session::key`, `super::machines`), who has what open
-//! (`exports`).
+//! Not here: the files of the keys (`crate::session::key`, `super::machines`), open exports (`exports`).
 
 use std::sync::Arc;
 
@@ -13,9 +12,9 @@ use super::machines::{Machine, Rights};
 use crate::session::Security;
 use crate::session::proof::Proofs;
 
-/// Who may have a key.
+/// The holder of a key.
 pub(super) struct Holder {
-    /// None: whoever has the one key.
+    /// None: any machine with the single key.
     name: Option<String>,
     pub(super) security: Security,
     pub(super) proofs: Proofs,
@@ -28,7 +27,7 @@ impl Holder {
         Arc::new(Holder { name, security, proofs, rights })
     }
 
-    /// A number for a connection that is made with this key.
+    /// A number for a connection that this key makes.
     pub(super) fn number(&self, random: u64) -> u64 {
         match self.security {
             Security::Key(_) => self.proofs.connection(random),
@@ -41,7 +40,7 @@ impl Holder {
         self.name == other.name
     }
 
-    /// The name that people are shown: whose key it is, and what he calls himself.
+    /// The name to show: the machine of the key, and the peer's own name.
     pub(super) fn shown(&self, says: &str) -> String {
         let says = crate::legible(says);
         match &self.name {
@@ -56,21 +55,21 @@ impl Holder {
     }
 }
 
-/// All of them.
+/// All keys.
 pub(super) struct Ring(Vec<Arc<Holder>>);
 
 impl Ring {
-    /// One key, or none, for everybody.
+    /// One key, or none, for all machines.
     pub(super) fn one(security: Security) -> Self {
         Ring(vec![Holder::new(None, security, Rights::all())])
     }
 
-    /// A key for each machine. None without a machine.
+    /// A key for each machine. Returns `None` without a machine.
     pub(super) fn of_machines(machines: Vec<Machine>) -> Option<Self> {
         Ring(Vec::new()).renewed(machines)
     }
 
-    /// The keys of these machines from now on.
+    /// Replaces the keys with those of these machines.
     pub(super) fn renewed(&self, machines: Vec<Machine>) -> Option<Self> {
         let holder = |machine: Machine| match self.0.iter().find(|holder| holder.is(&machine)) {
             Some(same) => Arc::clone(same),
@@ -80,13 +79,13 @@ impl Ring {
         (!holders.is_empty()).then_some(Ring(holders))
     }
 
-    /// Whether `holder` still is what it was.
+    /// Whether `holder` is unchanged.
     pub(super) fn has(&self, holder: &Arc<Holder>) -> bool {
         self.0.iter().any(|one| Arc::ptr_eq(one, holder))
     }
 
-    /// Who may have said a greeting. A hint leads to one of them, or to none. Without one, as of an older
-    /// version, only a single one may have: a stranger must not have many tried.
+    /// The holders that may have sent a greeting. A hint leads to at most one. Without a hint, as in an older
+    /// version, only a single holder is possible: a stranger must not make us try many.
     pub(super) fn of_greeting(&self, hint: u64, message: &[u8]) -> &[Arc<Holder>] {
         if hint == 0 || !self.is_sealed() {
             return if self.0.len() == 1 { &self.0 } else { &[] };
@@ -96,21 +95,21 @@ impl Ring {
         meant.map_or(&[], |index| &self.0[index..=index])
     }
 
-    /// By whose key a target made a connection of this number.
+    /// The holder whose key made the connection of this number on a target.
     pub(super) fn of_connection(&self, connection: u64) -> Option<&Arc<Holder>> {
         match &self.0[..] {
-            // Also of a target that marked none.
+            // Also for a target that marked none.
             [one] => Some(one),
             all => all.iter().find(|holder| holder.proofs.is_connection(connection)),
         }
     }
 
-    /// Whether a key is needed.
+    /// Whether a key is required.
     pub(super) fn is_sealed(&self) -> bool {
         !matches!(self.any(), Security::Insecure)
     }
 
-    /// What all have in common: with a key, or without.
+    /// The common property of all: with a key, or without.
     pub(super) fn any(&self) -> &Security {
         &self.0[0].security
     }

@@ -6,10 +6,10 @@
 //! backup   91aa…                 *:ro
 //! ```
 //!
-//! Invariants: a file that is not right in each of its lines gives no machine; no message shows a key. One
-//! machine has one line, and no key stands twice: a key says who somebody is.
+//! Invariants: a file with any invalid line gives no machines; no message contains a key. One machine has one
+//! line, and no key occurs twice, because a key identifies its machine.
 //!
-//! Not here: which key a packet is made with (`keys`), when the file is read again (the binary's matter).
+//! Not here: which key made a packet (`keys`), when the file is read again (the binary does that).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,10 +21,10 @@ use sawmill_format::link::greeting::NAME_BYTES_MAX;
 use crate::session::KeyError;
 use crate::session::key::{PreSharedKey, read_private};
 
-/// The longest file that is read: room for some ten thousand machines.
+/// The longest file: room for about ten thousand machines.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// What may be done with an export.
+/// The access to an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Access {
     Read,
@@ -34,7 +34,7 @@ enum Access {
 /// What a machine may open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
-    /// To exports that are not named.
+    /// The access to exports that are not named.
     others: Option<Access>,
     named: BTreeMap<String, Access>,
 }
@@ -42,7 +42,7 @@ pub struct Rights {
 /// A machine that may attach.
 #[derive(Debug)]
 pub struct Machine {
-    /// A name for people, that no other machine of this target has.
+    /// A name for people; unique among the machines of this target.
     pub name: String,
     /// The key that only this machine and the target have.
     pub key: PreSharedKey,
@@ -51,13 +51,13 @@ pub struct Machine {
 }
 
 impl Rights {
-    /// To write everything.
+    /// The right to write everything.
     #[must_use]
     pub fn all() -> Self {
         Rights { others: Some(Access::Write), named: BTreeMap::new() }
     }
 
-    /// Reads `disk1,logs:ro`. Says what is wrong.
+    /// Parses `disk1,logs:ro`. The error says what is wrong.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let mut rights = Rights::default();
         for part in text.split(',') {
@@ -83,17 +83,18 @@ impl Rights {
         self.named.get(export).copied().or(self.others)
     }
 
-    /// Whether it may know of `export`.
+    /// Whether the machine may know of `export`.
     pub(super) fn shows(&self, export: &str) -> bool {
         self.to(export).is_some()
     }
 
-    /// Whether it may read `export` and no more.
+    /// Whether the machine may only read `export`.
     pub(super) fn only_reads(&self, export: &str) -> bool {
         self.to(export) == Some(Access::Read)
     }
 
-    /// Fails unless `export` may be opened with these flags. Nothing tells whether there is such an export.
+    /// Fails unless `export` may be opened with these flags. The error does not reveal whether the export
+    /// exists.
     pub(super) fn allow(&self, export: &str, flags: u8) -> Result<()> {
         let denied = |text: String| Err(Error::new(ErrorKind::Denied, text));
         match self.to(export) {
@@ -151,7 +152,7 @@ fn machine(line: &str) -> std::result::Result<Machine, String> {
     if PreSharedKey::parse(name.as_bytes()).is_some() {
         return Err("the first word is a key, but the name comes first, then its key".into());
     }
-    // What is no key may be one with a mistake in it, and so may the name.
+    // A word that is not a key may be a key with a typo, and so may the name: show neither.
     let key = PreSharedKey::parse(key.as_bytes()).ok_or("the second word is not a key of 64 hex digits")?;
     let rights = Rights::parse(exports)?;
     Ok(Machine { name: name.to_owned(), key, rights })

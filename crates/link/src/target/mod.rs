@@ -1,12 +1,13 @@
-//! The target: shows devices to initiators, over any links that lead to it.
+//! The target: exports devices to initiators, over any links that lead to it.
 //!
-//! Modules: `greeted` (hellos, and the connections that come of them), `waiting` (hand-shakes under way),
-//! `keys` (whose), `machines` (who may open what), `exports` (what is shown, and to whom), `standing` (what
-//! lasts of that), `served` (a connection), `slots` (a command from its first part to its receipt).
+//! Modules: `greeted` (hellos, and the connections that they lead to), `waiting` (unfinished hand-shakes),
+//! `keys` (their holders), `machines` (the rights of machines), `exports` (the exports, and who has them
+//! open), `standing` (what persists of that), `served` (a connection), `slots` (a command from its first part
+//! to the receipt of its answer).
 //!
-//! Invariants: until its first sealed packet opens, a hello costs an entry of a bounded table and nothing
-//! more; a new connection of an initiator takes the place of its old one, and begins only when no device has
-//! a request of the old one; what a peer does wrong ends its connection and no other.
+//! Invariants: until its first sealed packet opens, a hello costs only an entry of a bounded table. A new
+//! connection of an initiator replaces its old one, and starts only when no device has a request of the old
+//! one. A peer's violation ends its connection and no other.
 //!
 //! Not here: sockets and threads (`crate::threads`).
 
@@ -41,18 +42,19 @@ pub use machines::{Machine, Rights, read_machines};
 use served::{Random, Served};
 pub use standing::{KeepStanding, Standing};
 
-/// What a target grants, and who it is.
+/// The limits and the identity of a target.
 #[derive(Clone, Debug)]
 pub struct TargetOptions {
     /// A name for people, at most 64 bytes.
     pub name: String,
-    /// The most slots of a connection, and the most bytes of a slot: together the memory that one may take.
+    /// The most slots of a connection, and the most bytes of a slot: together, the most memory of a
+    /// connection.
     pub slots_max: u16,
     /// Bytes of a slot.
     pub slot_bytes_max: u32,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub connections_max: usize,
-    /// A connection that was not heard of for so long is given up.
+    /// A connection without a packet for this long is given up.
     pub silence_max_s: u16,
 }
 
@@ -68,30 +70,30 @@ impl Default for TargetOptions {
     }
 }
 
-/// A connection that has opened nothing has a place for so long at least, when there are too many.
+/// The shortest time that a connection without an open export keeps its place when there are too many.
 const UNOPENED_NS: u64 = SECOND;
 
-/// The header of a packet that is about no connection.
+/// The header of a packet outside of connections.
 const NOTHING: Packet = Packet { kind: PacketKind::Found, length: 0, connection: 0, link: 0, number: 0 };
 
-/// What is known of a sealed packet's connection.
+/// The result of looking up a sealed packet's connection.
 enum Known {
-    /// It is there.
+    /// It exists.
     Served(Arc<Served>),
-    /// It cannot be yet: its sender will say so again.
+    /// It cannot exist yet: the sender will repeat the packet.
     Later,
-    /// There is none, and will not be.
+    /// It does not exist, and will not.
     Nobody,
 }
 
-/// Where a packet came from, and how an answer goes back.
+/// Where a packet came from, and the way for an answer.
 #[derive(Clone, Copy)]
 pub struct Arrival<'a> {
-    /// Of the carrier that it came by.
+    /// The sender of the carrier that received it.
     pub sender: &'a Arc<dyn Sender>,
-    /// Of that carrier's thread, where it has one.
+    /// The waker of that carrier's thread, if it has one.
     pub waker: Option<&'a Arc<Waker>>,
-    /// Who sent it.
+    /// The peer that sent it.
     pub peer: &'a Peer,
 }
 
@@ -104,16 +106,16 @@ pub struct Target {
     random: Arc<Random>,
     exports: Arc<Exports>,
     greeted: Mutex<Greeted>,
-    /// It ends: nobody is let in any more.
+    /// The target is stopping: it admits no initiator any more.
     closed: AtomicBool,
-    /// In an order that does not depend on chance: a simulation is the same twice.
+    /// In a deterministic order, so that a simulation repeats exactly.
     connections: RwLock<BTreeMap<u64, Arc<Served>>>,
-    /// Ended, with requests at a device.
+    /// Connections that ended while devices have requests of them.
     leaving: Mutex<Vec<Arc<Served>>>,
 }
 
 impl Target {
-    /// A target that shows nothing yet, to whoever has the key. `random` makes ids.
+    /// A target without exports, for every machine that has the key. `random` makes ids.
     #[must_use]
     pub fn new(
         options: TargetOptions,
@@ -124,7 +126,7 @@ impl Target {
         Self::with_keys(options, Ring::one(security), clock, random)
     }
 
-    /// The same with a key and rights for each machine. None without a machine.
+    /// The same with a key and rights for each machine. Returns `None` without a machine.
     #[must_use]
     pub fn for_machines(
         options: TargetOptions,
@@ -158,11 +160,13 @@ impl Target {
         })
     }
 
-    /// These machines may attach from now on. The connections of those that have another key, other rights or
-    /// none are ended, and of nobody else; says how many. Without a machine nothing changes.
+    /// These machines may attach from now on. Ends the connections of machines with another key, other rights
+    /// or no entry any more, and no others. Returns the number of ended connections. Without a machine,
+    /// nothing changes.
     pub fn set_machines(&self, machines: Vec<Machine>) -> Option<usize> {
         let keys = {
-            // Who is being let in is told by the old keys before this, or by the new ones after it.
+            // An initiator that is being admitted is checked with the old keys before this, or with the new
+            // ones after it.
             let mut greeted = self.greeted.lock();
             let mut keys = self.keys.write();
             *keys = Arc::new(keys.renewed(machines)?);
@@ -174,22 +178,22 @@ impl Target {
             connections.values().filter(|served| !keys.has(&served.holder)).cloned().collect()
         };
         for served in &gone {
-            // As if the target had been started anew: who may still come asks again.
+            // As if the target had been restarted: initiators that are still allowed connect again.
             served.connection.send_close(12, "the keys of this machine have changed");
             self.drop_connection(served, true);
         }
         Some(gone.len())
     }
 
-    /// Shows `device` as `name`. `keeper` names who keeps what is written and not flushed: when it changes
-    /// between two runs, such writes may be lost. None: this very process keeps them. Who was cut off is
-    /// known to this process alone.
+    /// Exports `device` as `name`. `keeper` identifies the keeper of written and unflushed data: if it
+    /// differs between two runs, such writes may be lost. `None`: this process keeps them. Only this process
+    /// knows who was fenced.
     pub fn add(&self, name: &str, device: Arc<dyn PackedDevice>, keeper: Option<[u8; 16]>) -> Result<()> {
         self.exports.add(name, device, keeper.unwrap_or(self.instance), None)
     }
 
-    /// Shows `device`, which outlives this process, as `name`. `standing` is what `keep` was last told;
-    /// without a reservation everybody is cut off who had it before.
+    /// Exports `device`, which outlives this process, as `name`. `standing` is what `keep` last stored;
+    /// without a reservation, all initiators that had the export before are fenced.
     pub fn add_lasting(
         &self,
         name: &str,
@@ -201,7 +205,7 @@ impl Target {
         self.exports.add(name, device, keeper, Some((standing, keep)))
     }
 
-    /// Hand-shakes that wait for their first sealed packet.
+    /// The number of hand-shakes that wait for their first sealed packet.
     #[must_use]
     pub fn unfinished(&self) -> usize {
         self.greeted.lock().waiting.len()
@@ -211,7 +215,7 @@ impl Target {
         self.connections.read().get(&connection).cloned()
     }
 
-    /// A packet came.
+    /// Handles a packet.
     pub fn receive(&self, from: Arrival<'_>, packet: &mut [u8]) {
         let now = self.clock.now_ns();
         let Ok(header) = Packet::decode(packet) else { return };
@@ -233,7 +237,7 @@ impl Target {
         }
     }
 
-    /// The connection that a packet claims to be of, if it is there: its threads collect what they have to
+    /// The connection that a packet claims, if it exists, so that its threads can collect what they have to
     /// send.
     #[must_use]
     pub fn connection_of(packet: &[u8]) -> Option<u64> {
@@ -241,7 +245,7 @@ impl Target {
         (header.kind == PacketKind::Sealed).then_some(header.connection)
     }
 
-    /// A thread begins to take packets of a connection. False: there is none of that name.
+    /// A thread starts to take packets of a connection. Returns false if the connection does not exist.
     #[must_use]
     pub fn begin_batch(&self, connection: u64) -> bool {
         self.served(connection).inspect(|served| served.begin_batch()).is_some()
@@ -253,7 +257,7 @@ impl Target {
         self.connections.read().values().any(|served| served.connection.is_blocked_at(sender))
     }
 
-    /// It is through: what the packets led to goes.
+    /// The batch is complete: sends what its packets led to.
     pub fn end_batch(&self, connection: u64) {
         if let Some(served) = self.served(connection) {
             served.end_batch(self.clock.now_ns());
@@ -313,7 +317,7 @@ impl Target {
                     .clamp(sawmill_format::link::PACKET_BYTES_MIN, path.packet_bytes_max);
                 connection.open_link(index, path.clone(), packet_bytes);
                 let joined = Word { kind: WordKind::Joined, packet_bytes: packet_bytes as u32, ..*word };
-                // As long as the join: the way back must carry it too.
+                // As long as the join, because the way back must support that length too.
                 let padded = match path.peer {
                     Peer::Stream => sawmill_format::link::PACKET_BYTES_MIN,
                     _ => packet_bytes,
@@ -325,7 +329,7 @@ impl Target {
         }
     }
 
-    /// Whoever `comes_back` has his exports for as long as one that falls silent.
+    /// If the initiator `comes_back`, its exports are kept as long as for a silent connection.
     fn drop_connection(&self, served: &Arc<Served>, comes_back: bool) {
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
         served.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
@@ -336,9 +340,9 @@ impl Target {
         }
     }
 
-    /// Ends the connections that an initiator had before. True: no device has requests of them.
+    /// Ends the earlier connections of an initiator. Returns whether no device has requests of them.
     fn supersede(&self, instance: [u8; 16], holder: &Holder) -> bool {
-        // Who says the id of another machine's initiator ends nothing of that.
+        // A peer that uses the id of another machine's initiator must not end its connections.
         let is_own =
             |served: &Arc<Served>| served.instance == instance && served.holder.is_same_machine(holder);
         let old: Vec<Arc<Served>> = {
@@ -367,7 +371,7 @@ impl Target {
         }
     }
 
-    /// Somebody says a packet of a connection that there is not. The answer is no longer than it.
+    /// A packet belongs to an unknown connection. The answer is no longer than the packet.
     fn say_unknown(&self, sender: &Arc<dyn Sender>, peer: &Peer, of: &Packet) {
         if (of.length as usize) < SEALED_BYTES_MIN {
             return;
@@ -379,7 +383,7 @@ impl Target {
         self.say(sender, peer, &header, proof.as_ref().map_or(&[], |proof| &proof[..]));
     }
 
-    /// A packet outside of any connection. What gets lost is asked for again.
+    /// Sends a packet outside of connections. If it is lost, the peer asks again.
     fn say(&self, sender: &Arc<dyn Sender>, peer: &Peer, header: &Packet, body: &[u8]) {
         let length = HEADER_BYTES + body.len();
         let mut batch = Batch::new(1, length);
@@ -390,11 +394,12 @@ impl Target {
         let _ = sender.send(peer, &batch, 0);
     }
 
-    /// Time has passed: what is overdue goes again, who is silent for too long is given up.
+    /// Handles the timers: sends overdue packets again, and gives up connections that are silent for too
+    /// long.
     pub fn tick(&self) {
         let now = self.clock.now_ns();
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
-        // Threads come here all the time, so only somebody silent costs an allocation.
+        // Threads run this all the time, so only a silent connection may cost an allocation.
         let mut silent = Vec::new();
         for served in self.connections.read().values() {
             served.connection.tick(now);
@@ -409,7 +414,7 @@ impl Target {
         self.leaving.lock().retain(|served| served.is_busy());
     }
 
-    /// When [`Target::tick`] must come next, at the latest.
+    /// The latest time for the next [`Target::tick`].
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
         let latest = self.clock.now_ns() + SECOND;
@@ -418,10 +423,10 @@ impl Target {
         due.unwrap_or(latest).min(latest)
     }
 
-    /// Ends all connections in order, and lets nobody in any more.
+    /// Ends all connections cleanly, and admits no initiator any more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // Who is being let in is in the one table or in the other after this.
+        // An initiator that is being admitted is in one of the two tables after this.
         self.greeted.lock().waiting.clear();
         let all: Vec<Arc<Served>> = self.connections.read().values().cloned().collect();
         for served in all {
@@ -430,7 +435,7 @@ impl Target {
         }
     }
 
-    /// How each connection does.
+    /// The status of each connection.
     #[must_use]
     pub fn status(&self) -> Vec<crate::LinkStatus> {
         let (connections, now) = (self.connections.read(), self.clock.now_ns());

@@ -1,10 +1,10 @@
-//! One connection at the target: its commands are handed to the devices that it has open.
+//! One connection at the target: hands its commands to the devices that it has open.
 //!
-//! Invariants: a command is for a volume that this connection opened and was not cut off from; it opened what
-//! its key may open, as its key may; a connection that ended hands nothing more to a device, and is done only
-//! when the device has answered everything it had of it.
+//! Invariants: a command is for a volume that this connection opened and has not lost to fencing; it opened
+//! only what its key may open, with the access of its key. A connection that has ended hands nothing more to
+//! a device, and is finished only when the devices have answered all of its requests.
 //!
-//! Not here: what a slot is in (`slots`), who is let in (`exports`).
+//! Not here: the state of a slot (`slots`), admission (`exports`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,7 +25,7 @@ use crate::source::Source;
 /// Makes ids.
 pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
 
-/// Volumes that one connection may have open.
+/// The most open volumes of one connection.
 const VOLUMES_MAX: usize = 200;
 
 /// The target's part in a connection.
@@ -38,27 +38,27 @@ pub(super) struct Serving {
 pub(super) struct Served {
     pub(super) connection: Connection<Serving>,
     pub(super) local: u64,
-    /// Whose key it was made with.
+    /// The holder of the key that made it.
     pub(super) holder: Arc<Holder>,
     pub(super) instance: [u8; 16],
     pub(super) name: String,
-    /// Where its first packet came from, and when.
+    /// The source and time of its first packet.
     pub(super) source: Source,
     pub(super) since_ns: u64,
-    /// It has opened an export once.
+    /// Whether it has ever opened an export.
     opened: AtomicBool,
     exports: Arc<Exports>,
     random: Arc<Random>,
     volumes: RwLock<Vec<Option<Arc<Export>>>>,
     clock: Arc<dyn Clock>,
-    /// Requests that a device has.
+    /// Requests at devices.
     working: AtomicUsize,
     ended: AtomicBool,
-    /// Threads that take packets: see [`Served::begin_batch`].
+    /// Threads that are taking packets: see [`Served::begin_batch`].
     batches: AtomicU64,
 }
 
-/// Who is connected, for the one that accepts it.
+/// The identity of a new connection.
 pub(super) struct Who {
     pub(super) local: u64,
     pub(super) holder: Arc<Holder>,
@@ -72,14 +72,14 @@ pub(super) struct Who {
 }
 
 impl Answered for Served {
-    /// A device answered. An ended connection says nothing more: what is not answered is asked again
-    /// elsewhere, and must not fail because a device was closed behind it.
+    /// A device answered. A connection that has ended sends no answer: unanswered requests are repeated on
+    /// another connection, and must not fail because a device was closed.
     fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
         let slot = carried.slot;
         if let Some(work) = carried.work.take() {
             work.ended(&outcome);
         }
-        // The slot keeps what is carried: it must not keep its own connection.
+        // The slot keeps this, so it must not keep its own connection alive.
         carried.served = None;
         self.connection.role.slots.answered(carried, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
@@ -121,29 +121,30 @@ impl Served {
             ended: AtomicBool::new(false),
             batches: AtomicU64::new(0),
         });
-        // Set once, here, and by nobody else.
+        // Set only here, and once.
         let _ = served.connection.role.served.set(Arc::downgrade(&served));
         served
     }
 
-    /// Hands nothing more to any device. What a device has, it answers; see [`Served::is_busy`]. The carriers
-    /// are let go at once: who listens at the same addresses next does not wait for a device.
-    /// Its initiator has its exports until `back_until_ns`, if it is expected back.
+    /// Hands nothing more to any device. Devices still answer the requests that they have; see
+    /// [`Served::is_busy`]. Releases the carriers immediately, so that the next listener on the same
+    /// addresses does not wait for a device. If its initiator is expected back, its exports are kept until
+    /// `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
         self.ended.store(true, Ordering::SeqCst);
         self.connection.close_links();
         self.exports.forget(self.local, back_until_ns);
     }
 
-    /// A thread that took a packet is through with it, which may have opened a link of a connection that
-    /// ended meanwhile.
+    /// A thread has finished with a packet that may have opened a link of a connection that ended during that
+    /// time.
     pub(super) fn end_again_if_ended(&self) {
         if self.ended.load(Ordering::SeqCst) {
             self.connection.close_links();
         }
     }
 
-    /// How it does. Commands that come, or that a device has, use a credit; nothing waits for one here.
+    /// The status. A credit is in use while a command arrives or is at a device; nothing waits for one here.
     pub(super) fn status(&self, now: u64) -> crate::LinkStatus {
         let (slots, busy) = self.connection.role.slots.counts();
         crate::LinkStatus {
@@ -159,7 +160,7 @@ impl Served {
         }
     }
 
-    /// Whether it was ever let in to an export.
+    /// Whether it was ever admitted to an export.
     pub(super) fn has_opened(&self) -> bool {
         self.opened.load(Ordering::SeqCst)
     }
@@ -169,7 +170,7 @@ impl Served {
         self.working.load(Ordering::SeqCst) > 0
     }
 
-    /// A thread begins to take packets: answers that come meanwhile go when it is through, in full packets.
+    /// A thread starts to take packets: answers are sent when its batch is complete, in full packets.
     pub(super) fn begin_batch(&self) {
         self.batches.fetch_add(1, Ordering::SeqCst);
     }
@@ -181,12 +182,12 @@ impl Served {
 
     fn carry_out(self: &Arc<Self>, whole: Whole) {
         let Whole { command, mut carried } = whole;
-        // Counted before it is asked whether the end has come: who ends it and then sees none at work is
-        // right.
+        // Counted before the end flag is checked: a thread that sets the flag and then sees no request at
+        // work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
         carried.served = Some(self.clone());
         if self.ended.load(Ordering::SeqCst) {
-            // No answer: its initiator asks again on another connection.
+            // No answer: the initiator repeats the request on another connection.
             carried.served = None;
             self.working.fetch_sub(1, Ordering::SeqCst);
             return;
@@ -242,7 +243,7 @@ impl Served {
         }
     }
 
-    /// Opens the export that the payload names; the answer lies in the buffer.
+    /// Opens the export in the payload; the answer is in the buffer.
     fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
         let name = str::from_utf8(&carried.buffer[..carried.length]);
         let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
@@ -262,7 +263,7 @@ impl Served {
         };
         export.claim(self.local, claim, || (self.random.lock())())?;
         if self.ended.load(Ordering::SeqCst) {
-            // It ended meanwhile, perhaps before there was a claim to forget.
+            // The connection ended during this, perhaps before there was a claim to forget.
             self.exports.forget(self.local, None);
         }
         self.opened.store(true, Ordering::SeqCst);
@@ -273,7 +274,7 @@ impl Served {
         Ok(Reply::Done)
     }
 
-    /// Gives a volume back, unless its export is open on this connection as another one, too.
+    /// Closes a volume, unless this connection has its export open under another number too.
     fn close(&self, volume: usize) -> Result<Reply> {
         let mut volumes = self.volumes.write();
         let Some(export) = volumes.get(volume).cloned().flatten() else { return Ok(Reply::Done) };

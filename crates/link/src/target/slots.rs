@@ -1,12 +1,12 @@
-//! The target's slots: a command is gathered from its parts, carried out by the device, and answered; the
-//! answer stays until the initiator uses the slot again, which is its receipt.
+//! The target's slots: a command is gathered from its parts, executed by the device, and answered. The answer
+//! stays until the initiator reuses the slot, which is its receipt.
 //!
-//! Invariants: a command is carried out once, however often its parts come: a part of an earlier use of the
-//! slot, or one that is here already, changes nothing; bytes are copied once, from the packet to the place
-//! that the device reads; a slot in use that is used anew is a breach. No allocation: buffer and exchange of
-//! a slot go round.
+//! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use of the
+//! slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the buffer that the
+//! device reads. Reuse of a slot in use is a breach. No allocation: the buffer and the exchange of a slot are
+//! reused.
 //!
-//! Not here: which device, and who may use it (`served`).
+//! Not here: which device, and access to it (`served`).
 
 use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{Exchange, Outcome, Reply as Answer};
@@ -25,13 +25,13 @@ use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nothing of this use has come.
+    /// No part of this use has arrived.
     Idle,
-    /// Parts come.
+    /// Parts are arriving.
     Gathering,
-    /// The device has it.
+    /// At the device.
     Working,
-    /// The answer goes.
+    /// The answer is being sent.
     Answered,
 }
 
@@ -40,7 +40,7 @@ struct Slot {
     phase: Phase,
     command: Option<Command>,
     come: Grains,
-    /// Here unless the device has it.
+    /// Present unless the device has it.
     carried: Option<Box<Carried>>,
     going: Going,
     status: u8,
@@ -54,11 +54,11 @@ pub(super) struct Carried {
     /// Bytes of the request's payload or answer.
     pub(super) length: usize,
     pub(super) served: Option<Arc<dyn Answered>>,
-    /// While a device has it.
+    /// Set while a device has the request.
     pub(super) work: Option<AtWork>,
 }
 
-/// Whose slot it is: hears of the device's answer.
+/// The owner of the slot, which is notified of the device's answer.
 pub(super) trait Answered: Send + Sync {
     fn answered(&self, carried: Box<Carried>, outcome: Outcome);
 }
@@ -69,7 +69,7 @@ pub(super) struct Slots {
     slot_bytes: u32,
 }
 
-/// A command that is whole.
+/// A complete command.
 pub(super) struct Whole {
     pub(super) command: Command,
     pub(super) carried: Box<Carried>,
@@ -93,13 +93,13 @@ impl Slots {
         Slots { slots: (0..count).map(slot).collect(), slot_bytes }
     }
 
-    /// How many there are, and how many of them have a command that is not answered.
+    /// The number of slots, and the number of those with an unanswered command.
     pub(super) fn counts(&self) -> (usize, usize) {
         let busy = |slot: &&Mutex<Slot>| matches!(slot.lock().phase, Phase::Gathering | Phase::Working);
         (self.slots.len(), self.slots.iter().filter(busy).count())
     }
 
-    /// Takes a part; a command that it makes whole comes out.
+    /// Handles a part. Returns the command if it is complete now.
     pub(super) fn take(&self, part: &Part<'_>) -> Result<Option<Whole>, Breach> {
         match part {
             Part::Command(command, inline) => self.command(command, inline),
@@ -108,7 +108,7 @@ impl Slots {
         }
     }
 
-    /// The slot, ready for parts of use `sequence`; none: they are late, or here already.
+    /// The slot, ready for parts of use `sequence`; none if they are late or duplicates.
     fn gathering(&self, index: u16, sequence: u64) -> Result<Option<MutexGuard<'_, Slot>>, Breach> {
         let slot = self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that does not exist"))?;
         let mut slot = slot.lock();
@@ -150,7 +150,7 @@ impl Slots {
         slot.whole()
     }
 
-    /// The device is through with a slot: its answer is ready to go.
+    /// The device has answered: the answer of the slot is ready to be sent.
     pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
         let index = usize::from(carried.slot);
         let mut slot = self.slots[index].lock();
@@ -193,7 +193,7 @@ impl Slots {
         slot.going.put((&head, length as usize), &fill, body, pieces)
     }
 
-    /// A piece of an answer was lost. True: it must go again.
+    /// A piece of an answer was lost. Returns whether it must be sent again.
     pub(super) fn lost(&self, piece: &Piece) -> bool {
         let Some(slot) = self.slots.get(usize::from(piece.slot)) else { return false };
         let mut slot = slot.lock();
@@ -214,7 +214,7 @@ impl Slot {
         self.come.insert(first, first + grains_of(bytes.len()));
     }
 
-    /// The command, once all of it is here.
+    /// The command, once all of it has arrived.
     fn whole(&mut self) -> Result<Option<Whole>, Breach> {
         let Some(command) = self.command else { return Ok(None) };
         let payload = if command.operation.sends_payload() { command.length as usize } else { 0 };

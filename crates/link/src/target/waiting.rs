@@ -1,14 +1,13 @@
-//! Hand-shakes that were answered and wait for their first sealed packet: who has a place, and for how long.
+//! Hand-shakes that were answered and wait for their first sealed packet, with their places and time limits.
 //!
-//! A hello may be a recording, said from an address that is not its sender's. So only a few places, and a few
-//! hand-shakes a second, are for those who have not shown that they can receive where they say they are: by a
-//! cookie, or by being at the end of a stream. Of the others each source has a few places of its own, and
-//! loses its own first.
+//! A hello may be a replay from a forged address. So only a few places, and a few hand-shakes per second, are
+//! for senders that have not proved that they receive at their address, by a cookie or by being at the end of
+//! a stream. Each proved source has a few places of its own, and loses its own first.
 //!
-//! Invariants: the table is bounded; who has shown nothing takes no place from who has; a hello that led to a
-//! connection leads to no other one as long as it is remembered.
+//! Invariants: the table is bounded; an unproved sender never takes a place from a proved one; a hello that
+//! led to a connection leads to no other one as long as it is remembered.
 //!
-//! Not here: what a hello says, what cookies are made of (`crate::session::proof`).
+//! Not here: the content of a hello, how cookies are made (`crate::session::proof`).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -21,26 +20,26 @@ use crate::session::Seals;
 use crate::session::handshake::token_of;
 use crate::source::Source;
 
-/// How long a hand-shake may wait.
+/// The longest wait of a hand-shake.
 const WAIT_NS: u64 = 10 * SECOND;
-/// Places for who has shown nothing, and how long each has at least.
+/// Places for unproved senders, and the shortest time that each is kept.
 const STRANGERS_MAX: usize = 8;
 const STRANGER_NS: u64 = SECOND;
-/// Hand-shakes a second for them, and at once.
+/// Hand-shakes per second for them, and their largest burst.
 const STRANGERS_PER_S: u64 = 32;
 /// All places, and those of one source.
 const PLACES_MAX: usize = 256;
 const OF_SOURCE_MAX: usize = 8;
-/// New places for a source in so long.
+/// New places of a source in this interval.
 const NEW_OF_SOURCE_MAX: usize = 4;
 const NEW_NS: u64 = 250 * MS;
-/// Hellos that led to a connection and are remembered.
+/// Remembered hellos that led to a connection.
 const SPENT_MAX: usize = 1024;
 
 /// A hand-shake that was answered.
 pub(super) struct HalfOpen {
     pub(super) local: u64,
-    /// Whose key it was made with.
+    /// The holder of its key.
     pub(super) holder: Arc<Holder>,
     pub(super) hello: Hello,
     pub(super) message: Vec<u8>,
@@ -50,15 +49,15 @@ pub(super) struct HalfOpen {
     pub(super) links: usize,
     pub(super) slots: u16,
     pub(super) slot_bytes: u32,
-    /// Who has shown to be there; none: nobody.
+    /// The proved source; none if nothing is proved.
     pub(super) source: Option<Source>,
 }
 
-/// All of them.
+/// All such hand-shakes.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Vec<HalfOpen>,
-    /// Hand-shakes that strangers may have now, and until when that was counted.
+    /// Hand-shakes that unproved senders may have now, and the time of that count.
     tokens: u64,
     counted_ns: u64,
     spent: HashSet<[u8; 32]>,
@@ -74,17 +73,17 @@ impl Waiting {
         self.places.clear();
     }
 
-    /// Forgets those that waited for too long.
+    /// Removes those that have waited for too long.
     pub(super) fn expire(&mut self, now: u64) {
         self.places.retain(|half| now.saturating_sub(half.since_ns) < WAIT_NS);
     }
 
-    /// The same hello, said before.
+    /// Finds a repeated hello.
     pub(super) fn find(&self, message: &[u8]) -> Option<&HalfOpen> {
         self.places.iter().find(|half| half.message == message)
     }
 
-    /// The place of a connection that a packet claims to be the first of.
+    /// The place of the connection whose first packet this claims to be.
     pub(super) fn position(&self, local: u64) -> Option<usize> {
         self.places.iter().position(|half| half.local == local)
     }
@@ -93,7 +92,7 @@ impl Waiting {
         &self.places[index]
     }
 
-    /// It has become a connection: its hello is good for no other.
+    /// The hand-shake has become a connection: its hello is not valid for another one.
     pub(super) fn take(&mut self, index: usize) -> HalfOpen {
         let half = self.places.remove(index);
         if let Ok(token) = <[u8; 32]>::try_from(token_of(&half.message))
@@ -109,12 +108,12 @@ impl Waiting {
         half
     }
 
-    /// Whether a hello has led to a connection already.
+    /// Whether a hello has already led to a connection.
     pub(super) fn is_spent(&self, message: &[u8]) -> bool {
         self.spent.contains(token_of(message))
     }
 
-    /// Whether one more hello may cost a hand-shake. It counts as one from now on.
+    /// Whether another hello may cost a hand-shake. If so, it is counted.
     pub(super) fn admits(&mut self, source: Option<Source>, now: u64) -> bool {
         match source {
             None => self.admits_stranger(now),
@@ -141,7 +140,7 @@ impl Waiting {
         admits
     }
 
-    /// Takes a place, whoever must go for it.
+    /// Takes a place, and evicts another hand-shake if necessary.
     pub(super) fn push(&mut self, half: HalfOpen) {
         match half.source {
             None => self.make_room(STRANGERS_MAX, |other| other.source.is_none()),
@@ -158,7 +157,7 @@ impl Waiting {
         self.places.push(half);
     }
 
-    /// Of those like it the oldest goes where there are `most`.
+    /// Evicts the oldest of those like it if there are `most`.
     fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
         if self.places.iter().filter(|half| is_like(half)).count() >= most {
             let oldest = self.places.iter().position(is_like);

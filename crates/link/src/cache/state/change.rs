@@ -1,12 +1,12 @@
-//! Changes that go below directly: discards, write-zeroes, and writes around the cache.
+//! Changes that go straight below: discards, write-zeroes, and writes around the cache.
 //!
-//! A change claims its pages. What is dirty in them goes below, fetches end; then the change is submitted,
-//! and when it is answered the cache forgets its range, whatever the outcome. Meanwhile reads and writes of
-//! these pages wait, so nothing of the cache is older than what is below.
+//! A change claims its pages. Their dirty bytes are written below, and fetches end. Then the change is
+//! submitted. When it is answered, the cache forgets its range, whatever the outcome. Until then, reads and
+//! writes of these pages wait, so nothing in the cache is older than what is below.
 //!
-//! Invariants: claims do not overlap; a page that became quiet under a claim stays so until the claim ends;
-//! who waits is begun in order, and nobody overtakes an older request that it overlaps with when one of the
-//! two is a change: nobody starves.
+//! Invariants: claims do not overlap. A page that became quiet under a claim stays so until the claim ends.
+//! Waiting requests start in order; none overtakes an older overlapping request if one of the two is a
+//! change. No request starves.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub(super) struct Claim {
     length: u64,
     /// Pages that are not quiet yet.
     busy: usize,
-    /// The change, until it goes below.
+    /// The change, until it is submitted.
     request: Option<Request>,
 }
 
@@ -37,7 +37,7 @@ impl State {
         }
     }
 
-    /// Whether a claim, or one who waits for it, is before a request.
+    /// Whether a claim, or a request that waits for it, precedes a request.
     pub(super) fn must_wait(&self, request: &Request) -> bool {
         let touches =
             matches!(request.operation, Operation::Read | Operation::Write) || self.is_change(request);
@@ -80,7 +80,7 @@ impl State {
         self.work.extend(request.map(|request| Work::Below(request.then(heard))));
     }
 
-    /// A page is quiet: so may be all of a claim.
+    /// A page is quiet; then all pages of a claim may be.
     pub(super) fn claim_quieted(&mut self, number: u64) {
         let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
         if let Some(index) = self.waiting.claims.iter().position(waits) {
@@ -91,7 +91,8 @@ impl State {
         }
     }
 
-    /// What was dirty could not go below: the change of that page is not submitted. `unblock` comes next.
+    /// Dirty bytes could not be written: the change of that page is not submitted. The caller then calls
+    /// `unblock`.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
         if let Some(index) = self.waiting.claims.iter().position(|claim| claim.pages.contains(&number)) {
             let claim = self.waiting.claims.swap_remove(index);
@@ -99,7 +100,7 @@ impl State {
         }
     }
 
-    /// A change was answered below.
+    /// The device below answered a change.
     fn changed(&mut self, id: u64) {
         let Some(index) = self.waiting.claims.iter().position(|claim| claim.id == id) else { return };
         let Claim { pages, address, length, .. } = self.waiting.claims.swap_remove(index);
@@ -111,7 +112,7 @@ impl State {
         self.unblock();
     }
 
-    /// Begins what no longer has to wait for a claim.
+    /// Starts requests that need not wait for a claim any more.
     pub(super) fn unblock(&mut self) {
         for request in std::mem::take(&mut self.waiting.blocked) {
             self.resume(request);

@@ -1,10 +1,11 @@
-//! Who waits until bytes are below: a flush for all, a push for some pages (FUA, write-through, questions).
+//! Requests that wait until bytes are below: a flush waits for all, a push for some pages (FUA,
+//! write-through, allocation queries).
 //!
-//! Invariants: a flush goes below only when every write completed before it is there; it fails when a
+//! Invariants: a flush goes below only when every write completed before it is there. It fails if a
 //! write-back of bytes that it covers fails, and so does each other flush that covers them. The bytes stay
-//! dirty, and the next flush tries again: it answers what is true at its end, not what was true before. When
-//! the device below fails a flush, what it had answered may be gone: the cache forgets what is clean, so that
-//! readers see what is there.
+//! dirty, and the next flush retries: its result is what is true at its end. If the device below fails a
+//! flush, data that it had accepted may be lost: the cache forgets clean bytes, so that readers see what is
+//! there.
 
 use std::ops::Range;
 
@@ -13,19 +14,19 @@ use sawmill_device::{Error, Reply, Request};
 use super::{State, Work};
 use crate::cache::table::pages_of;
 
-/// A request that waits until all writes to some pages, up to it, are below.
+/// A request that waits until all writes to some pages, up to its own number, are below.
 pub(super) struct Push {
     request: Request,
     pages_left: usize,
     then: Then,
 }
 
-/// What becomes of it then.
+/// What happens then.
 #[derive(Clone, Copy)]
 pub(super) enum Then {
     /// It is done.
     Answer,
-    /// It goes below too.
+    /// It is submitted below too.
     Below,
 }
 
@@ -37,13 +38,13 @@ impl State {
         self.advance_flushes();
     }
 
-    /// Has all writes up to a number written below.
+    /// Writes back all writes up to a number.
     pub(in crate::cache) fn want_all(&mut self, through: u64) {
         let pages: Vec<_> = self.dirty.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
         pages.into_iter().for_each(|page| self.want(page, through));
     }
 
-    /// Sends the flushes below for which nothing is left to wait.
+    /// Submits the flushes that have nothing left to wait for.
     pub(super) fn advance_flushes(&mut self) {
         let oldest = self.dirty.order.first().map_or(u64::MAX, |(since, _)| *since);
         while self.waiting.flushes.front().is_some_and(|(through, _)| *through < oldest) {
@@ -60,7 +61,7 @@ impl State {
         }
     }
 
-    /// What is clean may be gone below.
+    /// Clean bytes may be lost below.
     fn doubt(&mut self) {
         self.table.values_mut().for_each(|page| page.doubt());
     }
@@ -73,7 +74,7 @@ impl State {
         }
     }
 
-    /// An allocation question: about what is below, so what is dirty goes there first.
+    /// An allocation query: it is about the device below, so dirty bytes are written there first.
     pub(super) fn ask(&mut self, request: Request) {
         let pages = pages_of(request.address, request.length);
         self.push(request, &pages, Then::Below);
@@ -103,7 +104,7 @@ impl State {
         }
     }
 
-    /// All writes to a page before number `since` are below: some of its waiters have that page.
+    /// All writes to a page before number `since` are below: some of its waiters are done with that page.
     pub(super) fn pushed(&mut self, number: u64, mut waiters: Vec<(u64, u64)>, since: u64) {
         waiters.retain(|(through, id)| {
             if *through >= since {
@@ -125,7 +126,7 @@ impl State {
     }
 
     pub(super) fn fail_push(&mut self, id: u64, error: &Error) {
-        // It may have failed with another page.
+        // It may have failed because of another page.
         if let Some(push) = self.waiting.pushes.remove(&id) {
             self.fail(push.request, error);
         }

@@ -1,8 +1,8 @@
 //! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
 //!
-//! Invariants: a page with fetches under way has all of its holes fetched by them, so a read that meets it
-//! just waits; fetched bytes never replace known ones. Each page's part of a read is copied under the lock,
-//! from bytes that were known when or after it was submitted (D3).
+//! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page just
+//! waits. Fetched bytes never replace known ones. The part of a read in each page is copied under the lock,
+//! from bytes that were known when or after the read was submitted (D3).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,7 @@ pub(super) struct Reading {
 }
 
 impl State {
-    /// Returns the read when it is done.
+    /// Returns the read if it is done.
     pub(super) fn read(&mut self, mut request: Request) -> Option<Request> {
         let (id, mut pages_left) = (self.next_id(), 0);
         let mut holes = std::mem::take(&mut self.holes);
@@ -57,7 +57,7 @@ impl State {
         None
     }
 
-    /// Reads a range below, in pieces that the device takes.
+    /// Reads a range below, in pieces that the device supports.
     fn fetch(&mut self, hole: &Range<u64>) {
         let mut address = hole.start;
         while address < hole.end {
@@ -79,7 +79,7 @@ impl State {
         }
     }
 
-    /// A fetch has come, or failed.
+    /// A fetch has completed or failed.
     pub(super) fn fetched(&mut self, address: u64, bytes: &[u8], outcome: &Result<Reply>) {
         for piece in pieces_of(address, bytes.len() as u64) {
             let Some(page) = self.table.get_mut(piece.page) else { continue };
@@ -105,9 +105,9 @@ impl State {
         self.table.trim();
     }
 
-    /// Gives a waiting read its part of a page.
+    /// Copies its part of a page to a waiting read.
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
-        // It may have failed with another page.
+        // It may have failed because of another page.
         let (Some(reading), Some(page)) = (self.waiting.reads.get_mut(&reader), self.table.get(number))
         else {
             return;
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-/// Adds a range at the end of a list, in order; what overlaps or touches the last becomes one with it.
+/// Appends a range to an ordered list; merges it with the last one if they overlap or touch.
 fn add(list: &mut Vec<Range<u64>>, range: Range<u64>) {
     match list.last_mut() {
         Some(last) if range.start <= last.end => last.end = last.end.max(range.end),

@@ -1,7 +1,7 @@
-//! A write into the cache: never a read below (BASS §3.3). Where there is no room, it waits.
+//! A write into the cache: it never reads below (BASS §3.3). Without room, it waits.
 //!
-//! Invariants: writes that wait for room are begun in their order, and wait only while a write-back is under
-//! way or about to be: its outcome begins or fails them.
+//! Invariants: writes that wait for room start in order, and wait only while a write-back is in flight or
+//! about to start: its outcome starts or fails them.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,7 +14,7 @@ use crate::cache::page::NEVER;
 use crate::cache::table::{pages_of, pieces_of};
 
 impl State {
-    /// Returns the write when it is done.
+    /// Returns the write if it is done.
     pub(super) fn write(&mut self, request: Request) -> Option<Request> {
         if self.waiting.held.is_empty() && self.has_room(&request) {
             return self.store(request);
@@ -69,7 +69,7 @@ impl State {
         Some(request)
     }
 
-    /// Has the older half of the dirty pages written below, unless that is so already.
+    /// Writes back the older half of the dirty pages, unless that has already started.
     pub(super) fn press(&mut self) {
         if self.write_backs > 0 || !self.dirty.wanted.is_empty() {
             return;
@@ -79,7 +79,7 @@ impl State {
         oldest.into_iter().for_each(|(_, page)| self.want(page, self.clock));
     }
 
-    /// Begins the writes that have room now.
+    /// Starts the writes that have room now.
     pub(super) fn begin_held(&mut self) {
         while self.waiting.held.front().is_some_and(|request| self.has_room(request)) {
             let Some(request) = self.waiting.held.pop_front() else { break };
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    /// There will be no room: nobody waits for it in vain.
+    /// There will be no room: fails the writes that wait for it.
     pub(super) fn fail_held(&mut self, error: &Error) {
         while let Some(request) = self.waiting.held.pop_front() {
             self.fail(request, error);

@@ -1,11 +1,13 @@
-//! Write-backs: which dirty pages go below together, in which form, and what their outcome means.
+//! Write-backs: which dirty pages are written together, in which form, and the meaning of their outcome.
 //!
-//! A batch takes wanted pages in the order of addresses. A row of whole pages goes as a plain write; so does
-//! whatever turns out to be one range. All else is packed (BASS §3.1, §3.2).
+//! A batch takes wanted pages in the order of addresses. A row of whole pages becomes a plain write; so does
+//! anything that turns out to be one range. Everything else is packed (BASS §3.1, §3.2).
 //!
-//! Invariants: one write-back of a page at a time, so the newer bytes come last below. A packed payload is a
-//! copy (BASS's temporary page), a plain one shares the pages' bytes; who writes such a page meanwhile copies
-//! it first, so what is on its way does not change. A failed write-back leaves its bytes dirty, fails all who
+//! Invariants: a page has at most one write-back in flight, so newer bytes arrive later. A packed payload is
+//! a copy (BASS's temporary page). A plain one shares the pages' bytes; a write to such a page in the
+//! meantime copies it first, so bytes in flight do not change. A failed write-back leaves its bytes dirty,
+//! fails all requests that wait for them, and is retried by the next request that needs them: a flush, a
+//! tick, a writer without room.
 //! wait for them, and is tried again by the next who wants them: a flush, a tick, a writer without room.
 
 use std::ops::Range;
@@ -20,7 +22,7 @@ use crate::cache::page::NEVER;
 
 use crate::cache::{Hear, PAGE_BYTES};
 
-/// From this many whole pages in a row on, they go without the partial ones around them.
+/// A row of at least this many whole pages is written without the partial ones around it.
 const PLAIN_PAGES_MIN: usize = 4;
 
 /// A run of bytes of a page.
@@ -40,7 +42,7 @@ impl Run {
 }
 
 impl State {
-    /// All writes to the page up to a number shall go below.
+    /// All writes to the page up to a number must be written back.
     pub(super) fn want(&mut self, number: u64, through: u64) {
         let Some(page) = self.table.get_mut(number) else { return };
         page.wanted_through = page.wanted_through.max(through);
@@ -49,8 +51,8 @@ impl State {
         }
     }
 
-    /// Begins a write-back of wanted pages, if one more may be under way. Making it takes long: others come
-    /// to the lock before the next.
+    /// Starts a write-back of wanted pages, if another one may be in flight. Encoding takes long, so other
+    /// threads get the lock before the next one.
     pub(in crate::cache) fn pump(&mut self) {
         if self.write_backs < self.setup.write_backs_max && !self.dirty.wanted.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
@@ -106,7 +108,7 @@ impl State {
         pages
     }
 
-    /// Puts pages on their way.
+    /// Marks pages as in flight.
     fn send(&mut self, runs: &[Run], pages: Vec<u64>) -> Work {
         let (address, one_range) =
             (runs[0].start(), runs.windows(2).all(|pair| pair[0].end() == pair[1].start()));
@@ -154,7 +156,7 @@ impl State {
         bytes
     }
 
-    /// A write-back has ended.
+    /// A write-back has completed.
     fn sent(&mut self, pages: &[u64], saved_bytes: i64, outcome: &Outcome) {
         self.write_backs -= 1;
         match outcome {
@@ -222,13 +224,13 @@ struct WriteBack {
     me: Weak<dyn Hear>,
     payload: Payload,
     pages: Vec<u64>,
-    /// What whole pages would have taken more; less than nothing where the entries of many runs are longer.
+    /// Bytes that whole pages would have cost in addition; negative if the entries of many runs are longer.
     saved_bytes: i64,
 }
 
 enum Payload {
     Packed(Vec<u8>),
-    /// One range over neighbouring pages, without the first bytes of the first.
+    /// One range over adjacent pages, without the first bytes of the first page.
     Shared {
         skipped: usize,
         pages: Vec<Arc<[u8]>>,
@@ -259,7 +261,7 @@ impl Exchange for WriteBack {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         let WriteBack { me, payload, pages, saved_bytes } = *self;
-        // Who writes these pages from now on need not copy them.
+        // Later writes to these pages need not copy them.
         drop(payload);
         if let Some(me) = me.upgrade() {
             me.hear(&mut |state| state.sent(&pages, saved_bytes, &outcome));
