@@ -143,6 +143,9 @@ fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
         attached.ask_to_end();
         while attached.next_event().expect("it has not ended")["event"] != "stopping" {}
         // In order it cannot end: a door waits for the write, and the write for the target.
+        wait_for("the log says what it waits for", || {
+            attached.stderr().contains("stopping: waiting for the target to answer").then_some(())
+        });
         attached.ask_to_end();
         let ended = attached.finished();
         assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -60,6 +60,9 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     assert!(data.iter().all(|&byte| byte == 0x5a));
     let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "300ms"]);
     assert_eq!(waited.code, Some(1), "a bounded wait ends: {}", waited.stderr);
+    wait_for("the log says that writes wait", || {
+        server.stderr().contains("writes wait: the journal is full").then_some(())
+    });
 
     minio.go_on();
     for (n, pending) in asked.into_iter().enumerate() {
@@ -69,6 +72,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     server.wait_for("the volume is well again", |status| {
         field(status, "health").is_some_and(|health| health["state"] == "serving")
     });
+    assert!(server.stderr().contains("writes continue"), "{}", server.stderr());
     server.kill();
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
@@ -117,6 +121,10 @@ fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
     });
     println!("{stopping}");
     assert!(server.is_running(), "it was to wait for the store");
+    wait_for("the server says what it waits for, and what ends that", || {
+        let says = "waiting for requests and for the store: disk; a second signal stops immediately";
+        server.stderr().contains(says).then_some(())
+    });
     server.signal(rustix::process::Signal::TERM);
     let ended = server.finished();
     assert_eq!(ended.code, Some(1), "not everything was stored, and the exit code says so: {}", ended.stderr);

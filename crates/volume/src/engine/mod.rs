@@ -53,6 +53,7 @@ mod own_puts;
 mod past;
 mod pins;
 mod resize;
+mod stall_watch;
 mod superseded;
 mod upload;
 
@@ -70,6 +71,7 @@ use fence_check::{FenceCheck, Found};
 use log_tail::LogTail;
 use orders::Orders;
 use resize::Resizes;
+use stall_watch::StallWatch;
 
 /// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
 pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
@@ -121,6 +123,7 @@ pub(crate) struct Engine {
     /// When there was last anything to do for users or for collection.
     busy_at: Duration,
     closed: bool,
+    stall_watch: StallWatch,
 }
 
 impl Engine {
@@ -141,6 +144,7 @@ impl Engine {
             checkpoints: Checkpoints::new(start),
             busy_at: now,
             closed: false,
+            stall_watch: StallWatch::default(),
             context,
         }
     }
@@ -186,6 +190,7 @@ impl Engine {
             self.collector.finish_order(&self.context);
         }
         self.finish_closing();
+        self.stall_watch.step(&self.context, now);
         self.context.mailbox.tell_stored();
         if self.log.is_empty() {
             self.log.buffers.clear();

@@ -40,6 +40,9 @@ const AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// Interval of health checks.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
+/// Interval at which a process that is told to end says what it waits for.
+pub(in crate::command) const REMIND_EVERY: Duration = Duration::from_secs(5);
+
 /// Serve volumes through front doors until SIGTERM.
 ///
 /// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Default: an
@@ -332,12 +335,20 @@ pub(in crate::command) fn close(
 ) -> Result<Exit> {
     serving.leave_away();
     start_closing(serving, tell)?;
-    let mut open = serving.volumes.len();
+    let mut open: Vec<usize> = (0..serving.volumes.len()).collect();
     let mut worst = None;
-    while open > 0 {
-        match hear.recv() {
+    while !open.is_empty() {
+        match hear.recv_timeout(REMIND_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {
+                let names: Vec<_> = open.iter().map(|index| serving.volumes[*index].name()).collect();
+                tracing::warn!(
+                    "stopping: waiting for requests and for the store: {}; a second signal stops immediately, \
+                     and unstored writes stay in the journal",
+                    names.join(", ")
+                );
+            }
             Ok(Heard::Closed(index, outcome)) => {
-                open -= 1;
+                open.retain(|other| *other != index);
                 tell_stopped(json, &serving.volumes[index], outcome.is_ok());
                 if let Err(failure) = outcome {
                     worst.get_or_insert(failure);
@@ -345,7 +356,7 @@ pub(in crate::command) fn close(
             }
             // Everything is being closed: there is nothing to collect or to hand over.
             Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
-            Ok(Heard::Signal) | Err(_) => {
+            Ok(Heard::Signal) | Err(RecvTimeoutError::Disconnected) => {
                 tracing::warn!("stopping immediately; unstored writes stay in the journal");
                 serving.close_now();
                 serving.doors.stop_now();

@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::admin::status::{ProcessStatus, milliseconds};
 use crate::admin::{Admin, Door, Subject};
 use crate::command::Context;
-use crate::command::disks::serve::parse_loopback;
+use crate::command::disks::serve::{REMIND_EVERY, parse_loopback};
 use crate::config::check_name;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
@@ -434,7 +434,16 @@ impl Attachment {
         };
         let started = std::thread::Builder::new().name("close".into()).spawn(close);
         started.map_err(|error| Failure::io("cannot start the thread that closes the doors", &error))?;
-        let flushed = match hear.recv() {
+        let heard = loop {
+            match hear.recv_timeout(REMIND_EVERY) {
+                Err(RecvTimeoutError::Timeout) => tracing::warn!(
+                    "stopping: waiting for the target to answer requests and a flush; a second signal exits \
+                     immediately, and unflushed writes are lost"
+                ),
+                heard => break heard,
+            }
+        };
+        let flushed = match heard {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
